@@ -110,31 +110,20 @@ class Asha(Section):
     compared: Compared = "alike"
 
 
-class Median(Section):
-    """Stops trials below the median of the others at the same round."""
-
-    name: Literal["median"]
-    grace_period: int = Field(1, ge=1)
-    min_samples: int = Field(3, ge=1)
-    compared: Compared = "alike"
-
-
-class Pbt(Section):
-    """Population based training: poor trials copy good ones and perturb the settings of `space`."""
-
-    name: Literal["pbt"]
-    perturbation_interval: int = Field(2, ge=1, description="rounds")
-    quantile: float = Field(0.25, gt=0, le=0.5)
-
-
-Scheduler = Annotated[Asha | Median | Pbt, Field(discriminator="name")]
-
-
 def _by_name(value: Plain) -> Plain:
-    """Accept a scheduler by its name alone."""
-    if isinstance(value, Mapping) and isinstance(value.get("scheduler"), str):
-        return {**value, "scheduler": {"name": value["scheduler"]}}
-    return value
+    """Accept a scheduler by its name alone; refuse a name that no scheduler has."""
+    if not isinstance(value, Mapping):
+        return value
+    given = value.get("scheduler")
+    name = given.get("name", "asha") if isinstance(given, Mapping) else given
+    if isinstance(name, str) and name != "asha":
+        raise PydanticCustomError(
+            "scheduler",
+            "asha is allowed, or none (pbt and median were removed in 0.2.0): write scheduler: asha, "
+            "or leave it out, which runs all trials to the end",
+            {"sub": ("scheduler",), "found": name},
+        )
+    return {**value, "scheduler": {"name": given}} if isinstance(given, str) else value
 
 
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -246,7 +235,7 @@ class Sweep(Section):
         None, description="add seeds to sweep.seeds until what is compared is decided"
     )
     search: Literal["random", "grid", "optuna"] = "random"
-    scheduler: Scheduler | None = None
+    scheduler: Asha | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     max_failures: int = Field(
         2,

@@ -46,7 +46,6 @@ _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "origins": dict,
     "setting": dict,
     "settings": dict,
-    "setting_at_end": (dict, NoneType),
     "seed": int,
     "sha256": (str, NoneType),
     "metric": (str, NoneType),

@@ -23,9 +23,6 @@ from flray.results.table import build_paper_table, has_arms
 
 def build_studies(source: ResultSet) -> Studies:
     """Return the comparisons of a sweep: finished trials only, and separately for each place."""
-    scheduler = (source.config.get("sweep") or {}).get("scheduler")
-    if scheduler and scheduler["name"] == "pbt":
-        return Studies(left_out=["settings of a population changed while it ran: not compared"])
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
     left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
     finished = replace(

@@ -72,7 +72,13 @@ def _load_trial(folder: Path) -> Trial:
         raise FlrayError(
             f"{folder / 'run.json'}: {problem}, which is not what was written; restore it"
         )
-    setting = flatten_setting(identity.get("setting_at_end") or identity["setting"])
+    if identity.get("setting_at_end"):
+        raise FlrayError(
+            f"{folder}: found a trial of population based training, whose settings changed while it "
+            "ran; flray 0.2 reads only trials with the same settings throughout: report it with the "
+            "version that ran it"
+        )
+    setting = flatten_setting(identity["setting"])
     tuned: dict[str, Any] = {}
     compared = identity.get("compared")
     if isinstance(compared, dict):

@@ -95,7 +95,7 @@ class SweepResult:
         ``failed`` count trials.
         """
         stay = clients_stay(group_by_label(self.data).values())
-        return setting_frame(self.results, self.settings, self.mode, self._population, stay)
+        return setting_frame(self.results, self.settings, self.mode, stay)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -237,17 +237,7 @@ class SweepResult:
             )
         if client_columns(self.data)[1]:
             notes.append(QUANTILE_NOTE)
-        if self._population:
-            notes.append(
-                "settings are those at the end of each trial; population based training changed "
-                "them"
-            )
         return notes + self.failures()
-
-    @property
-    def _population(self) -> bool:
-        scheduler = self.data.config["sweep"]["scheduler"]
-        return scheduler is not None and scheduler["name"] == "pbt"
 
     @property
     def _varying(self) -> list[str]:
@@ -348,7 +338,7 @@ def _as_tracked(trial: Trial, values: Mapping[str, float]) -> dict[str, float]:
 
 
 def setting_frame(
-    trials: pd.DataFrame, settings: list[str], mode: str, population: bool, clients: bool = True
+    trials: pd.DataFrame, settings: list[str], mode: str, clients: bool = True
 ) -> pd.DataFrame:
     """Return one row per setting, best first; see `flray.results.sweep.SweepResult.summary`.
 
@@ -360,14 +350,10 @@ def setting_frame(
         Its columns that are settings.
     mode : {"max", "min"}
         Whether the score is better high or low.
-    population : bool
-        Whether trials are the members of a population, which do not repeat each other even if their
-        settings are the same.
     clients : bool
         Whether a client is the same at all seeds, so that its values may be averaged.
     """
-    columns = ["trial"] if population else settings
-    keys = [str([row[name] for name in columns]) for row in trials.to_dict("records")]
+    keys = [str([row[name] for name in settings]) for row in trials.to_dict("records")]
     first = [name for name in ("score", TEST) if name in trials.columns]
     kinds = (*TEST_VIEWS, OVER_CLIENTS, *([CLIENT] if clients else []))
     measured = [*first, *(c for c in trials.columns if c.startswith(kinds))]

@@ -77,7 +77,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._own: dict[str, UserCallbacks] = {}
         self._settings = SettingRuns(sweep, config, points)
         self._done: dict[str, int] = {}
-        self._values: dict[str, Any] = {}
         self._metrics: dict[str, str] = {}
         self._standing, self._best = Standing(sweep, points), ""
         self._report = ReportPage(sweep) if reports else None
@@ -131,7 +130,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         number, done = str(trial), int(result["training_iteration"])
         point, journal = self._points[number], self._sessions[number].journal
         report = json.loads(result["report"])
-        self._values[number], self._metrics[number] = report["values"], report["metric"]
+        self._metrics[number] = report["metric"]
         for line in report["lines"]:
             self._say(f"trial {number}: {line}")
         self._save_diagnostics(number, report)
@@ -247,10 +246,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             return
         self._own.pop(number).finish(status)
         point, done = self._points[number], self._done[number]
-        if self._values.get(number, point.values) != point.values:
-            values["setting_at_end"] = {
-                k: v for k, v in self._values[number].items() if k != "seed"
-            }
         folder = TrialFolder(self._sweep, number)
         folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)
         session.close()

@@ -281,7 +281,7 @@ def _finished(text: bytes | None) -> dict[str, Any] | None:
         return None
     needed = {"identity": dict, "files": dict, "sha256": str, "rounds": int, "history": str}
     whole = all(isinstance(record.get(name), kind) for name, kind in needed.items())
-    return record if whole and not record.get("setting_at_end") else None
+    return record if whole else None
 
 
 def _key(identity: Mapping[str, str]) -> str:

@@ -6,19 +6,20 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, MedianStoppingRule
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from ray.tune.search import Searcher
 
 from flray import rng
 from flray.config.experiment import Config, Experiment
-from flray.config.sweep import Asha, Choice, Domain, Grid, LogUniform, Median, Pbt, RandInt, Uniform
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from flray.errors import FlrayError
-from flray.tuning.population import TIME, Population
 from flray.tuning.space import TrialSpec, Values
-from flray.tuning.tune_types import Controller, EarlyStopRule, Report
+from flray.tuning.tune_types import EarlyStopRule, Report
 
+TIME = "training_iteration"
+"""The count of rounds in a trial's result."""
 MAX_INFEASIBLE = 50
 """Consecutive infeasible suggestions before the search gives up."""
 Scores = Sequence[tuple[int, float]]
@@ -63,32 +64,28 @@ class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
         self._make, self._group, self._past = make, group, past
         self._rules: dict[str, EarlyStopRule] = {}
         for name in ended:
-            self.on_trial_add(cast(Controller, None), _PastTrial(name))
+            self.on_trial_add(None, _PastTrial(name))
 
-    def on_trial_add(self, controller: Controller, trial: object) -> None:
+    def on_trial_add(self, controller: object, trial: object) -> None:
         """Add a trial with its scores of earlier sessions; decisions on those were made then."""
         rule = self._rule(trial)
         rule.on_trial_add(controller, trial)
         for round_, score in self._past.get(str(trial), ()):
-            result = {TIME: round_, "score": score}
-            if isinstance(rule, MedianStoppingRule):
-                rule.on_trial_complete(controller, trial, result)  # only records it
-            else:
-                rule.on_trial_result(controller, trial, result)
+            rule.on_trial_result(controller, trial, {TIME: round_, "score": score})
 
-    def on_trial_result(self, controller: Controller, trial: object, result: Report) -> str:
+    def on_trial_result(self, controller: object, trial: object, result: Report) -> str:
         """Return the decision of the group's rule."""
         return str(self._rule(trial).on_trial_result(controller, trial, result))
 
-    def on_trial_complete(self, controller: Controller, trial: object, result: Report) -> None:
+    def on_trial_complete(self, controller: object, trial: object, result: Report) -> None:
         """Notify the group's rule."""
         self._rule(trial).on_trial_complete(controller, trial, result)
 
-    def on_trial_error(self, controller: Controller, trial: object) -> None:
+    def on_trial_error(self, controller: object, trial: object) -> None:
         """Notify the group's rule."""
         self._rule(trial).on_trial_error(controller, trial)
 
-    def on_trial_remove(self, controller: Controller, trial: object) -> None:
+    def on_trial_remove(self, controller: object, trial: object) -> None:
         """Notify the group's rule."""
         self._rule(trial).on_trial_remove(controller, trial)
 
@@ -115,8 +112,7 @@ def scheduler(
     points: Mapping[str, TrialSpec],
     past: Mapping[str, Scores],
     ended: Sequence[str],
-    start: int = 0,
-) -> Any:
+) -> EarlyStopping | None:
     """Return Tune's scheduler of a sweep, or None.
 
     Parameters
@@ -129,38 +125,26 @@ def scheduler(
         See `EarlyStopping`.
     ended : sequence of str
         See `EarlyStopping`.
-    start : int
-        See `Population`.
     """
     chosen, rounds = config.sweep.scheduler, config.experiment.rounds
-    common = {"time_attr": TIME, "metric": "score", "mode": config.sweep.mode}
-    if isinstance(chosen, Pbt):
-        return Population(config, chosen, start)
+    if chosen is None:
+        return None
 
     def rule() -> EarlyStopRule:
-        made: EarlyStopRule
-        if isinstance(chosen, Asha):
-            made = ASHAScheduler(
-                **common,
-                max_t=rounds,
-                grace_period=min(chosen.grace_period, rounds),
-                reduction_factor=chosen.reduction_factor,
-            )
-        else:
-            assert isinstance(chosen, Median)
-            made = MedianStoppingRule(
-                **common,
-                grace_period=chosen.grace_period,
-                min_samples_required=chosen.min_samples,
-                min_time_slice=math.inf,  # never pause a trial to wait for others
-            )
+        made: EarlyStopRule = ASHAScheduler(
+            time_attr=TIME,
+            metric="score",
+            mode=config.sweep.mode,
+            max_t=rounds,
+            grace_period=min(chosen.grace_period, rounds),
+            reduction_factor=chosen.reduction_factor,
+        )
         return made
 
     def group(number: str) -> str:
-        assert chosen is not None
         return comparison_group(points[number].experiment) if chosen.compared == "alike" else ""
 
-    return None if chosen is None else EarlyStopping(rule, group, past, ended)
+    return EarlyStopping(rule, group, past, ended)
 
 
 def _failed_state() -> Any:

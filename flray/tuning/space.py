@@ -15,7 +15,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
 from flray.config.selection import choose_on_validation
 from flray.config.setting_labels import label
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, Pbt, RandInt, Uniform
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from flray.errors import ConfigError
 
 Values = dict[str, Any]
@@ -169,7 +169,6 @@ def resolve_sweep(config: Config) -> Config:
         errors.append(
             ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run")
         )
-    errors += _population_errors(config)
     if errors:
         raise ConfigErrors(errors)
     return choose_on_validation(config)
@@ -284,33 +283,3 @@ def _phase_errors(config: Config) -> Iterable[ConfigError]:
                     f"{shown!r} beside sweep.{name}",
                     f"what is compared runs to the end; set {where}, by which it is chosen before",
                 )
-
-
-def _population_errors(config: Config) -> Iterable[ConfigError]:
-    if not isinstance(config.sweep.scheduler, Pbt):
-        return
-    path = "sweep.scheduler"
-    if len(config.sweep.seeds) > 1:
-        yield ConfigError(
-            "sweep.seeds",
-            f"{len(config.sweep.seeds)} seeds with scheduler pbt",
-            "members of a population copy each other and are no repetitions; give one seed",
-        )
-    if config.sweep.search == "optuna":
-        yield ConfigError(
-            "sweep.search", "'optuna' with scheduler pbt", "pbt is a search of its own; set random"
-        )
-    if not config.space:
-        yield ConfigError(path, "pbt with an empty space", "there is nothing to perturb")
-    for name in config.space:
-        parts = name.removeprefix("experiment.").split(".")
-        if (
-            parts[0] not in ("local", "algorithm")
-            or len(parts) < 2
-            or parts[-1] in ("name", "precision")
-        ):
-            yield ConfigError(
-                f"space.{name}",
-                "a setting that pbt cannot change within a run",
-                "pbt perturbs local.* and algorithm.<option>; run one sweep per value instead",
-            )

@@ -16,7 +16,6 @@ from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.selection import choice_line
 from flray.config.setting_labels import flatten_setting
-from flray.config.sweep import Pbt
 from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
@@ -277,9 +276,8 @@ class _Sweep:
         self._stack.callback(session.close)
         self._create(folder, list(self._points.values()), logged(self._progress.say))
         for trial in trial_folders(folder):
-            # The members of a population resume together, as they influence each other.
-            if trial.status == "failed" or isinstance(config.sweep.scheduler, Pbt):
-                directory.update(trial.path, status="waiting", setting_at_end=None)
+            if trial.status == "failed":
+                directory.update(trial.path, status="waiting")
         for name, digest in {
             (point.experiment.data.name, self._resources.fingerprint(point.experiment))
             for point in self._points.values()
@@ -329,9 +327,7 @@ class _Sweep:
 
     def _finished(self, notify: Callable[[str], None]) -> FinishedTrials | None:
         """Return the finished trials of other sweeps; None if the sweep may not reuse any."""
-        sweep = self._config.sweep
-        # The members of a population copy each other: what one learnt follows from all.
-        if not sweep.reuse or isinstance(sweep.scheduler, Pbt):
+        if not self._config.sweep.reuse:
             return None
         if self._others is None:
             self._others = FinishedTrials(self._config.experiment.output, notify)

@@ -20,7 +20,6 @@ from ray import tune
 from flray import bits, registry
 from flray.config.experiment import Checkpointing, Config, Experiment
 from flray.config.loader import experiment_at
-from flray.config.sweep import Pbt
 from flray.devices.identity import GpuIdentity, check_alike, difference
 from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
@@ -117,10 +116,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     """
 
     _shared: SweepContext
-    _values: dict[str, Any]
-    _interval: int | None
-    _start: int | None
-    _report_again: bool
     _step_seconds: float
     _rounds: int
     _pause: int
@@ -163,10 +158,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                     INITIAL_DIAGNOSTICS: self._diagnose(False),
                 }
             until = time.monotonic() + self._step_seconds
-            again, self._report_again = self._report_again, False
             while (
-                not again
-                and self._failure is None
+                self._failure is None
                 and self._federation.rounds_done < self._pause
                 and not self._federation.has_ended()
             ):
@@ -183,13 +176,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         over = self._opened is not None and self._opened.has_ended()
         report |= {
             "metric": self._metric,
-            "values": self._values,
             "lines": list(self._lines),
             "failure": self._failure,
             "paused": self._failure is None and self._pause <= done and not over,
         }
-        if self._interval is not None and self._opened is not None:
-            report["course"] = self._course.state()
         self._lines.clear()
         ended = self._failure is not None or done >= self._pause or over
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
@@ -208,14 +198,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         metrics = result.metrics
         self._check_measured(metrics)
         metrics["score"] = self._course.add(metrics)
-        if self._interval is not None:
-            metrics.update(
-                {
-                    f"setting/{path}": float(value)
-                    for path, value in self._values.items()
-                    if isinstance(value, (int, float))
-                }
-            )
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
 
@@ -235,7 +217,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         since = min(self._saved_at, now - CARRIED_SECONDS)
         self._recent = [entry for entry in self._recent if entry[0] >= since]
         note = {
-            "values": self._values,
             "course": self._course.state(),
             "trial": self.trial_name,
             "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
@@ -263,16 +244,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         metrics = getattr(found, "metrics", None) or {}
         with getattr(found, "checkpoint", found).as_directory() as folder:
             self.load_checkpoint(str(folder))
-        private.check_inherited(self, *private.TRAINABLE)
-        self._iteration = metrics.get("training_iteration", 0)
-        self._time_total = metrics.get("time_total_s", 0.0)
-        self._time_since_restore, self._iterations_since_restore = 0.0, 0
-        self._restored = True
+        private.mark_restored(
+            self, metrics.get("training_iteration", 0), metrics.get("time_total_s", 0.0)
+        )
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Restore a checkpoint, this trial's own or (in population based training) another's."""
+        """Restore one of this trial's checkpoints."""
         with self._failures():
-            self._report_again = False
             if self._failure is None:
                 self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
 
@@ -292,16 +270,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._lines: list[str] = []
         self._metric = ""
         self._recent, self._carried, self._gpus = [], [], []
-        self._recorded, self._start = int(point.get("recorded", 0)), point.get("start")
-        self._report_again = False
+        self._recorded = int(point.get("recorded", 0))
         self._saved_at = time.monotonic()
-        self._values = dict(point["values"])
-        self._course_before: Mapping[str, Any] | None = point.get("course")
         scheduler = self._shared.config.sweep.scheduler
-        self._interval = scheduler.perturbation_interval if isinstance(scheduler, Pbt) else None
         self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
         with self._failures():
-            experiment = experiment_at(self._shared.config, self._values)
+            experiment = experiment_at(self._shared.config, dict(point["values"]))
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
             self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
@@ -362,12 +336,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Restore the newest checkpoint on disk whose history is complete.
 
         Incomplete checkpoints are skipped, and so are those ahead of the trial's journal by more
-        rounds than they carry: metrics of the rounds in between would be lost. A member of a
-        population resumes at the same round as all others, and reports it again for its exchange.
+        rounds than they carry: metrics of the rounds in between would be lost.
         """
         for stored in checkpoints(self._shared.folder, self.trial_name):
-            if self._start is not None and stored.round != self._start:
-                continue
             with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
                 note = read_note(folder)
                 carried = note.get("rounds", [])
@@ -377,14 +348,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                     continue
                 self._restore(folder, note)
                 self._carried = [entry for entry in carried if entry[0] > self._recorded]
-                self._report_again = self._start is not None
                 return
-        if self._start:
-            raise FlrayError(
-                f"the checkpoint of round {self._start}, at which the population goes on, is "
-                f"damaged; "
-                "restore it, or start a new sweep"
-            )
 
     def _check_gpus(self, note: Mapping[str, Any]) -> None:
         """Refuse to continue on other GPUs than a checkpoint's; if that is allowed, report the change."""
@@ -404,11 +368,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
             ]
-        elif self._course_before is not None:
-            # The model is another's; the rounds before it, which the score reports, stay its own.
-            self._course.restore(self._course_before)
-            if self._recent and self._recent[-1][1] != self._federation.rounds_done:
-                self._recent = []  # a checkpoint carries no rounds with a gap
         self._saved_at = time.monotonic()
 
     def _diagnose(self, final: bool) -> str | None:
@@ -419,8 +378,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _due(self, done: int) -> bool:
         settings = self._checkpointing
-        if self._interval is not None:  # a population can resume from its exchanges only
-            return done % self._interval == 0
         if self._nodes.leaves() and time.monotonic() - self._saved_at >= LOOK_SECONDS:
             return True
         return done % settings.every == 0 and time.monotonic() - self._saved_at >= self._unsaved

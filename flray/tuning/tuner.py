@@ -14,17 +14,16 @@ import ray
 from ray import tune
 
 from flray.config.experiment import Config
-from flray.config.sweep import Pbt
 from flray.files import storage
 from flray.records import directory
-from flray.records.trial_checkpoints import TUNE, checkpoints, remove_old_checkpoints
+from flray.records.trial_checkpoints import TUNE, remove_old_checkpoints
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.driver_files import PROTOCOL, start_keeper
 from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, Values, trial_specs
-from flray.tuning.trial import FederationTrial, SweepContext, read_note
+from flray.tuning.trial import FederationTrial, SweepContext
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder, next_session, trial_folders
 from flray.tuning.tune_losses import losses_are_known
 from flray.tuning.tune_types import TuneTrial
@@ -86,7 +85,6 @@ class SweepTuner:
             uid = directory.read(sweep)["uid"]
             self._address, self._keeper = f"{PROTOCOL}://{uid}{self._storage}", start_keeper(uid)
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
-        self._start = self._population_start()
 
     def run(self, callback: TrialRecorder, until: int | None = None) -> None:
         """Run until all trials have ended or the user interrupts.
@@ -102,9 +100,8 @@ class SweepTuner:
         self._until = until
         left = [point for number, point in self._points.items() if number not in self._over]
         scores = {folder.number: folder.scores() for folder in trial_folders(self._sweep)}
-        if self._start is None:  # members of a population go back to where all were
-            for number in (point.number for point in left if scores.get(point.number)):
-                remove_old_checkpoints(self._storage, number)
+        for number in (point.number for point in left if scores.get(point.number)):
+            remove_old_checkpoints(self._storage, number)
         searching = sweep.search == "optuna"
         search = (
             OptunaSearch(config, self._suggested(scores), self._suggest, self._configuration)
@@ -118,7 +115,7 @@ class SweepTuner:
             else {"point": tune.grid_search([self._point(point) for point in left])},
             tune_config=tune.TuneConfig(
                 search_alg=search,
-                scheduler=scheduler(config, self._points, scores, self._over, self._start or 0),
+                scheduler=scheduler(config, self._points, scores, self._over),
                 num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
                 max_concurrent_trials=self._concurrency(searching),
                 reuse_actors=True,
@@ -131,9 +128,7 @@ class SweepTuner:
                 storage_filesystem=self._files(),
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
-                checkpoint_config=tune.CheckpointConfig(
-                    num_to_keep=6 if isinstance(sweep.scheduler, Pbt) else 2, checkpoint_at_end=True
-                ),
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=2, checkpoint_at_end=True),
                 callbacks=[callback],
             ),
         )
@@ -165,35 +160,13 @@ class SweepTuner:
     def _configuration(self, point: TrialSpec) -> dict[str, Any]:
         return {"point": self._point(point)}
 
-    def _population_start(self) -> int | None:
-        """Return the newest exchange that all members of a population have a checkpoint of; 0 without one.
-
-        All members resume from there together, because they influence each other and a kill leaves
-        them at different rounds. None for independent trials.
-        """
-        chosen = self._config.sweep.scheduler
-        if not isinstance(chosen, Pbt):
-            return None
-        common = set(range(self._config.experiment.rounds))
-        for number in self._points:
-            recorded = TrialFolder(self._sweep, number).rounds_recorded()
-            common &= {
-                found.round
-                for found in checkpoints(self._storage, number)
-                if found.round <= recorded and found.round % chosen.perturbation_interval == 0
-            }
-        return max(common, default=0)
-
     def _point(self, point: TrialSpec) -> dict[str, Any]:
-        """Return a trial's Tune configuration; for a population member also its start round and settings."""
-        changed = {} if not self._start else _setting_at(self._storage, point, self._start)
-        values = {**point.values, **changed}
+        """Return a trial's Tune configuration."""
         return {
             "number": point.number,
-            "values": values,
+            "values": point.values,
             "bundles": self._resources.bundles(point.experiment),
             "recorded": TrialFolder(self._sweep, point.number).rounds_recorded(),
-            "start": self._start,
             "until": self._until,
             "metric": metric_of(self._config, point),
         }
@@ -237,18 +210,6 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
     return tune.PlacementGroupFactory(
         [dict(bundle) for bundle in config["point"]["bundles"]], strategy="PACK"
     )
-
-
-def _setting_at(folder: str, point: TrialSpec, round_: int) -> Values:
-    """Return the values a trial was trained with up to a round, if they changed during training."""
-    for found in checkpoints(folder, point.number):
-        if found.round != round_:
-            continue
-        with found.local() as path:
-            values = read_note(path).get("values")
-            if isinstance(values, dict):
-                return values
-    return {}
 
 
 @contextlib.contextmanager

@@ -50,8 +50,7 @@ class Federation:
         Tracked by a server rather than in a file.
     promise : str
         What equals the undisturbed one: ``"all"``; ``"prefix"``, every trial up to the round it
-        came to (an asynchronous scheduler decides by who came first); ``"population"``, every trial
-        has all rounds, each once.
+        came to (an asynchronous scheduler decides by who came first).
     reference : dict or None
         What to compare with if not the content itself.
     """
@@ -200,13 +199,6 @@ def sweeps() -> list[Federation]:
             IN_SWEEPS,
             promise="prefix",
             reference=content(samples=6),
-        ),
-        Federation(
-            "pbt",
-            content(samples=4, scheduler={"name": "pbt", "perturbation_interval": 2}),
-            "sweep",
-            IN_SWEEPS,
-            promise="population",
         ),
         Federation(
             "random search, bucket",

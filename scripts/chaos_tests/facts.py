@@ -108,15 +108,13 @@ def compare(found: Any, wanted: Any, where: str = "") -> list[str]:
     return [] if found == wanted else [f"{where}: {_short(found)}, without kills {_short(wanted)}"]
 
 
-def promised(found: dict[str, Any], wanted: dict[str, Any], promise: str, rounds: int) -> list[str]:
-    """Compare only what is promised of a sweep; see `flray.tuning`.
+def promised(found: dict[str, Any], wanted: dict[str, Any], rounds: int) -> list[str]:
+    """Compare every trial of a sweep up to the round that it came to; see `catalogue.Federation`.
 
     Parameters
     ----------
     found, wanted : dict
         From `sweep_facts`.
-    promise : str
-        ``"prefix"`` or ``"population"``; see `catalogue.Federation`.
     rounds : int
         Of a whole trial.
     """
@@ -133,11 +131,10 @@ def promised(found: dict[str, Any], wanted: dict[str, Any], promise: str, rounds
         lines += compare(trial["rounds"], list(range(1, done + 1)), f"/trials/{number}/rounds")
         if (trial["status"], done) != ("finished", rounds) and trial["status"] != "stopped":
             lines.append(f"/trials/{number}: {trial['status']} with {done} rounds")
-        if promise == "prefix":
-            same = {r: m for r, m in other["metrics"].items() if int(r) <= done}
-            lines += compare(trial["metrics"], same, f"/trials/{number}/metrics")
-            if trial["status"] == "finished":
-                lines += compare(trial["sha256"], other["sha256"], f"/trials/{number}/sha256")
+        same = {r: m for r, m in other["metrics"].items() if int(r) <= done}
+        lines += compare(trial["metrics"], same, f"/trials/{number}/metrics")
+        if trial["status"] == "finished":
+            lines += compare(trial["sha256"], other["sha256"], f"/trials/{number}/sha256")
     scores = {}
     for row in found["results.csv"]:
         last = found["trials"][row["trial"]]["metrics"][row["rounds"]]

@@ -539,7 +539,7 @@ class Case:
         if self._federation.promise == "all":
             lines += facts.compare(found, wanted)
         else:
-            lines += facts.promised(found, wanted, self._federation.promise, self._rounds)
+            lines += facts.promised(found, wanted, self._rounds)
         database = self.folder / ("tracking/mlflow.db" if self._federation.served else "mlflow.db")
         artifacts = self.folder / "tracking" / "artifacts" if self._federation.served else None
         return lines + facts.tracked(run, database, artifacts)

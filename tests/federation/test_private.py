@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from ray import tune
-from ray.tune.schedulers import PopulationBasedTraining
 
 import flray
 from flray.errors import FlrayError
@@ -37,24 +36,14 @@ def test_what_is_replaced_comes_back(name: str) -> None:
     assert private.member(name) is before
 
 
-@pytest.mark.parametrize("attribute", private.POPULATION)
-def test_a_scheduler_of_tune_has(attribute: str) -> None:
-    scheduler = PopulationBasedTraining(
-        metric="score", mode="max", hyperparam_mutations={"lr": [0.1, 0.2]}
-    )
-    private.check_inherited(scheduler, attribute)
-    delattr(scheduler, attribute)
-    with pytest.raises(FlrayError, match=f"no PopulationBasedTraining.{attribute}, which"):
-        private.check_inherited(scheduler, attribute)
-
-
 @pytest.mark.parametrize("attribute", private.TRAINABLE)
 def test_a_trial_of_tune_has(attribute: str) -> None:
     trial = tune.Trainable()
-    private.check_inherited(trial, attribute)
+    private.mark_restored(trial, 3, 1.5)
+    assert (trial.iteration, trial.get_state()["time_total"]) == (3, 1.5)
     delattr(trial, attribute)
     with pytest.raises(FlrayError, match=f"no Trainable.{attribute}, which"):
-        private.check_inherited(trial, attribute)
+        private.mark_restored(trial, 3, 1.5)
 
 
 def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:

@@ -175,7 +175,7 @@ def test_the_file_of_a_trial_is_that_of_a_run(armed: dict[str, Any], tmp_path: P
         "only": {"method": ["fccl", "prox"]},
         "skip": [{"method": ["prox"], "data": ["iid"]}],
         "where": [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}],
-        "scheduler": "median",
+        "scheduler": "asha",
     }
     config = resolve_sweep(load(armed))
     for spec in trial_specs(config, enumerate_settings(config)):

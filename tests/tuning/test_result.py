@@ -10,7 +10,9 @@ from rich.console import Console
 
 from flray import tune
 from flray.config.loader import load
+from flray.errors import FlrayError
 from flray.records import directory
+from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder, next_session, suggested_settings, trial_folders
@@ -120,6 +122,13 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
     assert any("1 of 6 trials stopped early, after 1 round" in line for line in lines)
     failed = "trials 0005 (local seed=0), 0006 (local seed=1) failed: client 1 (b), round 1: ValueError: no"
     assert failed in " ".join(" ".join(lines).split())
+
+
+def test_a_population_of_an_earlier_version_is_not_reported(sweep: Path) -> None:
+    """Its settings changed while it ran, so those at the start are not the ones of its scores."""
+    directory.update(TrialFolder(sweep, "0002").path, setting_at_end={"algorithm": "fedavg"})
+    with pytest.raises(FlrayError, match=r"0002: found a trial of population based training"):
+        load_folder(sweep)
 
 
 def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from ray.tune.schedulers import TrialScheduler
 
 from flray.config.loader import load
-from flray.tuning.population import Bounds
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 
@@ -61,13 +60,8 @@ def test_all_trials_compete_if_asked_to(content: dict[str, Any]) -> None:
         assert _report(rule, trial, 1, score) == getattr(TrialScheduler, decision)
 
 
-@pytest.mark.parametrize(
-    "chosen", [{"name": "asha", "reduction_factor": 2}, {"name": "median", "min_samples": 1}]
-)
-def test_a_resumed_sweep_remembers_what_others_reached(
-    content: dict[str, Any], chosen: dict[str, Any]
-) -> None:
-    config, known = _made(content, seeds=[0], scheduler=chosen)
+def test_a_resumed_sweep_remembers_what_others_reached(content: dict[str, Any]) -> None:
+    config, known = _made(content, seeds=[0], scheduler={"name": "asha", "reduction_factor": 2})
     for past, decision in (
         ({}, TrialScheduler.CONTINUE),
         ({"0001": [(1, 0.9), (2, 0.95)]}, TrialScheduler.STOP),
@@ -156,18 +150,3 @@ def test_a_resumed_search_suggests_what_an_unbroken_one_would(
     _run(resumed, again, 24 - 2 * before)
     assert [p.setting for p in again] == [p.setting for p in made[2 * before :]]
     assert len({str(p.setting) for p in made}) == 12  # and none comes twice
-
-
-def test_perturbed_values_stay_in_their_domains(content: dict[str, Any]) -> None:
-    content["space"] = {
-        "local.momentum": {"uniform": [0.1, 0.9]},
-        "local.epochs": {"randint": [1, 4]},
-    }
-    content["sweep"] = {"samples": 4, "scheduler": "pbt"}
-    bounds = Bounds(resolve_sweep(load(content)).space)
-    values = {"local.momentum": 1.08, "local.epochs": 4, "seed": 0}
-    assert bounds({"point": {"values": values}})["point"]["values"] == {
-        "local.momentum": 0.9,
-        "local.epochs": 3,
-        "seed": 0,
-    }

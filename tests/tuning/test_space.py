@@ -183,21 +183,6 @@ def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
             {"search": "optuna", "samples": 3},
             "sweep.search: found 'optuna' with an empty space",
         ),
-        (
-            {"local.lr": {"uniform": [0.1, 0.2]}},
-            {"samples": 4, "seeds": [0, 1], "scheduler": "pbt"},
-            "sweep.seeds",
-        ),
-        (
-            {"algorithm": {"choice": ["fedavg"]}},
-            {"scheduler": "pbt"},
-            "space.algorithm: found a setting that pbt cannot",
-        ),
-        (
-            {"local.lr": {"uniform": [0.1, 0.2]}},
-            {"samples": 4, "search": "optuna", "scheduler": "pbt"},
-            "sweep.search",
-        ),
     ],
 )
 def test_sweeps_that_make_no_sense_are_refused_in_one_line(
@@ -206,6 +191,28 @@ def test_sweeps_that_make_no_sense_are_refused_in_one_line(
     with pytest.raises(FlrayError) as caught:
         _settings(content, space, **sweep)
     assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ("pbt", "'pbt'"),
+        ({"name": "pbt", "perturbation_interval": 2, "quantile": 0.5}, "'pbt'"),
+        ({"name": "median", "min_samples": 1}, "'median'"),
+        ("ashaa", "'ashaa'"),
+    ],
+)
+@pytest.mark.parametrize("path", ["sweep", "sweep.tune"])
+def test_a_scheduler_that_flray_lacks_is_refused_in_one_line(
+    content: dict[str, Any], path: str, chosen: Any, found: str
+) -> None:
+    content["sweep"] = {"tune": {"scheduler": chosen}} if "tune" in path else {"scheduler": chosen}
+    with pytest.raises(FlrayError) as caught:
+        load(content)
+    assert str(caught.value) == (
+        f"{path}.scheduler: found {found}; asha is allowed, or none (pbt and median were removed in "
+        "0.2.0): write scheduler: asha, or leave it out, which runs all trials to the end"
+    )
 
 
 def test_a_path_of_the_space_can_be_replaced_on_the_command_line(content: dict[str, Any]) -> None:

@@ -234,37 +234,6 @@ def test_the_end_of_the_process_is_not_printed(
     assert seen == ["to be seen"]
 
 
-def test_a_member_that_copies_another_keeps_the_course_of_its_own_score(
-    content: dict[str, Any], tmp_cwd: Path
-) -> None:
-    content["experiment"] |= {
-        "rounds": 4,
-        "evaluation": {"protocol": "mean-last", "last": 4},
-        "checkpoint": {"min_seconds": 0},
-    }
-    content["space"] = {"local.lr": {"loguniform": [1e-4, 0.2]}}
-    content["sweep"] = {"scheduler": {"name": "pbt", "perturbation_interval": 2}, "seeds": [0]}
-    copied, member = (trial_of(content, str(tmp_cwd)) for _ in range(2))
-    copied.trial_name = "0002"
-    copied.step()
-    copied.step()
-    copied.save_checkpoint(str(tmp_cwd / "copied"))
-    rounds, course = [], {}
-    for _ in range(2):  # none of which the member saved itself
-        told = json.loads(member.step()["report"])
-        rounds, course = rounds + told["rounds"], told["course"]
-    point = {"number": "0001", "values": {"local.lr": 0.1}, "bundles": [{"CPU": 1.0}]}
-    member.reset_config({"point": {**point, "course": course}})
-    member.load_checkpoint(str(tmp_cwd / "copied"))
-    for _ in range(2):
-        result = member.step()
-        rounds += json.loads(result["report"])["rounds"]
-    history = pd.DataFrame([{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)])
-    name = "global/common/accuracy"
-    assert result["score"] == summarise_history(history, name, "mean-last", 4).values[name]
-    assert history[name].nunique() > 1
-
-
 def test_a_folder_that_was_written_twice_is_the_later_rounds(tmp_path: Path) -> None:
     folder = tmp_path / "001" / "0001"
     for name, rounds in (("checkpoint_0", (2, 4)), ("checkpoint_1", (3,))):

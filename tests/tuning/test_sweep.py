@@ -436,46 +436,6 @@ def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_runs_already")
-def test_a_population_copies_and_perturbs_without_a_gap_and_a_kill_changes_nothing(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
-    content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    content["space"] = {
-        "local.lr": {"loguniform": [1e-4, 0.2]},
-        "local.batch_size": {"choice": [8, 16, 32]},
-    }
-    content["sweep"] = {
-        "samples": 2,
-        "scheduler": {"name": "pbt", "perturbation_interval": 2, "quantile": 0.5},
-    }
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(content))
-    folder = tmp_path / "runs" / "small" / "001"
-    _killed("tune", str(file), when=lambda: _rounds(folder) >= 6)
-    reached = [f.rounds_recorded() for f in trial_folders(folder)]
-    resumed = api.resume_sweep(folder)
-    result = api.tune(file)
-    assert min(reached) >= 2 and max(reached) < 6
-    assert set(result.results["status"]) == {"finished"} and len(result.summary) == 2
-    changed = [f for f in trial_folders(result.folder) if f.identity.get("setting_at_end")]
-    assert changed
-    for trial, again in zip(
-        trial_folders(result.folder), trial_folders(resumed.folder), strict=True
-    ):
-        history, other = result.history(trial.number), resumed.history(trial.number)
-        assert list(history["round"]) == list(other["round"]) == [1, 2, 3, 4, 5, 6]
-        for name in ("score", "train/loss", "setting/local.lr", "setting/local.batch_size"):
-            assert list(history[name]) == list(other[name]), (trial.number, name)
-        assert trial.identity["sha256"] == again.identity["sha256"]
-        assert history["setting/local.lr"].iloc[0] == pytest.approx(
-            trial.identity["setting"]["local.lr"]
-        )
-        end = trial.identity.get("setting_at_end") or trial.identity["setting"]
-        assert history["setting/local.lr"].iloc[5] == pytest.approx(end["local.lr"])
-
-
-@pytest.mark.slow
 def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
     import ray
 

@@ -28,13 +28,9 @@ SESSION = (DRAINING, ACTOR_TABLE, CLUSTER, NODE, CONFIG, TOKENS, CACHE)
 
 TRIAL_STARTS = "ray.tune.execution.tune_controller:RayActorManager._actor_start_failed"
 TRIAL_STEPS = "ray.tune.execution.tune_controller:RayActorManager._actor_task_failed"
-SAVES = "ray.tune.execution.tune_controller:TuneController._schedule_trial_save"
-EXPLOITS = "ray.tune.schedulers:PopulationBasedTraining._checkpoint_or_exploit"
-CONFIGURES = "ray.tune.schedulers:PopulationBasedTraining._get_new_config"
-SWEEP = (TRIAL_STARTS, TRIAL_STEPS, SAVES, EXPLOITS, CONFIGURES)
+SWEEP = (TRIAL_STARTS, TRIAL_STEPS)
 """The members that a sweep needs."""
 
-POPULATION = ("_trial_state", "_next_perturbation_sync", "_perturbation_interval")
 TRAINABLE = (
     "_iteration",
     "_iterations_since_restore",
@@ -42,7 +38,7 @@ TRAINABLE = (
     "_time_since_restore",
     "_time_total",
 )
-"""Attributes that a scheduler and a trial inherit."""
+"""Attributes that a trial inherits."""
 
 
 def member(name: str) -> Any:
@@ -64,11 +60,13 @@ def check(*names: str) -> None:
         member(name)
 
 
-def check_inherited(owner: object, *names: str) -> None:
-    """Refuse a version of Ray whose object lacks some inherited attributes; see `member`."""
-    for name in names:
-        with _required(f"{type(owner).__name__}.{name}"):
-            getattr(owner, name)
+def mark_restored(trial: object, iteration: int, seconds: float) -> None:
+    """Set the counters of a trial that was restored, as Tune's own `restore` does; see `member`."""
+    values = (iteration, 0, True, 0.0, seconds)
+    for name, value in zip(TRAINABLE, values, strict=True):
+        with _required(f"{type(trial).__name__}.{name}"):
+            getattr(trial, name)
+        setattr(trial, name, value)
 
 
 @contextlib.contextmanager
