@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +28,20 @@ from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
-from tests.data.pictures import STYLES, WNIDS, eye, net, pixels_of, retina, tiny, tissue, trees
+from tests.data.pictures import (
+    STYLES,
+    WNIDS,
+    eye,
+    net,
+    pixels_of,
+    retina,
+    tiny,
+    tissue,
+    trees,
+    zipped,
+)
 from tests.data.writers import (
+    FEDBN_SHAPES,
     cifar100_bin,
     fedbn_archive,
     idx,
@@ -41,27 +55,13 @@ Known = dict[bytes, tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Written:
-    """What lies on disk.
+    """What lies on disk."""
 
-    Attributes
-    ----------
-    known : dict of bytes to (str, Any)
-        Domain, and class name or masks (bytes), of each sample by its own bytes [C, H, W].
-    test : set of bytes or None
-        The official test part; None where the seed divides.
-    options : dict
-        With which the set is loaded.
-    drawn : dict
-        What else makes the seed count.
-    spare : int
-        How many of the known samples are left over for another domain.
-    """
-
-    known: Known
-    test: set[bytes] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    drawn: dict[str, Any] = field(default_factory=dict)
-    spare: int = 0
+    known: Known  # domain, and class name or masks (bytes), of each sample by its bytes [C, H, W]
+    test: set[bytes] | None = None  # the official test part; None where the seed divides
+    options: dict[str, Any] = field(default_factory=dict)  # with which the set is loaded
+    drawn: dict[str, Any] = field(default_factory=dict)  # what else makes the seed count
+    spare: int = 0  # how many of the known samples are left over for another domain
 
 
 def key(image: NDArray[Any]) -> bytes:
@@ -90,11 +90,9 @@ def tree(kind: ClassFolders) -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
         trees(
             root / "archives" / kind.name,
-            {domain: dict.fromkeys(kind.classes, 2) for domain in kind.domains},
+            dict.fromkeys(kind.domains, dict.fromkeys(kind.classes, 2)),
         )
-        rows = [
-            (domain, name) for domain in kind.domains for name in kind.classes for _ in range(2)
-        ]
+        rows = [(d, name) for d in kind.domains for name in kind.classes for _ in range(2)]
         return Written({numbered(n): row for n, row in enumerate(rows)}, None, {"size": 8})
 
     return write
@@ -133,10 +131,8 @@ def fundus(root: Path) -> Written:
     known = {}
     for n in range(30):
         mask = eye(n, white=False)
-        known[numbered(n, 16)] = (
-            f"domain{n // 5 + 1}",
-            np.stack([mask >= 128, mask == 255]).astype(np.uint8).tobytes(),
-        )
+        both = np.stack([mask >= 128, mask == 255]).astype(np.uint8)
+        known[numbered(n, 16)] = f"domain{n // 5 + 1}", both.tobytes()
     return Written(
         known, {numbered(n, 16) for n in range(30) if n % 5 > 2}, {"size": 16}, {"samples": 2}
     )
@@ -150,9 +146,8 @@ def cifar10(root: Path) -> Written:
 def cifar100(root: Path) -> Written:
     folder = root / "archives" / "cifar-100"
     cifar100_bin(folder)
-    other = np.concatenate(
-        [np.arange(100)[:, None] // 5, np.arange(100)[:, None], pixels(100, 3072)], 1
-    )
+    fine = np.arange(100)[:, None]
+    other = np.concatenate([fine // 5, fine, pixels(100, 3072)], 1)
     (folder / "test.bin").write_bytes(other.astype(np.uint8).tobytes())
     rows = np.fromfile(folder / "train.bin", dtype=np.uint8).reshape(-1, 3074)
     x = np.concatenate([rows[:, 2:], other[:, 2:].astype(np.uint8)])
@@ -214,13 +209,7 @@ def svhn(root: Path) -> Written:
     return divided(x, [str(label) for label in y], "svhn", 20)
 
 
-FEDBN = {
-    "MNIST": "mnist",
-    "SVHN": "svhn",
-    "USPS": "usps",
-    "SynthDigits": "synthdigits",
-    "MNIST_M": "mnistm",
-}
+FEDBN = {name: name.lower().replace("_", "") for name in FEDBN_SHAPES}
 
 
 def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
@@ -232,9 +221,8 @@ def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
         for place, (x, y) in fedbn_archive(root / "archives" / name).items():
             folder, part = place.split("/")
             if only in ("", folder):
-                wide = fit_to_shape(
-                    to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1), (3, size, size)
-                )
+                colour = to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1)
+                wide = fit_to_shape(colour, (3, size, size))
                 keys = [image.tobytes() for image in wide]
                 known |= {k: (FEDBN[folder], str(label)) for k, label in zip(keys, y, strict=True)}
                 test |= set(keys) if part == "10" else set()
@@ -251,10 +239,8 @@ def digit_five(root: Path) -> Written:
 
     def halves(domain: str, shape: tuple[int, ...], step: int) -> tuple[Any, Any]:
         x, y = pixels(20, *shape), np.arange(20) * step % 10
-        keys = [
-            image.tobytes()
-            for image in (to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1))
-        ]
+        colour = to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1)
+        keys = [image.tobytes() for image in colour]
         known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
         test.update(keys[10:])
         return x, y
@@ -267,58 +253,43 @@ def digit_five(root: Path) -> Written:
         halves("usps", (32, 32, 1), 3),
     )
     hot = np.eye(10)
-    savemat(
-        folder / "mnist_data.mat",
-        {
-            "train_28": x[:10],  # as some name it; its images may have any size
-            "label_train": hot[y[:10]],
-            "test_32": x[10:],
-            "label_test": hot[y[10:]],
-        },
-    )
-    savemat(
-        folder / "mnistm_with_label.mat",
-        {"train": m[:10], "label_train": hot[n[:10]], "test": m[10:], "label_test": hot[n[10:]]},
-    )
-    savemat(
-        folder / "syn_number.mat",
-        {
-            "train_data": s[:10],
-            "train_label": t[:10, None],
-            "test_data": s[10:],
-            "test_label": t[10:, None],
-        },
-    )
+    for file, names, images, labels in (
+        # as some name it; its images may have any size
+        ("mnist_data", ("train_28", "label_train", "test_32", "label_test"), x, hot[y]),
+        ("mnistm_with_label", ("train", "label_train", "test", "label_test"), m, hot[n]),
+        ("syn_number", ("train_data", "train_label", "test_data", "test_label"), s, t[:, None]),
+    ):
+        parts = (images[:10], labels[:10], images[10:], labels[10:])
+        savemat(folder / f"{file}.mat", dict(zip(names, parts, strict=True)))
     for name, rows in (("train", slice(10)), ("test", slice(10, 20))):
         savemat(
             folder / f"svhn_{name}_32x32.mat",
             {"X": v[rows].transpose(1, 2, 3, 0), "y": np.where(w[rows] == 0, 10, w[rows])[:, None]},
         )
     cells = np.empty((2, 2), dtype=object)
-    for row in range(2):
-        cells[row, 0], cells[row, 1] = (
-            u[10 * row : 10 * row + 10, None, :, :, 0] / 255,
-            z[10 * row : 10 * row + 10, None],
-        )
+    for row, rows in enumerate((slice(10), slice(10, 20))):
+        cells[row, 0], cells[row, 1] = u[rows, None, :, :, 0] / 255, z[rows, None]
     savemat(folder / "usps_28x28.mat", {"dataset": cells})
     return Written(known, test, {"size": 32}, {"samples": 5})
 
 
+def cached(
+    folder: Path, x: NDArray[Any], y: NDArray[Any], train: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Write what `flray data get` keeps of one set."""
+    parts = {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:], "test_y": y[train:]}
+    write_arrays(folder, parts)
+    return x, y
+
+
 def mnist(root: Path) -> Written:
-    generator = np.random.default_rng(4)
-    x, y = (generator.integers(0, 256, (40, 28, 28)).astype(np.uint8), np.arange(40) * 3 % 10)
-    write_arrays(
-        root / "mnist", {"train_x": x[:30], "train_y": y[:30], "test_x": x[30:], "test_y": y[30:]}
-    )
+    x, y = cached(root / "mnist", pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
     return divided(x, [str(label) for label in y], "mnist", 30)
 
 
 def usps(root: Path) -> Written:
-    x, y = pixels(2 * N_USPS, 16, 16), np.arange(2 * N_USPS) * 3 % 10
-    write_arrays(
-        root / "usps",
-        {"train_x": x[:N_USPS], "train_y": y[:N_USPS], "test_x": x[N_USPS:], "test_y": y[N_USPS:]},
-    )
+    n = 2 * N_USPS
+    x, y = cached(root / "usps", pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
     return Written(
         {image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)}
     )
@@ -332,14 +303,8 @@ def digits5_local(root: Path) -> Written:
         ("usps", (N_USPS, N_USPS), 16, 1),
         ("optdigits", (40, 20), 8, 255 / 16),
     ):
-        x, y = (
-            pixels(train + test, shape, shape) // (1 if factor == 1 else 16),
-            np.arange(train + test) * 3 % 10,
-        )
-        write_arrays(
-            root / name,
-            {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:], "test_y": y[train:]},
-        )
+        images = pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
+        x, y = cached(root / name, images, np.arange(train + test) * 3 % 10, train)
         known |= {
             image.tobytes(): (name, str(label))
             for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)
@@ -386,3 +351,73 @@ LAYOUTS: dict[str, Callable[[Path], Written]] = {
     "digits5-local": digits5_local,
     "eeg": eeg,
 }
+
+
+def moved(between: str = "", **folders: str) -> Callable[[Path], object]:
+    """Give domains' folders other names, and put a folder between them and their classes."""
+
+    def change(home: Path) -> None:
+        aside = home.rename(home.with_name("aside"))
+        for domain in aside.iterdir():
+            to = home / folders.get(domain.name.replace("-", "_"), domain.name) / between
+            to.parent.mkdir(parents=True, exist_ok=True)
+            domain.rename(to)
+        (home / "README.txt").write_text("about it")
+
+    return change
+
+
+def packed(home: Path) -> None:
+    (inner, *more) = home.iterdir()
+    archive = zipped(home if more else inner, home.parent / "o.zip")
+    shutil.rmtree(home)
+    home.mkdir()
+    archive.rename(home / "whatever.zip")
+
+
+def folded(home: Path) -> None:
+    """Sort the validation images of Tiny ImageNet by class, without the list and the folders `images`."""
+    lists = home / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    for line in lists.read_text().splitlines():
+        name, wnid, *_ = line.split("\t")
+        (lists.parent / wnid).mkdir()
+        (lists.parent / "images" / name).rename(lists.parent / wnid / name)
+        images = lists.parent.parent / "train" / wnid / "images"
+        for file in images.iterdir():
+            file.rename(images.parent / file.name)
+        images.rmdir()
+    (lists.parent / "images").rmdir()
+    lists.unlink()
+
+
+def binary(home: Path) -> None:
+    """Write CIFAR-10's pickles as its other form."""
+    for file in [*home.iterdir()]:
+        content = pickle.loads(file.read_bytes())
+        labels = np.array(content["labels"], np.uint8)[:, None]
+        (home / f"{file.name}.bin").write_bytes(
+            np.concatenate([labels, content["data"]], 1).tobytes()
+        )
+        file.unlink()
+
+
+def dark(home: Path) -> None:
+    shutil.rmtree(home)
+    retina(home, white=False)
+
+
+OTHER_FORMS: list[tuple[str, Callable[[Path], object]]] = [
+    ("office31", moved("images")),
+    (
+        "office-home",
+        moved(art="Art", clipart="Clipart", product="Product", real_world="Real World"),
+    ),
+    ("pacs", moved(**{name: f"kfold/{name}" for name in PACS.domains})),
+    ("vlcs", moved("full", caltech="Caltech101", labelme="LabelMe", sun="SUN09", pascal="VOC2007")),
+    ("office-caltech10", packed),
+    ("tiny-imagenet", folded),
+    ("tiny-imagenet", packed),
+    ("cifar-10", binary),
+    ("fundus", dark),
+]
+"""The same data as others hold them: what is done to a set's folder."""

@@ -11,33 +11,13 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100
+from flray.data.datasets.cifar import CIFAR10
 from flray.data.inventory import get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
-from tests.data.writers import (
-    cifar100_bin,
-    fc100_pickles,
-    fedbn_archive,
-    jpeg_archive,
-    pixels,
-    python_cifar10,
-)
-
-
-def test_both_forms_of_cifar_are_the_same_data(tmp_path: Path) -> None:
-    x, y = python_cifar10(tmp_path / "python/cifar-10-batches-py")
-    (tmp_path / "binary").mkdir()
-    rows = np.concatenate([y[:, None].astype(np.uint8), x], 1)
-    for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
-        (tmp_path / "binary" / f"{name}.bin").write_bytes(rows[10 * i : 10 * i + 10].tobytes())
-    fingerprints = {
-        load_dataset("cifar-10", {"path": str(tmp_path / form)}, tmp_path).fingerprint
-        for form in ("python", "binary")
-    }
-    assert len(fingerprints) == 1
+from tests.data.writers import cifar100_bin, fc100_pickles, jpeg_archive, pixels, python_cifar10
 
 
 def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
@@ -54,12 +34,6 @@ def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
 def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> None:
     _, fine = cifar100_bin(tmp_path / "archives/cifar-100/cifar-100-binary")
     dataset = load_dataset("cifar-100", root=tmp_path)
-    assert dataset.classes == CIFAR100
-    assert (dataset.classes[0], dataset.classes[99], len(set(dataset.classes))) == (
-        "apple",
-        "worm",
-        100,
-    )
     assert dataset.coarse == tuple(c // 5 for c in range(100))
     assert np.array_equal(dataset.domains[0].train_y, fine)
     coarse = load_dataset("cifar-100", {"labels": "coarse"}, tmp_path)
@@ -87,10 +61,8 @@ def flip(path: Path) -> None:
 
 def with_array(name: str, values: Any) -> Any:
     def change(path: Path) -> None:
-        stored = dict(np.load(path))
-        np.savez(
-            path, **{**stored, name: np.array(values, dtype=object if values is None else None)}
-        )
+        array = np.array(values, dtype=object if values is None else None)
+        np.savez(path, **{**np.load(path), name: array})
 
     return change
 
@@ -100,19 +72,12 @@ def with_array(name: str, values: Any) -> Any:
     [
         (cut_short, "not a readable .npz file (File is not a zip file); fetch it again"),
         (flip, "not a readable .npz file (Bad CRC-32 for file 'jpeg.npy'); fetch it again"),
-        (
-            lambda p: p.write_bytes(b"hello"),
-            "not a readable .npz file (not plain arrays); fetch it again",
-        ),
         (with_array("classes", None), "not a readable .npz file (not plain arrays)"),
         (with_array("label", [12] * 20), "a label 12, expected 0 to 9"),
-        (with_array("label", [-1] * 20), "a label -1"),
         (with_array("label", [0.5] * 20), "labels of float64"),
-        (with_array("label", [float("nan")] * 20), "labels of float64"),
         (with_array("label", ["cat"] * 20), "labels of <U3"),
         (with_array("label", [[1]] * 20), "labels of shape [20, 1], expected [n]"),
         (with_array("offset", [0, 5, 9]), "3 offsets and 20 entries of is_test for 20 labels"),
-        (with_array("offset", [0] * 21), "21 offsets and 20 entries of is_test for 20 labels"),
         (with_array("is_test", [True]), "21 offsets and 1 entries of is_test"),
         (with_array("classes", ["cat"]), "the classes cat, expected airplane"),
     ],
@@ -129,22 +94,15 @@ def test_a_damaged_archive_of_jpegs_is_named(damage: Any, words: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("label", "words"),
-    [
-        (0.5, "labels of float64 that are no whole"),
-        (float("nan"), "labels of float64"),
-        (11.0, "a label 11, expected 0"),
-        (-1.0, "a label -1, expected 0 to 9"),
-    ],
+    [(0.5, "labels of float64 that are no whole"), (-1.0, "a label -1, expected 0 to 9")],
 )
 def test_labels_of_matlab_files_are_digits(label: float, words: str, tmp_path: Path) -> None:
     x, y = pixels(10, 28, 28, 3), np.arange(1.0, 11.0)
     y[3] = label
     for name in ("train_32x32.mat", "test_32x32.mat"):
         savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": y[:, None]})
-    savemat(
-        tmp_path / "mnistm_with_label.mat",
-        {"train": x, "label_train": y[:, None], "test": x, "label_test": y[:, None]},
-    )
+    content = {"train": x, "label_train": y[:, None], "test": x, "label_test": y[:, None]}
+    savemat(tmp_path / "mnistm_with_label.mat", content)
     for name, file in (("svhn", "train_32x32.mat"), ("mnist-m", "mnistm_with_label.mat")):
         with pytest.raises(FlrayError, match=f"{file}: {words}"):
             load_dataset(name, {"path": str(tmp_path)}, tmp_path)
@@ -157,9 +115,8 @@ def test_what_is_absent_is_named_with_where_to_get_it(
     with pytest.raises(FlrayError) as error:
         load_dataset(name, {"path": str(tmp_path)}, tmp_path)
     assert len(str(error.value).splitlines()) == 1
-    assert all(
-        word in str(error.value) for word in (name, str(tmp_path), "comes from", "data.path")
-    )
+    words = (name, str(tmp_path), "comes from", "data.path")
+    assert all(word in str(error.value) for word in words)
 
 
 @pytest.mark.parametrize(
@@ -194,35 +151,6 @@ def test_fine_labels_in_two_superclasses_are_refused(tmp_path: Path) -> None:
         load_dataset("cifar-100", root=tmp_path)
 
 
-def test_get_names_what_must_be_fetched_by_hand(tmp_path: Path) -> None:
-    with pytest.raises(FlrayError, match=r"digits5 is not there.*put the files there"):
-        get("digits5", tmp_path)
-
-
-def test_mnistm_and_synthdigits_come_alone_from_either_archive(tmp_path: Path) -> None:
-    parts = fedbn_archive(tmp_path / "fedbn")
-    x, y = pixels(20, 28, 28, 3), np.arange(20) % 10
-    (tmp_path / "five").mkdir()
-    savemat(
-        tmp_path / "five/mnistm_with_label.mat",
-        {
-            "train": x[:10],
-            "label_train": np.eye(10)[y[:10]],
-            "test": x[10:],
-            "label_test": np.eye(10)[y[10:]],
-        },
-    )
-    (one,) = load_dataset("mnist-m", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
-    (other,) = load_dataset("mnist-m", {"path": str(tmp_path / "five")}, tmp_path).domains
-    (synth,) = load_dataset("synthdigits", {"path": str(tmp_path / "fedbn")}, tmp_path).domains
-    assert (one.origin, synth.origin) == ("composed", "rendered")
-    assert np.array_equal(one.train_x[:10].transpose(0, 2, 3, 1), parts["MNIST_M/0"][0])
-    assert np.array_equal(other.test_x.transpose(0, 2, 3, 1), x[10:])
-    assert np.array_equal(other.test_y, y[10:])
-    assert np.array_equal(synth.test_x.transpose(0, 2, 3, 1), parts["SynthDigits/10"][0])
-    assert np.array_equal(synth.test_y, parts["SynthDigits/10"][1])
-
-
 def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
     whole = fc100_pickles(tmp_path / "archives/fc100")
     cifar100_bin(tmp_path / "archives/cifar-100")
@@ -232,10 +160,8 @@ def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
         assert domain.train_y.tolist() == whole["train"]["labels"]
         assert np.array_equal(domain.test_x.transpose(0, 2, 3, 1), whole[part]["data"])
         assert domain.test_y.tolist() == whole[part]["labels"]
-    leaking = {
-        **whole["test"],
-        "labels": [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]],
-    }
+    labels = [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]]
+    leaking = {**whole["test"], "labels": labels}
     (tmp_path / "archives/fc100/FC100_test.pickle").write_bytes(pickle.dumps(leaking))
     with pytest.raises(
         FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"

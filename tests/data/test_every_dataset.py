@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from flray.data.loading import load_dataset
 from flray.data.sources.images import resize, to_colour
 from flray.data.types import DataSet
 from flray.registry import datasets
-from tests.data.layouts import LAYOUTS, Known, Written
+from tests.data.layouts import LAYOUTS, OTHER_FORMS, Known, Written
 
 GENERATED: dict[str, dict[str, Any]] = {
     "digits-sklearn": {},
@@ -32,20 +33,12 @@ GENERATED: dict[str, dict[str, Any]] = {
     "eeg-synthetic": {"samples": 100, "strength": 1.0},
 }
 FORMS = {"folder", "huggingface", "table"}  # of the user's own, see test_own_data.py
-UNTOLD = {"photos", "random", "stand-in"}  # of one class, or of labels that mean nothing
+UNTOLD = {"glyphs", "photos", "random", "stand-in"}  # of one class, or of labels that mean nothing
 
 
 def test_every_built_in_set_is_here() -> None:
     built_in = set(datasets.names()) - set(datasets.added())
     assert sorted([*LAYOUTS, *GENERATED, *FORMS]) == sorted(built_in)
-
-
-@pytest.fixture(scope="module", params=sorted(LAYOUTS))
-def written(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, Path, Written]:
-    root = tmp_path_factory.mktemp(request.param)
-    return request.param, root, LAYOUTS[request.param](root)
 
 
 def samples(dataset: DataSet, part: str) -> list[tuple[bytes, tuple[str, Any]]]:
@@ -65,35 +58,35 @@ def plain(known: Known) -> Known:
     }
 
 
-def test_samples_have_their_labels_and_are_in_one_part(written: tuple[str, Path, Written]) -> None:
-    name, root, there = written
+def check_samples(name: str, root: Path, there: Written) -> DataSet:
+    """Look that all that is written is in the set, with its label and in one part."""
     dataset = load_dataset(name, there.options, root)
     train, test = samples(dataset, "train"), samples(dataset, "test")
     assert train and test
     assert not {sample for sample, _ in train} & {sample for sample, _ in test}
     if name == "cifar10-jpeg":  # lossy: flat colours come back nearly
-        values = [
-            np.frombuffer(sample, np.uint8).astype(float).mean() for sample, _ in (*train, *test)
-        ]
-        train, test = (
-            [
-                (np.full((3, 32, 32), 12 * round(v / 12), np.uint8).tobytes(), what)
-                for v, (_, what) in zip(some, part, strict=True)
-            ]
-            for some, part in ((values[: len(train)], train), (values[len(train) :], test))
-        )
+        train, test = ([(flat(x), what) for x, what in part] for part in (train, test))
     found, known = plain(dict(train + test)), plain(there.known)
     if known:
         assert found.items() <= known.items()
         assert len(found) == len(known) - there.spare
     if there.test is not None:
         assert {sample for sample, _ in test} == there.test
+    return dataset
 
 
-def test_the_seed_decides(written: tuple[str, Path, Written]) -> None:
-    name, root, there = written
+def flat(sample: bytes) -> bytes:
+    """Return the image of one colour, a multiple of 12, that is nearest."""
+    nearest = 12 * round(np.frombuffer(sample, np.uint8).mean() / 12)
+    return np.full((3, 32, 32), nearest, np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_what_every_reader_promises(name: str, tmp_path: Path) -> None:
+    there = LAYOUTS[name](tmp_path)
+    check_classes(name, check_samples(name, tmp_path, there).classes)
     first, again, other = (
-        load_dataset(name, {**there.options, **there.drawn, "seed": seed}, root)
+        load_dataset(name, {**there.options, **there.drawn, "seed": seed}, tmp_path)
         for seed in (0, 0, 1)
     )
     assert first.fingerprint == again.fingerprint != other.fingerprint
@@ -101,44 +94,49 @@ def test_the_seed_decides(written: tuple[str, Path, Written]) -> None:
         assert {s for s, _ in samples(first, "test")} == {s for s, _ in samples(other, "test")}
 
 
-def test_it_is_drawn(
-    written: tuple[str, Path, Written],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("name", "change"), OTHER_FORMS)
+def test_other_forms_are_the_same_data(
+    name: str, change: Callable[[Path], object], tmp_path: Path
 ) -> None:
-    name, root, there = written
-    monkeypatch.setenv("FLRAY_DATA", str(root))
-    options = [f"data.{option}={value}" for option, value in there.options.items()]
-    assert invoke(["data", "show", name, *options, "--plot", str(root / "shown.png")]) == 0
+    there = LAYOUTS[name](tmp_path)
+    change(tmp_path / "archives" / name)
+    check_samples(name, tmp_path, there)
+
+
+@pytest.mark.parametrize(
+    ("name", "domain"), [("mnist-m", "mnistm"), ("synthdigits", "synthdigits")]
+)
+def test_one_domain_of_digit_five_comes_alone(name: str, domain: str, tmp_path: Path) -> None:
+    known = LAYOUTS["digit-five"](tmp_path).known
+    options = {"path": str(tmp_path / "archives/digit-five"), "size": 32}
+    check_samples(
+        name, tmp_path, Written({k: v for k, v in known.items() if v[0] == domain}, None, options)
+    )
+
+
+@pytest.mark.parametrize("name", ["digits5-local", "emnist", "fundus", "tiny-imagenet"])
+def test_it_is_drawn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    chosen = [f"data.{option}={value}" for option, value in LAYOUTS[name](tmp_path).options.items()]
+    picture = tmp_path / "shown.png"
+    assert invoke(["data", "show", name, *chosen, "--plot", str(picture)]) == 0
     assert "partition fingerprint" in capsys.readouterr().out
-    with Image.open(root / "shown.png") as image:
+    with Image.open(picture) as image:
         assert len(image.getcolors(2**24) or ()) > 2
 
 
 @pytest.mark.parametrize("name", sorted(GENERATED))
-def test_generated_sets_keep_their_parts_apart_and_follow_their_seed(
-    name: str, tmp_path: Path
-) -> None:
+def test_what_every_generated_set_promises(name: str, tmp_path: Path) -> None:
     first, again, other = (
         load_dataset(name, {**GENERATED[name], "seed": seed}, tmp_path) for seed in (0, 0, 1)
     )
     assert first.fingerprint == again.fingerprint != other.fingerprint
     seen = [sample for part in ("train", "test") for sample, _ in samples(first, part)]
     assert len(set(seen)) == len(seen)
-    assert (
-        invoke(
-            [
-                "data",
-                "show",
-                name,
-                *(f"data.{k}={v}" for k, v in GENERATED[name].items()),
-                "--plot",
-                str(tmp_path / "shown.png"),
-            ]
-        )
-        == 0
-    )
-    assert (tmp_path / "shown.png").exists()
+    if name not in UNTOLD:
+        check_classes(name, first.classes)
 
 
 def test_sklearns_digits_have_their_targets() -> None:
@@ -178,14 +176,10 @@ def test_a_glyph_is_the_character_that_its_class_is_named_after() -> None:
     dataset = load_dataset("glyphs", GENERATED["glyphs"])
     (domain,) = dataset.domains
     x, y = (
-        np.concatenate([domain.train_x, domain.test_x]),
-        np.concatenate([domain.train_y, domain.test_y]),
+        np.concatenate([getattr(domain, f"{part}_{a}") for part in ("train", "test")]) for a in "xy"
     )
-    import matplotlib
-
-    font = ImageFont.truetype(
-        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", 23
-    )
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    font = ImageFont.truetype(fonts / "DejaVuSans.ttf", 23)
     drawn = []
     for name in dataset.classes:
         canvas = Image.new("L", (32, 32))
@@ -238,10 +232,8 @@ DIGITS = (
 )
 
 
-@pytest.mark.parametrize("name", sorted([*LAYOUTS, *GENERATED.keys() - UNTOLD - {"glyphs"}]))
-def test_classes_are_in_the_order_that_others_number_them(name: str, tmp_path: Path) -> None:
-    options = LAYOUTS[name](tmp_path).options if name in LAYOUTS else GENERATED[name]
-    classes = load_dataset(name, options, tmp_path).classes
+def check_classes(name: str, classes: tuple[str, ...]) -> None:
+    """Look that classes are in the order in which others number them."""
     if name in SORTED:
         assert (len(classes), classes[0], classes[-1]) == SORTED[name]
         assert all(a < b for a, b in pairwise(classes))
@@ -264,8 +256,5 @@ def test_superclasses_are_in_the_order_that_others_number_them() -> None:
     assert list(COARSE) == sorted(COARSE) and len(COARSE) == 20
     # Oreshkin et al. (2018), TADAM, supplement: people, insects, ... by the numbers of CIFAR-100's
     # coarse labels
-    assert FC100_COARSE == {
-        "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
-        "val": (8, 11, 13, 16),
-        "test": (0, 7, 12, 14),
-    }
+    train = (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19)
+    assert {"train": train, "val": (8, 11, 13, 16), "test": (0, 7, 12, 14)} == FC100_COARSE

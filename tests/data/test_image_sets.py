@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flray.data.datasets.class_folders import PACS
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
 from flray.data.sources import image_sets
@@ -19,16 +20,11 @@ from tests.data.pictures import trees
 def dataset() -> DataSet:
     x = np.random.default_rng(0).integers(0, 256, (12, 3, 4, 5), dtype=np.uint8)
     y = np.arange(12, dtype=np.int64) % 2
-    return DataSet(
-        "d",
-        (
-            Domain("a", "real", x[:6], y[:6], x[6:8], y[6:8]),
-            Domain("b", "real", x[8:10], y[8:10], x[10:], y[10:]),
-        ),
-        ("0", "1"),
-        (0.5,) * 3,
-        (0.5,) * 3,
+    domains = (
+        Domain("a", "real", x[:6], y[:6], x[6:8], y[6:8]),
+        Domain("b", "real", x[8:10], y[8:10], x[10:], y[10:]),
     )
+    return DataSet("d", domains, ("0", "1"), (0.5,) * 3, (0.5,) * 3)
 
 
 def test_rows_are_training_parts_then_test_parts() -> None:
@@ -52,41 +48,33 @@ def test_it_travels_out_of_band_and_arrives_as_it_was() -> None:
 def test_features_that_are_no_images_stay_as_they_are() -> None:
     x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
     y = np.zeros(6, dtype=np.int64)
-    flat = DataSet(
-        "f", (Domain("a", "random", x[:4], y[:4], x[4:], y[4:]),), ("0",), (0.0,), (1.0,)
-    )
+    domain = Domain("a", "random", x[:4], y[:4], x[4:], y[4:])
+    flat = DataSet("f", (domain,), ("0",), (0.0,), (1.0,))
     assert np.array_equal(Pooled.of(flat).x, x)
     assert Pooled.of(flat).x.flags.c_contiguous
 
 
 @pytest.fixture
 def pacs(tmp_path: Path) -> Path:
-    classes = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    return trees(
-        tmp_path / "pacs",
-        {d: dict.fromkeys(classes, 4) for d in ("photo", "art_painting", "cartoon", "sketch")},
-    )
+    return trees(tmp_path / "pacs", dict.fromkeys(PACS.domains, dict.fromkeys(PACS.classes, 4)))
 
 
 def load(path: Path, root: Path, mapped: bool | None) -> DataSet:
     return load_dataset("pacs", {"path": str(path), "size": 8, "mapped": mapped}, root)
 
 
-def test_mapped_or_not_the_data_are_the_same(pacs: Path, tmp_path: Path) -> None:
-    mapped, loaded = (load(pacs, tmp_path, way) for way in (True, False))
-    assert mapped.fingerprint == loaded.fingerprint
-    assert np.array_equal(Pooled.of(mapped).x, Pooled.of(loaded).x)
-    assert (mapped.mean, mapped.std) == (loaded.mean, loaded.std)
-
-
-@pytest.mark.parametrize("way", [True, False])
-def test_pooling_copies_nothing(pacs: Path, tmp_path: Path, way: bool) -> None:
-    dataset = load(pacs, tmp_path, way)
-    pooled = Pooled.of(dataset)
-    assert np.shares_memory(pooled.x, dataset.domains[0].train_x)
-    assert (backing_file(np.moveaxis(pooled.x, 1, -1)) is not None) is way
-    parts = [d.train_x for d in dataset.domains] + [d.test_x for d in dataset.domains]
-    assert np.array_equal(pooled.x, np.concatenate(parts))
+def test_mapped_or_not_the_data_are_the_same_and_pooling_copies_nothing(
+    pacs: Path, tmp_path: Path
+) -> None:
+    sets = [load(pacs, tmp_path, way) for way in (True, False)]
+    assert sets[0].fingerprint == sets[1].fingerprint
+    assert (sets[0].mean, sets[0].std) == (sets[1].mean, sets[1].std)
+    for dataset, way in zip(sets, (True, False), strict=True):
+        pooled = Pooled.of(dataset)
+        assert np.shares_memory(pooled.x, dataset.domains[0].train_x)
+        assert (backing_file(np.moveaxis(pooled.x, 1, -1)) is not None) is way
+        parts = [d.train_x for d in dataset.domains] + [d.test_x for d in dataset.domains]
+        assert np.array_equal(pooled.x, np.concatenate(parts))
 
 
 def test_parts_in_another_order_or_incomplete_are_copied(pacs: Path, tmp_path: Path) -> None:
@@ -136,9 +124,8 @@ def test_an_altered_cache_is_noticed(pacs: Path, tmp_path: Path) -> None:
 
 
 def test_a_domain_is_split_alike_whatever_domains_are_taken(pacs: Path, tmp_path: Path) -> None:
-    alone = load_dataset(
-        "pacs", {"path": str(pacs), "size": 8, "domains": ["cartoon"]}, tmp_path
-    ).domains[0]
+    options = {"path": str(pacs), "size": 8, "domains": ["cartoon"]}
+    (alone,) = load_dataset("pacs", options, tmp_path).domains
     among = load(pacs, tmp_path, False).domains[2]
     assert among.name == "cartoon"
     assert np.array_equal(alone.test_x, among.test_x)

@@ -51,15 +51,18 @@ def idx(path: Path, array: NDArray[np.uint8]) -> None:
     path.write_bytes(gzip.compress(head + array.tobytes()))
 
 
+FEDBN_SHAPES = {
+    "MNIST": (28, 28),
+    "SVHN": (32, 32, 3),
+    "USPS": (16, 16),
+    "SynthDigits": (32, 32, 3),
+    "MNIST_M": (28, 28, 3),
+}
+
+
 def fedbn_archive(folder: Path) -> dict[str, Any]:
     parts: dict[str, Any] = {}
-    for name, shape in (
-        ("MNIST", (28, 28)),
-        ("SVHN", (32, 32, 3)),
-        ("USPS", (16, 16)),
-        ("SynthDigits", (32, 32, 3)),
-        ("MNIST_M", (28, 28, 3)),
-    ):
+    for name, shape in FEDBN_SHAPES.items():
         (folder / name / "partitions").mkdir(parents=True)
         for i in range(11):
             content = (pixels(10, *shape), np.roll(np.arange(10), i))

@@ -10,10 +10,7 @@ from flray.functional import (
     non_target_distillation_loss,
     scaled_distillation_loss,
 )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape) * 2)
+from tests.functional.helpers import normal
 
 
 def softmax(row: np.ndarray, tau: float) -> np.ndarray:
@@ -101,22 +98,3 @@ def test_digest_is_the_mean_absolute_difference() -> None:
         [0.0, 0.0],
         [0.0, 0.0],
     ]
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: distillation_loss(torch.zeros(2, 3), torch.zeros(2, 4)), "teacher: shape"),
-        (lambda: distillation_loss(torch.zeros(2, 3), torch.zeros(2, 3), 0.0), "temperature: 0.0"),
-        (
-            lambda: non_target_distillation_loss(
-                torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(3).long()
-            ),
-            "labels: sh",
-        ),
-        (lambda: digest_loss(torch.zeros(2, 3), torch.zeros(3, 2)), "consensus: shape"),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -71,24 +71,3 @@ def test_single_participant_and_poisoned_own_head() -> None:
 def test_fusion_is_the_sum_of_raw_logits() -> None:
     fused = fuse_predictions(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, -4.0]]))
     assert fused.tolist() == [[1.5, -2.0]]
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: peer_classifier_loss(FEATURES, LABELS[:3], linear_heads(2), 0), "labels: shape"),
-        (
-            lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), 2),
-            "own: 2, expected 0 to 1",
-        ),
-        (lambda: peer_classifier_loss(FEATURES, LABELS, linear_heads(2), -1), "own: -1"),
-        (
-            lambda: peer_classifier_loss(FEATURES, LABELS, [nn.Identity(), nn.Flatten(0)], 0),
-            r"heads\[1\]\(features\): s",
-        ),
-        (lambda: fuse_predictions(torch.zeros(2, 3), torch.zeros(2, 4)), "offline: shape"),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

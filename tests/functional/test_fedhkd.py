@@ -8,13 +8,9 @@ from flray.functional import (
     hyper_prediction_loss,
     noisy_class_means,
 )
+from tests.functional.helpers import POISONS, normal
 
-POISONS = [float("nan"), float("inf"), 1e300]
 PRESENT = torch.tensor([True, False, True])
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
 @pytest.mark.parametrize("poison", POISONS)
@@ -85,30 +81,3 @@ def test_noise_has_the_stated_scale_and_is_reproducible() -> None:
         exact, torch.tensor([1, 2, 3]), 1.0, 0.0, torch.Generator().manual_seed(1)
     )
     assert torch.equal(same, exact)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (
-            lambda: hyper_prediction_loss(torch.zeros(3, 2), torch.zeros(3, 3), PRESENT),
-            "logits: shape",
-        ),
-        (
-            lambda: hyper_feature_loss(
-                torch.zeros(4, 2), torch.zeros(4).long(), torch.zeros(3, 3), PRESENT
-            ),
-            "class_feat",
-        ),
-        (lambda: clip_norms(torch.zeros(2, 2), 0.0), "clip: 0.0"),
-        (
-            lambda: noisy_class_means(
-                torch.zeros(2, 2), torch.ones(2), 1.0, -1.0, torch.Generator()
-            ),
-            "noise: -1.0",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -9,10 +9,7 @@ from flray.functional import (
     pseudo_label_loss,
     vote,
 )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+from tests.functional.helpers import normal
 
 
 def test_confidence_and_votes() -> None:
@@ -64,29 +61,3 @@ def test_decomposition_penalty_moves_psi_only() -> None:
     assert loss.item() == 0.5 * 3 + 2 * 8
     gradients = torch.autograd.grad(loss, (psi["w"], sigma["w"]), allow_unused=True)
     assert gradients[1] is None and gradients[0].tolist() == [0.5 - 8.0, -0.5 - 8.0]
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: vote(torch.zeros(3, 4)), "logits: shape"),
-        (lambda: vote(torch.zeros(0, 3, 4)), "at least one model"),
-        (
-            lambda: pseudo_label_loss(torch.zeros(3, 4), torch.zeros(3).long(), torch.ones(3)),
-            "keep: dtype",
-        ),
-        (
-            lambda: helper_consistency_loss(
-                torch.zeros(3, 4), torch.zeros(2, 3, 3), torch.ones(3).bool()
-            ),
-            "helpers: shape",
-        ),
-        (
-            lambda: decomposition_penalty({"a": torch.zeros(2)}, {"a": torch.zeros(3)}),
-            r"sigma\['a'\]: shape",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

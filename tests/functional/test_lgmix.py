@@ -3,10 +3,7 @@ import pytest
 import torch
 
 from flray.functional import gram_trace, mix_updates, mixing_ratio, stabilised_ratio, trace_ratio
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+from tests.functional.helpers import normal
 
 
 def test_trace_equals_both_matrices() -> None:
@@ -33,8 +30,6 @@ def test_trace_adds_up_over_batches_and_ends() -> None:
     )
     assert gram_trace(h[:1], centred=True).item() == 0.0 and gram_trace(h[:0]).item() == 0.0
     assert gram_trace(h.float()).dtype == torch.float32
-    with pytest.raises(ValueError, match="at least one feature"):
-        gram_trace(torch.zeros(3, 0))
 
 
 def test_ratio() -> None:
@@ -48,8 +43,6 @@ def test_ratio() -> None:
     # Squares exceed float32.
     assert mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
     assert trace_ratio(3.0, 1.0).item() == 0.75
-    with pytest.raises(ValueError, match="global_trace: nan"):
-        trace_ratio(1.0, float("nan"))
 
 
 def test_history_is_the_mean_of_earlier_rounds() -> None:
@@ -59,19 +52,15 @@ def test_history_is_the_mean_of_earlier_rounds() -> None:
 
 
 def test_mixing_by_hand_leaves_counters_and_inputs() -> None:
-    start = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64), "n": torch.tensor(3)}
-    local = {"w": torch.tensor([1.0, -1.0], dtype=torch.float64), "n": torch.tensor(9)}
-    common = {"w": torch.tensor([0.0, 4.0], dtype=torch.float64), "n": torch.tensor(9)}
-    mixed = mix_updates(start, local, common, 0.25)
-    assert (
-        mixed["w"].tolist() == [1.25, 4.75]
-        and mixed["n"].item() == 3
-        and start["w"].tolist() == [1.0, 2.0]
+    start, local, common = (
+        {"w": torch.tensor(w, dtype=torch.float64), "n": torch.tensor(n)}
+        for w, n in (([1.0, 2.0], 3), ([1.0, -1.0], 9), ([0.0, 4.0], 9))
     )
-    assert mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5)).tolist() == [
-        1.5,
-        3.5,
-    ]
+    mixed = mix_updates(start, local, common, 0.25)
+    assert mixed["w"].tolist() == [1.25, 4.75] and mixed["n"].item() == 3
+    assert start["w"].tolist() == [1.0, 2.0]
+    half = mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5))
+    assert half.tolist() == [1.5, 3.5]
 
 
 def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
@@ -79,30 +68,3 @@ def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
     broken = torch.full_like(start, float("nan"))
     assert torch.equal(mix_updates(start, broken, common, 0.0), start + common)
     assert torch.equal(mix_updates(start, new.double() - start.double(), broken.double(), 1.0), new)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: gram_trace(torch.zeros(3)), "features: shape"),
-        (lambda: mixing_ratio(torch.zeros(3, 2), torch.zeros(2, 2)), "global_features: shape"),
-        (
-            lambda: mix_updates(torch.zeros(2), torch.zeros(3), torch.zeros(2), 0.5),
-            "local_update: shape",
-        ),
-        (
-            lambda: mix_updates(
-                {"a": torch.zeros(2)}, {"a": torch.zeros(2)}, {"a": torch.zeros(1)}, 0.5
-            ),
-            r"global_update\['a'\]: shape \[1\], expected \[2\]",
-        ),
-        (
-            lambda: mix_updates({"a": torch.zeros(2)}, torch.zeros(2), {"a": torch.zeros(2)}, 0.5),
-            "local_update: Tensor",
-        ),
-        (lambda: mix_updates(torch.zeros(2), torch.zeros(2), torch.zeros(2), 1.5), "ratio: 1.5"),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -11,10 +11,7 @@ from flray.functional.numerics import (
     masked_mean,
     unit,
 )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+from tests.functional.helpers import normal
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200, 1e-320])

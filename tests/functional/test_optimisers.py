@@ -3,10 +3,7 @@ import pytest
 import torch
 
 from flray.functional import adaptive_step, control_variate, meta_gradient, momentum_step
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+from tests.functional.helpers import normal
 
 
 def test_momentum_by_hand_and_as_fedavg() -> None:
@@ -77,19 +74,3 @@ def test_meta_gradient_is_exact_for_a_quadratic() -> None:
     found = meta_gradient(g, hessian @ (w + 1e-3 * g), hessian @ (w - 1e-3 * g), 0.01, 1e-3)
     np.testing.assert_allclose(found, g - 0.01 * hessian @ g, rtol=1e-9)
     assert torch.equal(meta_gradient(g, w, -w, 0.0, 1e-3), g)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: momentum_step(torch.zeros(2), torch.zeros(3)), "momentum: shape"),
-        (lambda: adaptive_step(torch.zeros(2), torch.zeros(2), torch.zeros(3)), "variance: shape"),
-        (lambda: adaptive_step(*[torch.zeros(2)] * 3, rule="sgd"), "rule: 'sgd'"),  # type: ignore[arg-type]
-        (lambda: adaptive_step(*[torch.zeros(2)] * 3, tau=0.0), "tau: 0.0"),
-        (lambda: control_variate(*[torch.zeros(2)] * 4, lr_sum=0.0), "lr_sum: 0.0"),
-        (lambda: meta_gradient(*[torch.zeros(2)] * 3, alpha=0.1, delta=0.0), "delta: 0.0"),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

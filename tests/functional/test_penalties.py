@@ -49,24 +49,3 @@ def test_ewc_value_gradient_and_reduction_to_proximal() -> None:
     assert torch.equal(
         ewc_penalty(parameters, anchor, ones, 0.7), proximal_penalty(parameters, anchor, 0.7)
     )
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: proximal_penalty({}, {}, 1.0), "parameters: none"),
-        (
-            lambda: proximal_penalty(tree(0), {"w": torch.zeros(2, 3)}, 1.0),
-            r"reference: names .* missing \['b'\]",
-        ),
-        (
-            lambda: ewc_penalty(
-                tree(0), tree(0), {"w": torch.zeros(2, 3), "b": torch.zeros(())}, 1.0
-            ),
-            r"fisher\['b'\]: s",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

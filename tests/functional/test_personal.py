@@ -11,10 +11,7 @@ from flray.functional import (
     fomo_weights,
     pull_to_mean,
 )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+from tests.functional.helpers import normal
 
 
 def test_mixture_and_its_ends() -> None:
@@ -85,28 +82,3 @@ def test_fomo_mix_equals_the_convex_form_when_weights_sum_to_one() -> None:
     assert (
         torch.equal(kept["w"], reference["w"]) and kept["w"].data_ptr() != reference["w"].data_ptr()
     )
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: apfl_mix(torch.zeros(2), torch.zeros(2), 1.1), "alpha: 1.1"),
-        (
-            lambda: apfl_alpha_gradient(torch.zeros(2), torch.zeros(2), torch.zeros(3)),
-            "gradient: shape",
-        ),
-        (lambda: pull_to_mean(torch.zeros(2), torch.zeros(2), -0.1), "strength: -0.1"),
-        (lambda: fomo_affinities(1.0, torch.zeros(2), torch.zeros(3)), "distances: shape"),
-        (
-            lambda: fomo_mix({"a": torch.zeros(2)}, [{"a": torch.zeros(2)}], torch.zeros(2)),
-            "weights: shape",
-        ),
-        (
-            lambda: fomo_mix({"a": torch.zeros(2)}, [{"b": torch.zeros(2)}], torch.zeros(1)),
-            r"candidates\[0\]: names",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -9,14 +9,10 @@ from flray.functional import (
     prototype_scores,
     update_directions,
 )
+from tests.functional.helpers import POISONS, normal
 
-POISONS = [float("nan"), float("inf"), 1e300]
 LABELS = torch.tensor([0, 1, 2, 2, 3])
 PRESENT = torch.tensor([True, False, True, True])
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
 def poisoned(prototypes: torch.Tensor, poison: float) -> torch.Tensor:
@@ -141,34 +137,3 @@ def test_direction_update_by_hand() -> None:
     assert torch.equal(moved[1:], weight[1:])
     np.testing.assert_allclose(moved[:2].norm(dim=1), np.ones(2), rtol=1e-14)
     assert torch.equal(update_directions(weight, directions, torch.ones(2, 3).long(), 1.0), weight)
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (
-            lambda: prototype_loss(torch.zeros(5, 3), LABELS, torch.zeros(4, 2), PRESENT),
-            "prototypes: shape",
-        ),
-        (
-            lambda: prototype_contrastive_loss(
-                torch.zeros(5, 3), LABELS, torch.zeros(4, 3), PRESENT.int()
-            ),
-            "present: dtype",
-        ),
-        (lambda: merge_prototypes(torch.zeros(3, 4, 2), torch.zeros(3, 3)), "counts: shape"),
-        (
-            lambda: update_directions(
-                torch.zeros(4, 2), torch.zeros(3, 4, 2), torch.zeros(3, 4), 2.0
-            ),
-            "momentum: 2.0",
-        ),
-        (
-            lambda: update_directions(torch.zeros(4, 3), torch.zeros(3, 4, 2), torch.zeros(3, 4)),
-            "weight: shape",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(call, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        call()
