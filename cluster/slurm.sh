@@ -23,7 +23,7 @@ export FLRAY_NODE="$FLRAY_ROOT"
 # Nodes may be shared: a token, ports and a folder of this job's own, and no more memory than the job has.
 RAY_AUTH_TOKEN="$(python -c 'import secrets; print(secrets.token_hex(32))')"
 export RAY_AUTH_TOKEN
-port=$((20000 + SLURM_JOB_ID % 10000))
+port=$((20000 + SLURM_JOB_ID % 5000))
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${nodes[0]}"
 everywhere() { srun --nodes=${#nodes[@]} --ntasks=${#nodes[@]} "$@"; }
@@ -37,9 +37,11 @@ fi
 head_ip="$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')"
 
 # --block keeps each Ray in its job step, so that Slurm ends it with the job.
-start=(bash -c 'exec ray start --block --num-gpus="${SLURM_GPUS_ON_NODE:-0}" "$@"' - --num-cpus="$SLURM_CPUS_PER_TASK" "${limits[@]}")
+start=(bash -c 'exec ray start --block --num-gpus="${SLURM_GPUS_ON_NODE:-0}" "$@"' - --num-cpus="$SLURM_CPUS_PER_TASK" "${limits[@]}"
+  --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0)   # any that are free: Ray's own are the same in every job
 srun --nodes=1 --ntasks=1 --nodelist="$head" \
-  "${start[@]}" --head --node-ip-address="$head_ip" --port="$port" --include-dashboard=false &
+  "${start[@]}" --head --node-ip-address="$head_ip" --port="$port" --ray-client-server-port=$((port + 5000)) \
+  --include-dashboard=false &
 steps=($!)
 finish() {
   kill "${steps[@]}" 2>/dev/null || true

@@ -421,7 +421,8 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     head, worker = log.read_text().splitlines()
-    assert "--head" in head and f"--address=192.0.2.1:{20000 + int(job) % 10000}" in worker
+    assert f"--ray-client-server-port={25000 + int(job) % 5000}" in head
+    assert "--head" in head and f"--address=192.0.2.1:{20000 + int(job) % 5000}" in worker
     for line in (head, worker):
         mode, command, *options = line.split()
         assert (mode, command) == ("700", "start")
@@ -430,6 +431,8 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
             "--num-gpus=2",
             f"--memory={7 << 30}",
             f"--object-store-memory={3 << 30}",
+            "--min-worker-port=0",
+            "--dashboard-agent-listen-port=0",
         } <= set(options)
     assert not folder.exists()
 
