@@ -58,6 +58,10 @@ class RunFailedError(FlrayError):
     """A run that failed although its settings were valid: exit code 1 rather than 2."""
 
 
+class RayNotStartedError(RunFailedError):
+    """Ray did not start in time: nothing was computed, and what waits for it can be resumed."""
+
+
 class ConfigError(FlrayError):
     """A setting that cannot be used.
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from flray import bits
 from flray.config.experiment import Config
 from flray.config.loader import load
+from flray.config.shapes import read_partition
 from flray.config.yaml_files import read_yaml
 from flray.devices.identity import GpuIdentity, difference
 from flray.errors import FlrayError
+from flray.federation.diagnostic_files import PARTITION
 from flray.files import storage
 from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
@@ -126,7 +128,7 @@ def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]
 
 
 def check_unchanged(folder: Path, config: Config) -> None:
-    """Refuse to resume with other settings than a run or sweep started with.
+    """Refuse to resume with other settings than a run or sweep started with, or without its partition.
 
     Parameters
     ----------
@@ -138,8 +140,12 @@ def check_unchanged(folder: Path, config: Config) -> None:
     Raises
     ------
     FlrayError
-        Naming the differences; those in `RESUMABLE_SETTINGS` are allowed.
+        Naming the differences; those in `RESUMABLE_SETTINGS` are allowed. Also if a recorded
+        partition is damaged, which the figures need after all rounds.
     """
+    for recorded in (folder / PARTITION, *sorted(folder.glob(f"trials/*/{PARTITION}"))):
+        if recorded.exists():
+            read_partition(recorded)
     which = directory.folder_kind(folder) or "run"
     now, began = settings_text(config, which), directory.read(folder).get("settings")
     whole = began is not None

@@ -241,8 +241,6 @@ def resume(
         address = chosen_address(address, logged((progress or NullProgress()).say))
     check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
-    if (folder / PARTITION).is_file():
-        read_partition(folder / PARTITION)  # the figures at its end need it
     before = config.experiment.rounds
     if rounds is not None:
         config = extend.extended(folder, config, rounds)
@@ -251,8 +249,6 @@ def resume(
     if directory.read(folder)["status"] == "finished" and not other:
         return _result(folder, build_spec(experiment))
     resume_checks.check_own(folder, config)
-    if (folder / PARTITION).exists():  # the figures need it, after all rounds
-        read_partition(folder / PARTITION)
     if experiment.tracking.uri is not None:
         check(experiment.tracking.uri)
     bits.require(experiment)

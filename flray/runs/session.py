@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flray.config.experiment import Experiment
 from flray.config.shapes import read_partition
+from flray.errors import RayNotStartedError
 from flray.federation.diagnostic_files import PARTITION
 from flray.files.tracking_address import redact
 from flray.records import directory
@@ -107,7 +108,8 @@ def recording_failure(session: RunSession) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        session.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        waits = isinstance(error, KeyboardInterrupt | RayNotStartedError)
+        session.end("interrupted" if waits else "failed")
         raise
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flray.errors import FlrayError
+from flray.errors import FlrayError, RayNotStartedError
+from flray.federation.ray_backend import session
 from flray.federation.ray_backend.session import chosen_address, ray_session
+from flray.records import directory
+from flray.runs import runner
 
 
 @pytest.mark.parametrize(
@@ -50,3 +54,24 @@ def test_a_ray_that_cannot_start_is_one_line(
     text = str(refused.value)
     assert text.startswith("no Ray on this machine: ") and "RAY_TMPDIR" in text
     assert ("shorter" in text) == short and "\n" not in text
+
+
+def test_a_run_whose_ray_is_too_slow_to_start_was_interrupted_and_not_failed(
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline = {**digits, "rounds": 1, "resources": {"executor": "inline"}}
+    folder = runner.run({"experiment": inline}).folder
+    settings = (folder / directory.CONFIG).read_text()
+    (folder / directory.CONFIG).write_text(settings.replace("executor: inline", "executor: ray"))
+    tried = []
+
+    def slow(*arguments: Any) -> None:
+        tried.append(arguments)
+        raise ConnectionError("The current node timed out during startup")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session, "_start", slow)
+    with pytest.raises(RayNotStartedError, match=r"slow to start .* and was tried twice"):
+        runner.resume(folder, rounds=2)
+    assert len(tried) == 2
+    assert directory.read(folder)["status"] == "interrupted"

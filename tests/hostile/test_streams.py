@@ -111,8 +111,12 @@ def test_a_damaged_partition_is_told_before_the_rounds(
 ) -> None:
     write(rounds=1, name="done")
     folder = flray.run("x.yaml").folder
-    (folder / "partition.json").write_text("[1]")
-    before = (folder / "journal.jsonl").read_bytes()
-    assert invoke(["resume", "done", "rounds=3"]) == 2
-    assert "partition.json: found list" in capsys.readouterr().err
-    assert (folder / "journal.jsonl").read_bytes() == before
+    trial = folder / "trials" / "0001"  # as in a sweep's folder
+    trial.mkdir(parents=True)
+    for damaged in (trial, folder):
+        (damaged / "partition.json").write_text("[1]")
+        before = (folder / "journal.jsonl").read_bytes()
+        assert invoke(["resume", "done", "rounds=3"]) == 2
+        assert f"{damaged / 'partition.json'}: found list" in capsys.readouterr().err
+        assert (folder / "journal.jsonl").read_bytes() == before
+        (damaged / "partition.json").unlink()

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from flray.errors import FlrayError, RunFailedError, brief
+from flray.errors import FlrayError, RayNotStartedError, brief
 from flray.federation.ray_backend import private
 from flray.files.locks import BusyError, take_lock
 from flray.interrupts import RayLostError, preserve_handlers
@@ -51,7 +51,7 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
     ------
     FlrayError
         If it cannot be started here.
-    RunFailedError
+    RayNotStartedError
         If it could be, and did not start in time, twice.
     RayLostError
         In the thread of the block, if Ray's node process is killed.
@@ -70,7 +70,7 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
                     raise FlrayError(_refused(brief(error))) from None
                 stack.close()
                 if attempt == 2:
-                    raise RunFailedError(
+                    raise RayNotStartedError(
                         f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; "
                         "give the command again when less runs here, or compute without Ray: "
                         "resources.executor=inline"
@@ -103,15 +103,20 @@ def _start(folder: Path, resources: dict[str, float]) -> None:
         )
 
 
+def folder_of_sessions() -> Path:
+    """Return the folder in which each session makes its private one: ``RAY_TMPDIR``, or that for temporary files."""
+    usual = tempfile.gettempdir()
+    usual = usual if len(os.fsencode(usual)) <= ROOM else "/tmp"
+    return Path(os.environ.get("RAY_TMPDIR") or usual)
+
+
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """Make a folder that only this user may enter, and remove it and the folders of killed processes.
 
     Ray opens its folders to everybody, and with them the sockets that its processes meet at.
     """
-    given = os.environ.get("RAY_TMPDIR")
-    usual = tempfile.gettempdir()
-    base = Path(given or (usual if len(os.fsencode(usual)) <= ROOM else "/tmp"))
+    given, base = os.environ.get("RAY_TMPDIR"), folder_of_sessions()
     try:
         base.mkdir(parents=True, exist_ok=True)
         for left in base.glob(f"{PREFIX}*/{LOCK}"):
