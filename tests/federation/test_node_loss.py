@@ -1,4 +1,4 @@
-"""A node killed in the middle of a round, and replaced: run and sweep go on to the bits of an undisturbed run."""
+"""A node killed in the middle of a round, and replaced: run and sweep continue to the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -6,243 +6,199 @@ import itertools
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from flray import api
-from flray.records.events import read_events
 from flray.runs import runner
 from flray.runs.progress import NullProgress
+from tests.clusters import joined_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+HEALTH_CHECKS = {"period_ms": "1000", "timeout_ms": "2000", "failure_threshold": "4"}
+"""For four seconds Ray says only that an actor of a lost node is unavailable (by its defaults: fifteen)."""
 
 
-QUICK = {"period_ms": "500", "timeout_ms": "2000", "failure_threshold": "2"}
-"""Health checks by which a node is known to be gone after a second or two."""
-
-
-@pytest.fixture(scope="module", params=[QUICK], ids=["quick"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
     """A head with one CPU and a worker node with one; client states (250 kB) stay on the node that made them."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_max_direct_call_object_size", "100000")
-        for name, value in request.param.items():
-            patch.setenv(f"RAY_health_check_{name}", value)
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
-        cluster.worker = cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-        yield cluster
-        ray.shutdown()
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_max_direct_call_object_size", "100000")
+        for name, value in HEALTH_CHECKS.items():
+            environment.setenv(f"RAY_health_check_{name}", value)
+        # One thread for all tests: Ray's processes end with the thread that started them.
+        with (
+            ThreadPoolExecutor(1) as thread,
+            joined_cluster({"num_cpus": 1}, {"num_cpus": 1}) as cluster,
+        ):
+            cluster.thread = thread
+            yield cluster
 
 
-def work(digits: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of a second or two, in which every client keeps a state."""
-    return {
-        **digits,
-        "algorithm": "local",
-        "rounds": 4,
-        "data": {"name": "digits-sklearn", "samples": 200},
-        "partition": {"name": "iid", "clients": 6},
-        "local": {"epochs": 4, "batch_size": 8, "lr": 0.02},
-    }
+HELD = """
+import os
+import time
+from pathlib import Path
+
+from flray import register_algorithm, registry
 
 
-def rounds(pattern: str) -> int:
-    return max(
-        (sum(e["type"] == "round" for e in read_events(p)) for p in Path().glob(pattern)), default=0
-    )
+@register_algorithm("held")
+class Held(registry.algorithms.get("local")):
+    def train(self, client):
+        round_, here = client.round + 1, Path({folder!r})
+        if round_ in {rounds}:
+            (here / f"reached-{{round_}}-{{os.getpid()}}").touch()
+            while not (here / f"open-{{round_}}").exists():
+                time.sleep(0.05)
+        return super().train(client)
+"""
+"""Local training, which waits in the middle of some rounds, and says which processes do."""
 
 
-class Lines(NullProgress):
+class Seen(NullProgress):
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.rounds: list[tuple[str, int]] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-
-class Seen(Lines):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[tuple[str, int]] = []
-
-    def round(self, number: str, label: str, done: int, *more: Any) -> None:
+    def round(self, number: Any, label: str, done: int = 0, *more: Any) -> None:
         self.rounds.append((number, done))
 
 
-def disturbed(nodes: Any, call: Any, pattern: str, notice: bool = False, last: int = 4) -> Any:
-    """Run in a thread, and replace the worker node a moment after the second round was recorded.
+class Disturbance:
+    """Replaces the worker node in the middle of a round, in which two processes wait.
 
-    With notice, Ray is told some seconds before, as an autoscaler does for a spot instance.
+    With `notice`, Ray is told in an earlier round, as an autoscaler does for a spot instance.
     """
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
-    thread.start()
-    end = time.monotonic() + 120
-    while rounds(pattern) < 2 and thread.is_alive() and time.monotonic() < end:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    if notice:
-        drain(nodes)
-        time.sleep(4)
-    assert 2 <= rounds(pattern) < last
-    nodes.remove_node(nodes.worker, allow_graceful=False)
-    nodes.worker = nodes.add_node(num_cpus=1)
-    thread.join(120)
-    assert found, "the run did not end"
-    return found[0]
+
+    def __init__(self, nodes: Any, progress: Seen, lost: int, notice: int = 0) -> None:
+        self.nodes, self.progress, self.lost, self.notice = nodes, progress, lost, notice
+        self.ended = threading.Event()
+        rounds = [number for number in (notice, lost) if number]
+        Path("held.py").write_text(HELD.format(folder=str(Path.cwd()), rounds=rounds))
+
+    def __enter__(self) -> None:
+        self.running = self.nodes.thread.submit(self.run)
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        if error[0] is None:
+            self.running.result()
+
+    def run(self) -> None:
+        try:
+            self.disturb()
+        finally:
+            for number in (self.notice, self.lost):
+                Path(f"open-{number}").touch()
+
+    def disturb(self) -> None:
+        self.wait_for(lambda: self.reached(self.notice or self.lost) == 2)
+        if self.notice:
+            drain(self.nodes)
+            time.sleep(1.5)  # those who look once in a second look again after this round
+            Path(f"open-{self.notice}").touch()
+            # A trial stays on a drained node; a run gives no work to its actor there.
+            told = "a node will soon be gone"
+            self.wait_for(lambda: self.reached(self.lost) >= 2 - (told in str(self.progress.lines)))
+        self.nodes.remove_node(self.nodes.workers.pop(), allow_graceful=False)
+        Path(f"open-{self.lost}").touch()
+        # Python allows handlers of signals in the main thread only.
+        with patch("ray._private.utils.set_sigterm_handler"):
+            self.nodes.workers.append(self.nodes.add_node(num_cpus=1))
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert not self.ended.wait(0.05), "the call ended before the node was lost"
+
+    def reached(self, number: int) -> int:
+        return len(list(Path().glob(f"reached-{number}-*")))
 
 
 def drain(nodes: Any) -> None:
     """Give the notice by Ray's own command."""
-    command = f"ray drain-node --address {nodes.address} --node-id {nodes.worker.node_id} "
+    command = f"ray drain-node --address {nodes.address} --node-id {nodes.workers[0].node_id} "
     command += "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot "
     subprocess.run(
-        [*command.split(), "--deadline-remaining-seconds", "60"],
-        check=True,
-        capture_output=True,
-        timeout=60,
+        [*command.split(), "--deadline-remaining-seconds", "300"], check=True, capture_output=True
     )
+
+
+def work(digits: dict[str, Any], rounds: int, **changes: Any) -> dict[str, Any]:
+    """Rounds in which every client keeps a state; no checkpoint has them before the end."""
+    return {
+        **digits,
+        "plugins": ["held.py"],
+        "algorithm": "held",
+        "rounds": rounds,
+        "partition": {"name": "iid", "clients": 6},
+        "checkpoint": {"every": rounds, "min_seconds": 0},
+        **changes,
+    }
+
+
+def undisturbed(settings: dict[str, Any], **changes: Any) -> str:
+    alone = {"name": "whole", "algorithm": "local", "plugins": []}
+    content = {**settings, **alone, "resources": {"executor": "inline"}, **changes}
+    return runner.run({"experiment": content}).sha256
 
 
 def test_a_run_survives_the_loss_of_a_node(
     tmp_cwd: Path, digits: dict[str, Any], nodes: Any
 ) -> None:
-    # No checkpoint has states before the end, so those on the node are gone: the run goes back to
-    # the beginning.
-    settings = {**work(digits), "rounds": 8, "checkpoint": {"every": 8, "min_seconds": 0}}
-    whole = runner.run({"experiment": {**settings, "resources": {"executor": "inline"}}})
-    progress = Lines()
-    result = disturbed(
-        nodes,
-        lambda: runner.run({"experiment": {**settings, "name": "lost"}}, progress=progress),
-        "runs/lost/001/journal.jsonl",
-        last=8,
-    )
-    assert result.sha256 == whole.sha256
-    assert list(result.history["round"]) == [*range(1, 9)]
-    assert any("lost with the node" in line for line in progress.lines)
-
-
-def test_a_sweep_survives_the_loss_of_a_node(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
-) -> None:
-    content = {
-        "experiment": {**work(digits), "name": "sweep", "output": str(tmp_cwd / "runs")},
-        "space": {"local.lr": {"grid": [0.02, 0.05]}},
-        "sweep": {"metric": "auto"},  # else it would keep validation samples
-    }
-    whole = {
-        lr: runner.run(
-            {"experiment": {**work(digits), "resources": {"executor": "inline"}}},
-            [f"local.lr={lr}"],
-        )
-        for lr in (0.02, 0.05)
-    }
-    result = disturbed(nodes, lambda: api.tune(content), "runs/sweep/001/trials/*/journal.jsonl")
-    table = result.results.set_index("local.lr")
-    assert {lr: table.loc[lr, "sha256"] for lr in whole} == {
-        lr: run.sha256 for lr, run in whole.items()
-    }
+    """The states on the node are gone, so the run goes back to the beginning; nobody is blamed."""
+    settings, progress = work(digits, 4, faults={"attempts": 1}), Seen()
+    with Disturbance(nodes, progress, lost=3):
+        result = runner.run({"experiment": settings}, progress=progress)
+    assert result.sha256 == undisturbed(settings)
+    assert list(result.history["round"]) == [1, 2, 3, 4]
+    assert any("lost with the node" in line for line in progress.lines), progress.lines
 
 
 def test_a_node_that_is_drained_takes_no_client_state_with_it(
     tmp_cwd: Path, digits: dict[str, Any], nodes: Any
 ) -> None:
-    settings = {
-        **work(digits),
-        "rounds": 12,
-        "checkpoint": {"every": 12, "min_seconds": 0},
-        "faults": {"attempts": 1},  # which the loss of a node must not use up
-    }
-    whole = runner.run({"experiment": {**settings, "resources": {"executor": "inline"}}})
-    progress = Lines()
-    result = disturbed(
-        nodes,
-        lambda: runner.run({"experiment": {**settings, "name": "drained"}}, progress=progress),
-        "runs/drained/001/journal.jsonl",
-        notice=True,
-        last=12,
-    )
-    assert result.sha256 == whole.sha256 and list(result.history["round"]) == [*range(1, 13)]
-    assert any("a node will soon be gone" in line for line in progress.lines)
-    assert not any("lost with the node" in line for line in progress.lines)
+    settings, progress = work(digits, 6, faults={"attempts": 1}), Seen()
+    with Disturbance(nodes, progress, notice=2, lost=5):
+        result = runner.run({"experiment": settings}, progress=progress)
+    assert result.sha256 == undisturbed(settings)
+    assert list(result.history["round"]) == [*range(1, 7)]
+    assert any("a node will soon be gone" in line for line in progress.lines), progress.lines
+    assert not any("lost with the node" in line for line in progress.lines), progress.lines
 
 
-def test_a_trial_on_a_node_that_is_drained_loses_a_round_at_most(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+@pytest.mark.parametrize("notice", [0, 2], ids=["lost", "drained"])
+def test_a_sweep_survives_the_loss_of_a_node(
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any, notice: int
 ) -> None:
+    """The trial on it uses up no attempt; if the node was drained, it loses a round at most."""
+    settings = work(digits, 5, resources={"executor": "inline"}, output=str(tmp_cwd / "runs"))
     content = {
-        "experiment": {
-            **work(digits),
-            "rounds": 20,
-            "name": "spot",
-            "output": str(tmp_cwd / "runs"),
-            "resources": {"executor": "inline"},
-            "checkpoint": {"every": 20, "min_seconds": 0},
-        },
-        "space": {"local.lr": {"grid": [0.02, 0.05]}},
-        "sweep": {"metric": "auto", "max_failures": 1},
-    }
-    progress = Seen()
-    result = disturbed(
-        nodes,
-        lambda: api.tune(content, progress=progress),
-        "runs/spot/001/trials/*/journal.jsonl",
-        notice=True,
-        last=20,
-    )
-    assert list(result.results["status"]) == ["finished", "finished"]
-    assert any("lost its node" in line for line in progress.lines), progress.lines
-    for number in ("0001", "0002"):
-        seen = [round_ for trial, round_ in progress.rounds if trial == number]
-        assert seen[-1] == 20
-        assert all(after >= before for before, after in itertools.pairwise(seen)), seen
-
-
-@pytest.mark.parametrize("nodes", [{}], indirect=True, ids=["ray's own health checks"])
-def test_a_node_that_is_lost_uses_up_no_attempt_under_ray_s_own_health_checks(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
-) -> None:
-    """For fifteen seconds, until those have failed, Ray says only that an actor is unavailable."""
-    alone = {"resources": {"executor": "inline"}, "checkpoint": {"every": 20, "min_seconds": 0}}
-    content = {
-        "experiment": {
-            **work(digits),
-            **alone,
-            "rounds": 8,
-            "name": "trials",
-            "output": str(tmp_cwd / "runs"),
-        },
+        "experiment": settings,
         "space": {"local.lr": {"grid": [0.02, 0.05]}},
         "sweep": {"metric": "auto", "max_failures": 0},
     }
     progress = Seen()
-    swept = disturbed(
-        nodes,
-        lambda: api.tune(content, progress=progress),
-        "runs/trials/001/trials/*/journal.jsonl",
-        last=8,
-    )
-    assert list(swept.results["status"]) == ["finished", "finished"], progress.lines
+    with Disturbance(nodes, progress, notice=notice, lost=3):
+        result = api.tune(content, progress=progress)
+    assert list(result.results["status"]) == ["finished", "finished"], progress.lines
     assert any("lost its node" in line for line in progress.lines), progress.lines
     assert not any("crashed" in line for line in progress.lines), progress.lines
-
-    settings = {**work(digits), "algorithm": "fedavg", "rounds": 12, "faults": {"attempts": 1}}
-    whole = runner.run({"experiment": {**settings, **alone}})
-    kept = disturbed(
-        nodes,
-        lambda: runner.run({"experiment": {**settings, "name": "tasks"}}),
-        "runs/tasks/001/journal.jsonl",
-        last=12,
-    )
-    assert kept.sha256 == whole.sha256
+    found = result.results.set_index("local.lr")["sha256"]
+    for lr in (0.02, 0.05):
+        local = {**settings["local"], "lr": lr}
+        assert found[lr] == undisturbed(settings, local=local)
+    for number in ("0001", "0002"):
+        seen = [done for trial, done in progress.rounds if trial == number]
+        assert seen[-1] == 5
+        steps = [after - before for before, after in itertools.pairwise(seen)]
+        assert not notice or min(steps) >= 0, seen
