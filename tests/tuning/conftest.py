@@ -25,3 +25,10 @@ def content(tmp_path: Path) -> dict[str, Any]:
         "space": {"local.lr": {"grid": [0.02, 0.1]}},
         "sweep": {"seeds": [0, 1]},
     }
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps end without figures and report, which take longer than the trials of these tests."""
+    for name in ("draw_trials", "save_figure", "_add_report"):
+        monkeypatch.setattr(f"flray.tuning.summary.{name}", lambda *_: None)

@@ -13,8 +13,7 @@ from flray.config.yaml_files import read_with_base
 from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
-
-SPACES = Path(__file__).parents[2] / "search_spaces"
+from tests.tuning.helpers import specs
 
 
 @pytest.fixture
@@ -35,20 +34,14 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, Any]) -> None:
-    config = resolve_sweep(load({**armed, "space": {"local.epochs": {"grid": [1, 2]}}}))
-    made = trial_specs(config, enumerate_settings(config))
+    _, made = specs({**armed, "space": {"local.epochs": {"grid": [1, 2]}}})
     assert len(made) == 3 * 2 * 2 * 2
     assert [p.setting["arms.method"] for p in made[::8]] == ["fedavg", "prox", "fccl"]
-    prox = made[8 + 4].experiment
-    assert (prox.algorithm.name, prox.algorithm.options["mu"], prox.local.lr) == (
-        "fedprox",
-        0.5,
-        0.2,
-    )
+    prox, first = made[8 + 4].experiment, made[0].experiment
+    assert prox.algorithm.name == "fedprox" and prox.algorithm.options["mu"] == 0.5
+    assert prox.local.lr == 0.2 and first.local.lr == 0.05
     assert prox.partition.name == "domains" and prox.partition.options["clients_per_domain"] == 2
-    assert (
-        made[0].experiment.local.lr == 0.05 and made[0].experiment.partition.options["clients"] == 3
-    )
+    assert first.partition.options["clients"] == 3
     assert label(made[-1].setting) == "fccl skewed epochs=2"
     assert flatten_setting(made[0].setting) == {
         "arms.method": "fedavg",
@@ -64,10 +57,8 @@ def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> 
         update={"sweep": config.sweep.model_copy(update={"only": {"method": ("prox",)}})}
     )
     before = config.model_dump()
-    assert {
-        one.experiment.algorithm.options["mu"]
-        for one in trial_specs(config, enumerate_settings(config))
-    } == {0.1, 0.2}
+    made = trial_specs(config, enumerate_settings(config))
+    assert {one.experiment.algorithm.options["mu"] for one in made} == {0.1, 0.2}
     assert config.model_dump() == before
 
 
@@ -76,11 +67,8 @@ def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
         "only": {"method": ["fccl", "prox"]},
         "skip": [{"method": ["prox"], "data": ["iid"]}],
     }
-    assert [label(s) for s in enumerate_settings(resolve_sweep(load(armed)))] == [
-        "fccl iid",
-        "fccl skewed",
-        "prox skewed",
-    ]
+    found = [label(setting) for setting in enumerate_settings(resolve_sweep(load(armed)))]
+    assert found == ["fccl iid", "fccl skewed", "prox skewed"]
     armed["sweep"]["skip"] = [{"data": ["iid", "skewed"]}]
     with pytest.raises(FlrayError, match="every combination"):
         resolve_sweep(load(armed))
@@ -97,14 +85,13 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
 
     def trials_of(*overrides: str, smaller: bool = False) -> dict[tuple[str, str], tuple[Any, ...]]:
         config = load(armed, overrides)
-        config = resolve_sweep(smoke(config) if smaller else config)
         return {
             (one.setting["arms.method"], one.setting["arms.data"]): (
                 one.experiment.algorithm.options.get("mu"),
                 one.experiment.local.lr,
                 one.experiment.local.momentum,
             )
-            for one in trial_specs(config, enumerate_settings(config))
+            for one in specs(smoke(config) if smaller else config)[1]
         }
 
     found = trials_of()
@@ -113,11 +100,10 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
     assert trials_of("local.lr=0.4")["prox", "skewed"] == (5.0, 0.4, 0.5)
     assert trials_of("local.momentum=0.1")["prox", "skewed"] == (5.0, 0.3, 0.1)
     assert trials_of(smaller=True)["prox", "iid"][0] == 0.5
-    armed["sweep"]["where"] = [
-        {"arms": {"method": ["fedavg"]}, "settings": {"algorithm": "scaffold"}}
-    ]
+    rule = {"arms": {"method": ["fedavg"]}, "settings": {"algorithm": "scaffold"}}
+    armed["sweep"]["where"], armed["arms"] = [rule], {"method": {"fedavg": None}}
     with pytest.raises(FlrayError, match=r"a rule of sweep\.where sets the whole algorithm"):
-        load({**armed, "arms": {"method": {"fedavg": None}}}, ["algorithm.mu=1"])
+        load(armed, ["algorithm.mu=1"])
 
 
 @pytest.mark.parametrize(
@@ -145,40 +131,30 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
 )
 def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any, said: str) -> None:
     with pytest.raises(FlrayError, match=said):
-        config = resolve_sweep(load(armed, [(path, value)]))
-        trial_specs(config, enumerate_settings(config))
+        specs(armed, [(path, value)])
 
 
 def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
-    config = resolve_sweep(
-        load(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"])
-    )
-    made = trial_specs(config, enumerate_settings(config))
+    _, made = specs(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"])
     assert {p.experiment.local.lr for p in made} == {0.3} and {p.seed for p in made} == {5}
-    assert {
-        p.experiment.algorithm.options.get("mu") for p in made if p.setting["arms.method"] == "prox"
-    } == {2.0}
+    prox = [p.experiment for p in made if p.setting["arms.method"] == "prox"]
+    assert {experiment.algorithm.options["mu"] for experiment in prox} == {2.0}
 
 
-def test_what_is_saved_is_loaded_again_alike(armed: dict[str, Any]) -> None:
-    config = resolve_sweep(load(armed))
-    again = resolve_sweep(
-        load(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)))
-    )
-    assert [p.experiment for p in trial_specs(again, enumerate_settings(again))] == [
-        p.experiment for p in trial_specs(config, enumerate_settings(config))
-    ]
-
-
-def test_the_file_of_a_trial_is_that_of_a_run(armed: dict[str, Any], tmp_path: Path) -> None:
+def test_saved_files_of_sweeps_and_trials_are_loaded_alike(
+    armed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also as the file of a single run, which a trial's is."""
     armed["sweep"] |= {
         "only": {"method": ["fccl", "prox"]},
         "skip": [{"method": ["prox"], "data": ["iid"]}],
         "where": [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}],
         "scheduler": "asha",
     }
-    config = resolve_sweep(load(armed))
-    for spec in trial_specs(config, enumerate_settings(config)):
+    config, made = specs(armed)
+    saved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    assert [p.experiment for p in specs(yaml.safe_load(saved))[1]] == [p.experiment for p in made]
+    for spec in made:
         trial = TrialFolder(tmp_path, spec.number)
         trial.create(spec, config)
         alone = load(trial.path / "config.yaml")
@@ -195,10 +171,8 @@ def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> Non
     )
     config = load(file)
     assert config.experiment.rounds == 7 and config.experiment.local.lr == 0.05
-    assert list(config.arms["method"]) == ["fedavg", "prox"] and list(config.arms["data"]) == [
-        "iid",
-        "skewed",
-    ]
+    assert list(config.arms["method"]) == ["fedavg", "prox"]
+    assert list(config.arms["data"]) == ["iid", "skewed"]
     assert config.arms["method"]["prox"] == {"algorithm": {"name": "moon"}, "local.lr": 0.2}
     (tmp_path / "common.yaml").write_text(
         "paper: {name: fedskc, departures: [other data]}\nexperiment: {rounds: 2}\n"
@@ -214,36 +188,15 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     armed["experiment"] |= {"rounds": 100, "local": {"epochs": 10, "batch_size": 64}}
     armed["arms"]["method"]["prox"] |= {"rounds": 300, "local.epochs": 20}
     armed["arms"]["data"]["iid"]["partition"]["clients"] = 30
-    config = resolve_sweep(smoke(resolve_sweep(load(armed))))
-    made = trial_specs(config, enumerate_settings(config))
-    assert [label(p.setting) for p in made] == [
-        "fedavg iid",
-        "fedavg skewed",
-        "prox iid",
-        "fccl iid",
-    ]
-    assert {
-        (p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made
-    } == {(2, 1, 900)}
+    _, made = specs(smoke(resolve_sweep(load(armed))))
+    names = ["fedavg iid", "fedavg skewed", "prox iid", "fccl iid"]
+    assert [label(p.setting) for p in made] == names
+    sizes = {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made}
+    assert sizes == {(2, 1, 900)}
     assert made[-1].experiment.algorithm.options["public_size"] == 64
     assert made[-1].experiment.name == "small-smoke"
-
-
-def test_smoke_keeps_validation_samples_where_an_arms_split_had_set_them_apart(
-    armed: dict[str, Any],
-) -> None:
+    # Validation samples stay where an arm's split had set them apart.
     armed["arms"]["data"]["iid"] |= {"split": "fedbn-office", "evaluation.protocol": "best"}
-    made = trial_specs(config := resolve_sweep(smoke(load(armed))), enumerate_settings(config))
+    _, made = specs(smoke(load(armed)))
     assert {one.experiment.split for one in made} == {"official"}
     assert {one.experiment.evaluation.validation for one in made} == {0.2}
-
-
-@pytest.mark.parametrize("file", sorted(SPACES.glob("*.yaml")), ids=lambda file: str(file.stem))
-def test_smoke_of_a_sweep_without_arms_has_its_settings(file: Path) -> None:
-    config = resolve_sweep(load(file))
-    small = smoke(config, ["digits5-local"])
-    made = trial_specs(small, enumerate_settings(small))
-    assert made and {one.experiment.rounds for one in made} == {2}
-    varied = [one.setting for one in trial_specs(config, enumerate_settings(config))]
-    for one in made:
-        assert any(one.setting.items() <= setting.items() for setting in varied)

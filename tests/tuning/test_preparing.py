@@ -10,7 +10,7 @@ from flray.data.loading import load_dataset
 from flray.federation.building import build_spec
 from flray.federation.spec import SharedDataset
 from flray.tuning.resources import TrialResources
-from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from tests.tuning.helpers import specs
 
 
 def _bundles(
@@ -57,21 +57,15 @@ def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> 
     assert seconds(4_000, 50) == seconds(4_000, 10_000, concurrency=50) == pytest.approx(1.5)
 
 
-def test_a_trial_in_one_process_is_one_bundle(content: dict[str, Any]) -> None:
+def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: dict[str, Any]) -> None:
     assert _bundles(content, {"CPU": 4}, 8, executor="inline") == [{"CPU": 1.0}]
     assert _bundles(content, {"CPU": 4}, 8) == [{"CPU": 1.0}]
     assert _bundles(content, {"CPU": 4}, 8, actors=1) == [{}, {"CPU": 1.0}]  # asked for
+    assert _bundles(content, {"CPU": 16, "GPU": 1}, 8) == [{"CPU": 1.0, "GPU": 0.25}]
+    halves = _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5)
+    assert halves == [{}, *[{"CPU": 1.0, "GPU": 0.5}] * 2]
     content["experiment"]["faults"] = {"round_timeout": 60}  # nobody else could cut a client off
     assert _bundles(content, {"CPU": 4}, 8) == [{}, {"CPU": 1.0}]
-
-
-def test_gpus_are_shared(content: dict[str, Any]) -> None:
-    bundles = _bundles(content, {"CPU": 16, "GPU": 1}, 8)
-    assert bundles == [{"CPU": 1.0, "GPU": 0.25}]
-    assert _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5) == [
-        {},
-        *[{"CPU": 1.0, "GPU": 0.5}] * 2,
-    ]
 
 
 def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
@@ -80,14 +74,12 @@ def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]
         "resources.actors": {"grid": [1, 3]},
     }
     content["experiment"]["resources"] = {}
-    config = resolve_sweep(load(content))
-    made = trial_specs(config, enumerate_settings(config))
+    _, made = specs(content)
     with pytest.raises(ConfigErrors) as caught:
         TrialResources({"CPU": 2.0}, len(made), "auto").check(made)
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 2
-    assert "experiment.participation.clients: found 9" in str(caught.value)
-    assert "experiment.resources.actors: found 3" in str(caught.value)
+    first, second = sorted(str(caught.value).splitlines())
+    assert "experiment.participation.clients: found 9" in first
+    assert "experiment.resources.actors: found 3" in second
 
 
 def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:

@@ -8,102 +8,71 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from flray import tune
-from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
-from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from flray.runs.session import RunSession
 from flray.tuning.trial_store import TrialFolder, next_session, suggested_settings, trial_folders
+from tests.tuning.helpers import begin, specs
+
+
+def begun(content: dict[str, Any], folder: Path) -> list[tuple[TrialFolder, RunSession]]:
+    """Begin all trials of a sweep."""
+    config, made = specs(content)
+    begin(config, folder)
+    found = []
+    for point in made:
+        trial = TrialFolder(folder, point.number)
+        trial.create(point, config)
+        found.append((trial, trial.begin(point, directory.read(folder), config)))
+    return found
 
 
 @pytest.fixture
 def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     """A sweep's folder with two methods at two seeds, one trial stopped early, and a third method that failed."""
     content["space"] = {"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.5}, "local"]}}
-    config = resolve_sweep(load(content))
-    directory.save_config(tmp_path, config)
-    directory.write(tmp_path, "sweep", directory.new_identity())
-    parent = directory.read(tmp_path)
     finals = {"0001": (0.8, 3), "0002": (0.9, 3), "0003": (0.6, 3), "0004": (0.5, 1)}
-    for point in trial_specs(config, enumerate_settings(config)):
-        folder = TrialFolder(tmp_path, point.number)
-        folder.create(point, config)
-        session = folder.begin(point, parent, config)
-        final, rounds = finals.get(point.number, (0.0, 0))
+    for trial, session in begun(content, tmp_path):
+        final, rounds = finals.get(trial.number, (0.0, 0))
         for round_ in range(1, rounds + 1):
             score = final - 0.1 * (rounds - round_)
+            metrics = dict.fromkeys(("score", "global/common/accuracy"), score)
+            local = "global/local/accuracy"
+            clients = {f"{local}/client/a": score + 0.05, f"{local}/client/b": score - 0.05}
             session.journal.record_round(
-                round_,
-                {
-                    "score": score,
-                    "global/common/accuracy": score,
-                    "global/local/accuracy": score,
-                    "global/local/accuracy/client/a": score + 0.05,
-                    "global/local/accuracy/client/b": score - 0.05,
-                    "time/round": 2.0,
-                },
+                round_, {**metrics, local: score, **clients, "time/round": 2.0}
             )
         if rounds == 0:
-            folder.end(
-                session,
-                "failed",
-                failure="client 1 (b), round 1: ValueError: no\nmore",
-                metric=None,
-            )
+            failure = "client 1 (b), round 1: ValueError: no\nmore"
+            trial.end(session, "failed", failure=failure, metric=None)
         else:
-            folder.end(
-                session,
-                "finished" if rounds == 3 else "stopped",
-                metric="global/common/accuracy",
-                sha256="ab" if rounds == 3 else None,
-            )
+            ended, digest = ("finished", "ab") if rounds == 3 else ("stopped", None)
+            trial.end(session, ended, metric="global/common/accuracy", sha256=digest)
         session.close()
     return tmp_path
 
 
-def test_a_row_per_trial(sweep: Path) -> None:
+def test_a_row_per_trial_and_one_per_setting(sweep: Path) -> None:
     table = SweepResult(sweep).results
-    assert list(table["status"]) == [
-        "finished",
-        "finished",
-        "finished",
-        "stopped",
-        "failed",
-        "failed",
-    ]
+    statuses = ["finished"] * 3 + ["stopped"] + ["failed"] * 2
+    assert list(table["status"]) == statuses
     assert list(table["algorithm"]) == ["fedavg"] * 2 + ["fedprox"] * 2 + ["local"] * 2
     assert list(table["rounds"]) == [3, 3, 3, 1, 0, 0]
     assert list(table["seconds"]) == [6.0, 6.0, 6.0, 2.0, 0.0, 0.0]
-    assert table["client/a"][1] == pytest.approx(0.95) and table["client/b"][3] == pytest.approx(
-        0.45
-    )
-    assert math.isnan(table["score"][4])
+    assert table["client/a"][1] == pytest.approx(0.95)
+    assert table["client/b"][3] == pytest.approx(0.45) and math.isnan(table["score"][4])
 
-
-def test_mean_and_standard_deviation_over_seeds(sweep: Path) -> None:
     summary = SweepResult(sweep).summary
     assert list(summary["algorithm"]) == ["fedavg", "fedprox", "local"]
     first, second, third = summary.to_dict("records")
-    assert first["score"] == pytest.approx(0.85) and first["score_std"] == pytest.approx(
-        0.1 / math.sqrt(2)
-    )
-    assert first["client/a"] == pytest.approx(0.90) and first["client/a_std"] == pytest.approx(
-        0.1 / math.sqrt(2)
-    )
-    assert (first["seeds"], first["rounds_min"], first["rounds_max"], first["stopped"]) == (
-        2,
-        3,
-        3,
-        0,
-    )
-    assert (second["seeds"], second["rounds_min"], second["rounds_max"], second["stopped"]) == (
-        2,
-        1,
-        3,
-        1,
-    )
+    for name, mean in (("score", 0.85), ("client/a", 0.90)):
+        assert first[name] == pytest.approx(mean)
+        assert first[f"{name}_std"] == pytest.approx(0.1 / math.sqrt(2))
+    counts = ("seeds", "rounds_min", "rounds_max", "stopped")
+    assert [first[name] for name in counts] == [2, 3, 3, 0]
+    assert [second[name] for name in counts] == [2, 1, 3, 1]
     assert (third["seeds"], third["failed"]) == (0, 2) and math.isnan(third["score"])
     assert SweepResult(sweep).best["algorithm"] == "fedavg"
 
@@ -145,64 +114,35 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "score", "client"),
-    [("last", 0.5, 0.55), ("best", 0.7, 0.75), ("mean-last", 0.6, 0.65)],
+    ("protocol", "score", "client", "note"),
+    [
+        ("last", 0.5, 0.55, "seeds"),
+        ("best", 0.7, 0.75, "seeds, best round on validation"),
+        ("mean-last", 0.6, 0.65, "mean of the last evaluations"),
+    ],
 )
 def test_the_protocol_decides_the_score(
-    content: dict[str, Any], tmp_path: Path, protocol: str, score: float, client: float
+    content: dict[str, Any], tmp_path: Path, protocol: str, score: float, client: float, note: str
 ) -> None:
-    content["experiment"]["evaluation"] = {
-        "validation": 0.2,
-        "protocol": protocol,
-        "last": 2,
-        "every": 2,
-    }
+    evaluation = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
+    content["experiment"]["evaluation"] = evaluation
     content["space"] = {"algorithm": {"grid": ["fedavg"]}}
-    config = resolve_sweep(load(content))
-    directory.save_config(tmp_path, config)
-    directory.write(tmp_path, "sweep", directory.new_identity())
-    for point in trial_specs(config, enumerate_settings(config)):
-        folder = TrialFolder(tmp_path, point.number)
-        folder.create(point, config)
-        session = folder.begin(point, directory.read(tmp_path), config)
+    for trial, session in begun(content, tmp_path):
         for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
-            session.journal.record_round(
-                round_ - 1, {"score": test - 0.2, "time/round": 1.0}
-            )  # not evaluated: an old score
-            session.journal.record_round(
-                round_,
-                {
-                    "score": test,
-                    "global/common/accuracy": test,
-                    "global/validation/accuracy": validation,
-                    "global/local/accuracy/client/a": test + 0.05,
-                    "time/round": 1.0,
-                },
-            )
-        folder.end(session, "finished", metric="global/common/accuracy", sha256="ab")
+            # A round that is not evaluated has an old score.
+            session.journal.record_round(round_ - 1, {"score": test - 0.2, "time/round": 1.0})
+            metrics = {
+                "score": test,
+                "global/common/accuracy": test,
+                "global/validation/accuracy": validation,
+                "global/local/accuracy/client/a": test + 0.05,
+                "time/round": 1.0,
+            }
+            session.journal.record_round(round_, metrics)
+        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab")
         session.close()
     result = SweepResult(tmp_path)
     assert result.best["score"] == pytest.approx(score)
     assert result.results["client/a"].tolist() == pytest.approx([client] * len(result.results))
     assert result.results["seconds"].tolist() == [6.0] * len(result.results)
-    note = {
-        "last": "seeds",
-        "best": "seeds, best round on validation",
-        "mean-last": "mean of the last evaluations",
-    }
-    assert str(result.table().title).endswith(note[protocol])
-
-
-def test_one_arm_that_was_chosen_is_named_by_its_own_method(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
-    """Where nothing varies, the name is the method that ran, which need not be the base's."""
-    del content["space"]
-    content["arms"] = {"method": {"plain": None, "prox": {"algorithm": "fedprox"}}}
-    content["sweep"] = {"seeds": [0], "only": {"method": ["prox"]}}
-    content["experiment"]["rounds"] = 1
-    result = tune(content)
-    assert list(result.scores()) == ["fedprox"]
-    console = Console(file=(shown := io.StringIO()), width=200)
-    console.print(result.table())
-    assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
+    assert str(result.table().title).endswith(note)

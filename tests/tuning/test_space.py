@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from flray import registry
 from flray.config.components import DatasetChoice
 from flray.config.loader import ConfigErrors, check_single, load
 from flray.config.setting_labels import flatten_setting, label
+from flray.config.suites import smoke
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from tests.tuning.helpers import specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
@@ -24,20 +25,16 @@ def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> l
     return enumerate_settings(resolve_sweep(load(content)))
 
 
-def test_a_grid_is_tried_completely_and_once(content: dict[str, Any]) -> None:
-    found = _settings(
-        content, {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}}
-    )
-    assert found == [{"local.lr": lr, "local.epochs": e} for lr in (0.1, 0.2) for e in (1, 2, 3)]
-
-
-def test_each_sample_draws_anew_and_has_every_grid_value(content: dict[str, Any]) -> None:
+def test_each_sample_draws_anew_and_has_every_grid_value_once(content: dict[str, Any]) -> None:
+    grids = {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}}
+    both = [{"local.lr": lr, "local.epochs": e} for lr in (0.1, 0.2) for e in (1, 2, 3)]
+    assert _settings(content, grids) == both
     space = {"local.epochs": {"grid": [1, 2]}, "local.lr": {"loguniform": [0.001, 1.0]}}
     found = _settings(content, space, samples=3)
-    assert len(found) == 6
     assert [s["local.epochs"] for s in found] == [1, 2] * 3
     lrs = [s["local.lr"] for s in found]
     assert lrs[0] == lrs[1] and lrs[2] == lrs[3] and len(set(lrs)) == 3
+    assert len(_settings(content, {"local.batch_size": {"choice": [8, 16]}}, samples=30)) == 2
 
 
 def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: dict[str, Any]) -> None:
@@ -60,37 +57,19 @@ def test_draws_have_the_distributions_they_are_named_after(content: dict[str, An
     }
     found = _settings(content, space, samples=2000)
     logs = np.log10([s["local.lr"] for s in found])
-    assert (
-        logs.min() > -4
-        and logs.max() < 0
-        and abs(logs.mean() + 2) < 0.1
-        and abs(logs.std() - 4 / 12**0.5) < 0.05
-    )
+    assert logs.min() > -4 and logs.max() < 0
+    assert abs(logs.mean() + 2) < 0.1 and abs(logs.std() - 4 / 12**0.5) < 0.05
     momenta = np.array([s["local.momentum"] for s in found])
     assert momenta.min() > 0.2 and momenta.max() < 0.6 and abs(momenta.mean() - 0.4) < 0.01
     assert {s["local.epochs"] for s in found} == {1, 2, 3}
     assert abs(np.mean([s["local.batch_size"] == 8 for s in found]) - 0.5) < 0.05
 
 
-def test_draws_that_come_twice_are_tried_once(content: dict[str, Any]) -> None:
-    assert len(_settings(content, {"local.batch_size": {"choice": [8, 16]}}, samples=30)) == 2
-
-
 def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None:
-    config = resolve_sweep(load(content))
-    made = trial_specs(config, enumerate_settings(config))
-    assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == [
-        ("0001", 0.02, 0),
-        ("0002", 0.02, 1),
-        ("0003", 0.1, 0),
-        ("0004", 0.1, 1),
-    ]
-    assert [(p.experiment.local.lr, p.experiment.seed) for p in made] == [
-        (0.02, 0),
-        (0.02, 1),
-        (0.1, 0),
-        (0.1, 1),
-    ]
+    _, made = specs(content)
+    expected = [("0001", 0.02, 0), ("0002", 0.02, 1), ("0003", 0.1, 0), ("0004", 0.1, 1)]
+    assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == expected
+    assert [(p.number, p.experiment.local.lr, p.experiment.seed) for p in made] == expected
     assert made[2].label == "lr=0.1 seed=0"
 
 
@@ -125,18 +104,12 @@ def test_whole_components_can_vary(content: dict[str, Any]) -> None:
         "partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
         "model": {"grid": ["lenet"]},
     }
-    config = resolve_sweep(load(content))
-    made = trial_specs(config, enumerate_settings(config))
+    _, made = specs(content)
     assert made[2].experiment.partition.options["clients"] == 3
-    assert flatten_setting(made[2].setting) == {
-        "partition": "iid",
-        "partition.clients": 3,
-        "model": "lenet",
-    }
-    assert (
-        label({"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456})
-        == "fedprox mu=0.1 lr=0.1235"
-    )
+    flat = {"partition": "iid", "partition.clients": 3, "model": "lenet"}
+    assert flatten_setting(made[2].setting) == flat
+    setting = {"algorithm": {"name": "fedprox", "mu": 0.1}, "local.lr": 0.123456}
+    assert label(setting) == "fedprox mu=0.1 lr=0.1235"
 
 
 def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
@@ -159,30 +132,16 @@ def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
             "sweep.search: found 'grid', and local.lr is no grid",
         ),
         ({"local.lr": {"grid": [0.1]}}, {"samples": 4}, "sweep.samples: found 4"),
-        ({"seed": {"grid": [1, 2]}}, {}, "space.seed"),
-        ({"output": {"grid": ["a", "b"]}}, {}, "space.output"),
-        (
-            {"experiment.seed": {"grid": [1, 2]}},
-            {},
-            "space.experiment.seed: found seeds as part of the space",
-        ),
-        (
-            {"experiment.name": {"grid": ["a", "b"]}},
-            {},
-            "space.experiment.name: found a setting of the whole sweep",
-        ),
-        ({"experiment.output": {"grid": ["a", "b"]}}, {}, "space.experiment.output"),
+        ({"seed": {"grid": [1, 2]}}, {}, "space.seed: found seeds as part of the space"),
+        ({"output": {"grid": ["a", "b"]}}, {}, "space.output: found a setting of the whole sweep"),
+        ({"experiment.seed": {"grid": [1, 2]}}, {}, "space.experiment.seed: found seeds as part"),
         ({"experiment.tracking.uri": {"grid": [None]}}, {}, "space.experiment.tracking.uri"),
         (
             {"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}},
             {},
             "space.experiment.local.lr: found the setting of space.local.lr once more",
         ),
-        (
-            {},
-            {"search": "optuna", "samples": 3},
-            "sweep.search: found 'optuna' with an empty space",
-        ),
+        ({}, {"search": "optuna", "samples": 3}, "sweep.search: found 'optuna' with an empty"),
     ],
 )
 def test_sweeps_that_make_no_sense_are_refused_in_one_line(
@@ -193,56 +152,35 @@ def test_sweeps_that_make_no_sense_are_refused_in_one_line(
     assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("chosen", "found"),
-    [
-        ("pbt", "'pbt'"),
-        ({"name": "pbt", "perturbation_interval": 2, "quantile": 0.5}, "'pbt'"),
-        ({"name": "median", "min_samples": 1}, "'median'"),
-        ("ashaa", "'ashaa'"),
-    ],
-)
 @pytest.mark.parametrize("path", ["sweep", "sweep.tune"])
+@pytest.mark.parametrize("given", ["pbt", "ashaa", {"name": "median", "min_samples": 1}])
 def test_a_scheduler_that_flray_lacks_is_refused_in_one_line(
-    content: dict[str, Any], path: str, chosen: Any, found: str
+    content: dict[str, Any], path: str, given: Any
 ) -> None:
-    content["sweep"] = {"tune": {"scheduler": chosen}} if "tune" in path else {"scheduler": chosen}
+    content["sweep"] = {"tune": {"scheduler": given}} if "tune" in path else {"scheduler": given}
+    name = given if isinstance(given, str) else given["name"]
     with pytest.raises(FlrayError) as caught:
         load(content)
     assert str(caught.value) == (
-        f"{path}.scheduler: found {found}; asha is allowed, or none (pbt and median were removed in "
+        f"{path}.scheduler: found {name!r}; asha is allowed, or none (pbt and median were removed in "
         "0.2.0): write scheduler: asha, or leave it out, which runs all trials to the end"
-    )
-
-
-def test_a_path_of_the_space_can_be_replaced_on_the_command_line(content: dict[str, Any]) -> None:
-    config = load(
-        content, ["space.local.lr={uniform: [0.1, 0.2]}", "space.local.epochs={grid: [1, 2]}"]
-    )
-    assert config.space["local.lr"].model_dump() == {"uniform": (0.1, 0.2)}
-    assert config.space["local.epochs"].model_dump() == {"grid": [1, 2]}
-
-
-def test_plugins_are_found_again_from_any_folder(content: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("")
-    content["experiment"]["plugins"] = ["mine.py"]
-    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content))
-    assert load(tmp_path / "sweep.yaml").experiment.plugins == (
-        str(tmp_path.resolve() / "mine.py"),
     )
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
 def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
-    """Every setting is allowed and drawn or listed once; the first and the last fit a federation on other digits."""
-    config = resolve_sweep(load(path))
-    made = trial_specs(config, enumerate_settings(config))
+    """Every setting is allowed, and drawn or listed once; the first and the last fit other digits."""
+    config, made = specs(path)
     assert config.experiment.name == path.stem and path.read_text().startswith("# ")
     assert path.stem in ("quickstart", "tuned") or config.experiment.algorithm.name == path.stem
     assert len({point.experiment.model_dump_json() for point in made}) == len(made) >= 2
-    digits = {
-        "data": DatasetChoice.model_validate("digits-sklearn")
-    }  # the only ones that need no file, no public data
+    # The only digits that need no file; they have no public data.
+    digits = {"data": DatasetChoice.model_validate("digits-sklearn")}
     for point in (made[0], made[-1]):
         if "public" not in registry.algorithms.get(point.experiment.algorithm.name).needs:
             build_spec(point.experiment.model_copy(update=digits))
+    small = smoke(config, ["digits5-local"])
+    few = trial_specs(small, enumerate_settings(small))
+    assert few and {one.experiment.rounds for one in few} == {2}
+    for one in few:
+        assert any(one.setting.items() <= other.setting.items() for other in made)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -30,42 +31,51 @@ def trial_of(
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
             super().setup(config, SweepContext(load(content), {}, {}, folder, others, 600.0))
 
-    return Trial(
-        config={
-            "point": {
-                "number": "0001",
-                "values": {"seed": 0},
-                "bundles": [{"CPU": 1.0, "GPU": gpus}],
-                "recorded": recorded,
-            }
-        }
-    )
+    point = {"number": "0001", "values": {"seed": 0}, "recorded": recorded}
+    return Trial(config={"point": {**point, "bundles": [{"CPU": 1.0, "GPU": gpus}]}})
 
 
 def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
     """Return the rounds that a step carries over from a checkpoint, and those it runs."""
     result = trial.step()
     told, done = json.loads(result["report"]), result["training_iteration"]
-    return [round_ for round_, _ in told["carried"]], list(
-        range(done - len(told["rounds"]) + 1, done + 1)
-    )
+    first = done - len(told["rounds"]) + 1
+    return [round_ for round_, _ in told["carried"]], list(range(first, done + 1))
+
+
+def saved_in(trial: FederationTrial, folder: Path) -> None:
+    """Write a checkpoint where a session of Tune would have it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trial.save_checkpoint(str(folder))
 
 
 @pytest.fixture(autouse=True)
 def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sys, "unraisablehook", sys.unraisablehook
-    )  # a trial puts its own in its place
+    """A trial puts its own hook in the place of Python's."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
 
-def test_short_rounds_share_a_step(content: dict[str, Any], tmp_cwd: Any) -> None:
-    content["experiment"]["checkpoint"] = {"min_seconds": 600}
-    result = trial_of(content, str(tmp_cwd)).step()
-    told = json.loads(result["report"])
-    assert [sorted(metrics)[0] for metrics in told["rounds"]] == ["bytes/down"] * 3
-    assert (result["training_iteration"], result["done"]) == (3, True)
-    assert result["score"] == told["rounds"][-1]["score"] != told["rounds"][0]["score"]
-    assert len(told["sha256"]) == 64
+@pytest.mark.parametrize(
+    ("part", "settings", "steps"),
+    [
+        ("experiment", {"checkpoint": {"min_seconds": 600}}, [3]),
+        ("sweep", {"scheduler": "asha"}, [1, 1, 1]),  # which compares rounds
+        ("experiment", {"checkpoint": {"min_seconds": 0}}, [1, 1, 1]),  # Tune writes between steps
+    ],
+)
+def test_short_rounds_share_a_step_unless_others_wait_for_one(
+    content: dict[str, Any], tmp_cwd: Any, part: str, settings: dict[str, Any], steps: list[int]
+) -> None:
+    content[part] |= settings
+    trial = trial_of(content, str(tmp_cwd))
+    results = [trial.step() for _ in steps]
+    reports = [json.loads(result["report"]) for result in results]
+    assert [len(report["rounds"]) for report in reports] == steps
+    assert [result["done"] for result in results] == [False] * (len(steps) - 1) + [True]
+    rounds = [metrics for report in reports for metrics in report["rounds"]]
+    assert [sorted(metrics)[0] for metrics in rounds] == ["bytes/down"] * 3
+    assert results[-1]["score"] == rounds[-1]["score"] != rounds[0]["score"]
+    assert results[-1]["training_iteration"] == 3 and len(reports[-1]["sha256"]) == 64
 
 
 def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
@@ -85,44 +95,21 @@ def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
     assert rounds_reported(trial) == ([], [2, 3])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sweep": {"scheduler": "asha"}},  # which compares rounds
-        {"experiment": {"checkpoint": {"min_seconds": 0}}},  # which Tune writes between steps
-    ],
-)
-def test_a_round_that_others_wait_for_ends_the_step(
-    content: dict[str, Any], tmp_cwd: Any, changes: dict[str, Any]
-) -> None:
-    for part, settings in changes.items():
-        content[part] |= settings
-    trial = trial_of(content, str(tmp_cwd))
-    results = [trial.step() for _ in range(3)]
-    assert [len(json.loads(result["report"])["rounds"]) for result in results] == [1, 1, 1]
-    assert [result["done"] for result in results] == [False, False, True]
-
-
 def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    monkeypatch.setattr(
-        trial_module, "CARRIED_SECONDS", 0.0
-    )  # so that a checkpoint carries the rounds since the last one
+    # So that a checkpoint carries the rounds since the last one.
+    monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 0.0)
     trial = trial_of(content, str(tmp_cwd))
     for round_ in range(1, 6):
         trial.step()
         if round_ in (2, 4):
-            (tmp_cwd / "001" / "0001" / f"checkpoint_{round_}").mkdir(parents=True)
-            trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / f"checkpoint_{round_}"))
-    # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first.
-    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=4)) == ([], [5])
-    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=2)) == ([3, 4], [5])
-    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=1)) == (
-        [2],
-        [3],
-    )  # the newest carries no round 2
+            saved_in(trial, tmp_cwd / "001" / "0001" / f"checkpoint_{round_}")
+    # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first; the
+    # newest checkpoint carries no round 2.
+    for recorded, reported in ((4, ([], [5])), (2, ([3, 4], [5])), (1, ([2], [3]))):
+        assert rounds_reported(trial_of(content, str(tmp_cwd), recorded)) == reported
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
 
@@ -135,7 +122,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
     monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: one)
     trial = trial_of(content, str(tmp_cwd), gpus=1.0)
     trial.step()
-    trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / "checkpoint_1"))
+    saved_in(trial, tmp_cwd / "001" / "0001" / "checkpoint_1")
     trial.step()
     ended = json.loads(trial.step()["report"])
     assert ended["gpus"] == [one]
@@ -173,22 +160,17 @@ def test_the_score_is_the_number_that_tables_report(
         "checkpoint": {"min_seconds": 0},
         "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3},
     }
-    trial, rounds = trial_of(content, str(tmp_cwd)), []
+    trial, rounds, name = trial_of(content, str(tmp_cwd)), [], "global/common/accuracy"
     for round_ in range(1, 9):
         result = trial.step()
         rounds += json.loads(result["report"])["rounds"]
-        history = pd.DataFrame(
-            [{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)]
-        )
-        reported = summarise_history(history, "global/common/accuracy", protocol, 3).values[
-            "global/common/accuracy"
-        ]
-        assert result["score"] == reported == rounds[-1]["score"]
+        numbered = [{"round": n, **metrics} for n, metrics in enumerate(rounds, start=1)]
+        summary = summarise_history(pd.DataFrame(numbered), name, protocol, 3)
+        assert result["score"] == summary.values[name] == rounds[-1]["score"]
         if round_ == 4:
-            (tmp_cwd / "001" / "0001" / "checkpoint_4").mkdir(parents=True)
-            trial.save_checkpoint(str(tmp_cwd / "001" / "0001" / "checkpoint_4"))
+            saved_in(trial, tmp_cwd / "001" / "0001" / "checkpoint_4")
             trial = trial_of(content, str(tmp_cwd), recorded=4)
-    differ = any(metrics["score"] != metrics["global/common/accuracy"] for metrics in rounds)
+    differ = any(metrics["score"] != metrics[name] for metrics in rounds)
     assert differ == (protocol != "last")
 
 
@@ -212,16 +194,6 @@ def test_rounds_before_a_failure_are_kept(
     assert "no such luck" in told["failure"] and "sha256" not in told
 
 
-class Goodbye:
-    """An object that raises when it is let go of."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __del__(self) -> None:
-        raise self.error
-
-
 def test_the_end_of_the_process_is_not_printed(
     content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,8 +201,7 @@ def test_the_end_of_the_process_is_not_printed(
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
     trial_of(content, str(tmp_cwd))
     for error in (SystemExit(1), ValueError("to be seen")):
-        thing = Goodbye(error)
-        del thing
+        sys.unraisablehook(SimpleNamespace(exc_value=error))
     assert seen == ["to be seen"]
 
 
@@ -250,7 +221,7 @@ def test_sessions_leave_three_checkpoints_of_a_trial(
     trial, folder = trial_of(content, str(tmp_cwd)), str(tmp_cwd)
     for number in range(1, 6):
         trial.step()
-        trial.save_checkpoint(str(tmp_cwd / f"00{number}" / "0001" / "checkpoint_1"))
+        saved_in(trial, tmp_cwd / f"00{number}" / "0001" / "checkpoint_1")
     (tmp_cwd / "005" / "0002").mkdir()
     remove_old_checkpoints(folder, "0001")
     assert [found.round for found in checkpoints(folder, "0001")] == [5, 4, 3]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,189 +16,112 @@ import yaml
 from rich.console import Console
 
 from flray import api
-from flray import api as sweeps
 from flray.cli.main import invoke
-from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.events import read_events
 from flray.results.sweep import SweepResult
 from flray.runs import runner
-from flray.runs.progress import NullProgress
+from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
+from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
+
+CURVES = ("score", "global/common/accuracy", "train/loss")
 
 
-@pytest.fixture(scope="module")
-def ray_runs_already() -> Iterator[None]:
-    """One Ray for the tests that are about something else than how it starts."""
-    import ray
-
-    ray.init(
-        address="local", num_cpus=2, num_gpus=0, include_dashboard=False, logging_level="ERROR"
-    )
-    yield
-    ray.shutdown()
-
-
-class Lines(NullProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-def test_killed_twice_it_ends_with_one_parent_and_four_children(
+@pytest.mark.usefixtures("ray_here")
+def test_killed_it_ends_with_one_parent_and_four_children(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     content["experiment"] |= {
-        "rounds": 4,
         "tracking": {"uri": uri, "experiment": "sweeps"},
         "checkpoint": {"min_seconds": 0.0},
     }
-    content["space"] = {
-        "local.lr": {"grid": [0.02, 0.1]},
-        "algorithm": {"grid": ["fedavg"]},
-        "local.batch_size": {"grid": [16]},
-    }
+    content["space"] = {"local.lr": {"grid": [0.02, 0.1]}, "algorithm": {"grid": ["fedavg"]}}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     folder = tmp_path / "runs" / "small" / "001"
 
-    _killed("tune", str(file), when=lambda: (folder / "sweep.json").exists())
-    _killed("resume", str(folder), when=lambda: _rounds(folder) >= 3)
+    drive_and_kill("tune", file, when=lambda: rounds_recorded(folder) >= 3)
     before = {f.number: f.identity["uid"] for f in trial_folders(folder)}
-    rounds_before = _rounds(folder)
+    assert rounds_recorded(folder) < 4 * 3
     result = api.resume_sweep(folder)
 
     assert len(result.results) == 4 and set(result.results["status"]) == {"finished"}
     assert {f.number: f.identity["uid"] for f in trial_folders(folder)} == before
-    assert rounds_before < 4 * 4 == _rounds(folder)
-    assert result.results["sha256"].nunique() == 4
-    for trial in trial_folders(folder)[:1]:
-        alone = _alone(trial.path, tmp_path)
-        assert trial.identity["sha256"] == alone.sha256
-        figures = [
-            sorted(path.name for path in (run / "figures").iterdir())
-            for run in (trial.path, alone.folder)
-        ]
-        assert figures[0] == figures[1] == ["clients.png", "curves.png", "partition.png"]
-    _check_tracked(uri, folder)
-
-    again = api.resume_sweep(
-        folder
-    )  # of a finished sweep: the same result, and nothing is run or tracked again
-    assert again.results["sha256"].tolist() == result.results["sha256"].tolist()
-    _check_tracked(uri, folder)
-
-
-def _killed(*arguments: str, when: Callable[[], bool]) -> None:
-    """Run a command and kill its driver with SIGKILL once `when` holds."""
-    script = (
-        "import sys; from pathlib import Path; from flray import api\n"
-        "getattr(api, sys.argv[1])(Path(sys.argv[2]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    deadline = time.monotonic() + 120
-    while not when():
-        assert process.poll() is None, process.communicate()[0].decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=10)
-
-
-def _rounds(folder: Path) -> int:
-    return sum(
-        event["type"] == "round"
-        for trial in trial_folders(folder)
-        for event in read_events(trial.path)
-    )
-
-
-def _alone(trial: Path, tmp_path: Path) -> runner.Result:
-    """Run the trial's own configuration, inline and uninterrupted, as `flray run` does."""
+    assert rounds_recorded(folder) == 4 * 3 and len(set(digests(result))) == 4
+    trial = trial_folders(folder)[0]
+    # The trial's own file, inline and uninterrupted, as `flray run` does.
     overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]
-    return runner.run(trial / "config.yaml", overrides)
+    alone = runner.run(trial.path / "config.yaml", overrides)
+    assert trial.identity["sha256"] == alone.sha256
+    for run in (trial.path, alone.folder):
+        drawn = sorted(path.name for path in (run / "figures").iterdir())
+        assert drawn == ["clients.png", "curves.png", "partition.png"]
+    _check_tracked(uri, folder)
+    _check_tables(folder)
+    # A finished sweep gives the same result; nothing is run or tracked again.
+    assert digests(api.resume_sweep(folder)) == digests(result)
+    _check_tracked(uri, folder)
 
 
 def _check_tracked(uri: str, folder: Path) -> None:
-    from flray.tracking.client import connect
-
     client = connect(uri)
-    experiment = client.get_experiment_by_name("sweeps")
-    runs = client.search_runs([experiment.experiment_id])
-    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+
+    def curve(run: Any, name: str) -> tuple[list[int], list[float]]:
+        points = client.get_metric_history(run.info.run_id, name)
+        return [point.step for point in points], [point.value for point in points]
+
+    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     settings = [run for run in runs if run.data.tags.get("flray.kind") == "setting"]
     children = [run for run in runs if "trial" in run.data.tags]
-    assert (len(parents), len(settings), len(children)) == (1, 2, 4)
-    assert {run.data.tags["mlflow.parentRunId"] for run in settings} == {parents[0].info.run_id}
+    assert (len(settings), len(children)) == (2, 4)
+    assert {run.data.tags["mlflow.parentRunId"] for run in settings} == {parent.info.run_id}
     for setting in settings:
-        seeds = [
-            run
-            for run in children
-            if run.data.tags["mlflow.parentRunId"] == setting.info.run_id
-            and run.data.tags["setting"] == setting.data.tags["setting"]
-        ]
-        assert len(seeds) == 2 and setting.data.tags["seeds"] == "2"
-        for name in ("score", "global/common/accuracy", "train/loss"):
-            curves = np.array(
-                [
-                    [m.value for m in client.get_metric_history(run.info.run_id, name)]
-                    for run in seeds
-                ]
-            )
+        above, name = setting.info.run_id, setting.data.tags["setting"]
+        seeds = [run for run in children if run.data.tags["mlflow.parentRunId"] == above]
+        assert [run.data.tags["setting"] for run in seeds] == [name] * 2
+        assert setting.data.tags["seeds"] == "2"
+        for name in CURVES:
+            curves = np.array([curve(run, name)[1] for run in seeds])
             for found, expected in (
                 (name, curves.mean(0)),
                 (f"{name}/seed_std", curves.std(0, ddof=1)),
             ):
-                points = client.get_metric_history(setting.info.run_id, found)
-                assert [m.step for m in points] == [1, 2, 3, 4]
-                np.testing.assert_allclose([m.value for m in points], expected, rtol=1e-12)
+                steps, values = curve(setting, found)
+                assert steps == [1, 2, 3]
+                np.testing.assert_allclose(values, expected, rtol=1e-12)
     for run in runs:
+        assert run.info.status == "FINISHED"
         assert run.data.tags["mlflow.user"] and run.data.tags["mlflow.source.name"]
         (data,) = run.inputs.dataset_inputs
         assert data.dataset.name == "digits-sklearn"
         assert data.dataset.digest == children[0].data.tags["data.fingerprint"][:36]
-    note = parents[0].data.tags["mlflow.note.content"]
-    assert "| lr" in note and note.count("\n|") >= 3
-    assert parents[0].data.metrics == {}, "a dot is no chart"
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    digests = {f.number: f.identity["sha256"] for f in trial_folders(folder)}
-    assert {run.data.tags["trial"]: run.data.tags["model.sha256"] for run in children} == digests
     for run in children:
-        held = json.loads(
-            (folder / "trials" / run.data.tags["trial"] / "partition.json").read_text()
-        )
-        assert {
-            part: run.data.tags[f"{part}.fingerprint"] for part in ("data", "partition")
-        } == held["fingerprints"]
-        for name in ("score", "global/common/accuracy", "train/loss"):
-            assert [m.step for m in client.get_metric_history(run.info.run_id, name)] == [
-                1,
-                2,
-                3,
-                4,
-            ]
-    assert {f.path for f in client.list_artifacts(parents[0].info.run_id)} >= {
-        "config.yaml",
-        "results.csv",
-        "summary.csv",
-        "table.txt",
-        "figures",
-    }
-    assert parents[0].data.tags["trials.finished"] == "4"
+        trial = folder / "trials" / run.data.tags["trial"]
+        assert run.data.tags["model.sha256"] == directory.read(trial)["sha256"]
+        held = json.loads((trial / "partition.json").read_text())["fingerprints"]
+        parts = ("data", "partition")
+        assert {part: run.data.tags[f"{part}.fingerprint"] for part in parts} == held
+        assert [curve(run, name)[0] for name in CURVES] == [[1, 2, 3]] * 3
+    note = parent.data.tags["mlflow.note.content"]
+    assert "| lr" in note and note.count("\n|") >= 3
+    assert parent.data.metrics == {}, "a dot is no chart"
+    assert parent.data.tags["trials.finished"] == "4"
+    listed = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert listed >= {"config.yaml", "results.csv", "summary.csv", "table.txt", "figures"}
+
+
+def _check_tables(folder: Path) -> None:
     swept = SweepResult(folder)
     curves = pd.read_csv(folder / "curves.csv", dtype={"trial": str})
     first = ["trial", *swept.settings, "seed", "round"]
-    assert len(curves) == 16 and list(curves.columns[: len(first)]) == first
+    assert len(curves) == 12 and list(curves.columns[: len(first)]) == first
     one = curves[curves.trial == "0003"].set_index("round")["global/common/accuracy"]
-    assert dict(one) == dict(
-        swept.data.trials[2].history.set_index("round")["global/common/accuracy"]
-    )
+    history = swept.data.trials[2].history.set_index("round")
+    assert dict(one) == dict(history["global/common/accuracy"])
     assert "<table" in swept._repr_html_() and "<li>" in swept._repr_html_()
 
 
@@ -238,8 +158,7 @@ class Crash(Algorithm):
 '''
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_runs_already")
+@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -253,201 +172,174 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     content["sweep"] = {"seeds": [0]}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
-    progress = Lines()
-    result = api.tune(file, progress=progress)
-    rows = {row["algorithm"]: row for row in result.results.to_dict("records")}
-    assert {name: row["status"] for name, row in rows.items()} == {
-        "own-good": "finished",
-        "own-bad": "failed",
-        "own-crash": "finished",
-        "fedavg": "finished",
-    }
-    assert rows["own-good"]["sha256"] == rows["own-crash"]["sha256"] == rows["fedavg"]["sha256"]
-    failure = rows["own-bad"]["failure"].splitlines()[0]
-    assert (
-        failure.startswith("client 2 (")
-        and "round 2" in failure
-        and "ValueError: no such luck at" in failure
-    )
-    assert "own.py:19" in failure
-    assert rows["own-bad"]["rounds"] == 1
-    assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0003 crashed"]
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
-    console.print(result.table())
-    assert "no such luck" in console.export_text()
+    seen = Seen()
+    result = api.tune(file, progress=seen)
+    good, bad, crash, fedavg = result.results.to_dict("records")
+    assert {row["status"] for row in (good, crash, fedavg)} == {"finished"}
+    assert good["sha256"] == crash["sha256"] == fedavg["sha256"]
+    failure = bad["failure"].splitlines()[0]
+    assert failure.startswith("client 2 (") and "round 2" in failure and "own.py:19" in failure
+    assert "ValueError: no such luck at" in failure
+    assert (bad["status"], bad["rounds"]) == ("failed", 1)
+    assert [line[:18] for line in seen.tried_again] == ["trial 0003 crashed"]
+    Console(width=200, file=(shown := io.StringIO())).print(result.table())
+    assert "no such luck" in shown.getvalue()
 
 
 @pytest.mark.slow
 def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path) -> None:
-    content["experiment"]["tracking"] = {
-        "uri": f"sqlite:///{tmp_path}/mlflow.db",
-        "experiment": "sweeps",
-    }
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    content["experiment"] |= {"rounds": 1, "tracking": {"uri": uri, "experiment": "sweeps"}}
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
-    script = "import sys; from flray import api; api.tune(sys.argv[1])"
+    script = "import sys; from flray.tuning.sweep import tune; tune(sys.argv[1])"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(file)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            [sys.executable, "-c", script, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=200)[0].decode() for process in processes]
+    outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    digests = {
-        SweepResult(tmp_path / "runs" / "small" / n).results["sha256"][0] for n in ("001", "002")
-    }
-    assert len(digests) == 1
-    from flray.tracking.client import connect
-
-    client = connect(f"sqlite:///{tmp_path}/mlflow.db")
+    first, second = (SweepResult(tmp_path / "runs" / "small" / n) for n in ("001", "002"))
+    assert digests(first) == digests(second)
+    client = connect(uri)
     runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_runs_already")
+@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
-    content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7, 1e-8]}}
-    content["sweep"] = {
-        "scheduler": {"name": "asha", "reduction_factor": 2},
-        "seeds": [0],
-        "concurrency": 1,
-    }
+    content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7]}}
+    asha = {"name": "asha", "reduction_factor": 2}
+    content["sweep"] = {"scheduler": asha, "seeds": [0], "concurrency": 1}
     result = api.tune(content)
     rows = result.results.set_index("local.lr")
     assert rows.loc[0.1, "status"] == "finished" and rows.loc[0.1, "rounds"] == 6
-    assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 24
+    assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 18
     assert (rows[rows["status"] == "stopped"]["rounds"] < 6).all()
     assert result.best["local.lr"] == 0.1
 
 
-@pytest.mark.usefixtures("ray_runs_already")
+@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str, Any]) -> None:
     content["experiment"]["evaluation"] = {"every": 2}
     content["space"] = {"local.lr": {"grid": [0.05, 1e30]}}
     result = api.tune(content)
     assert list(result.results["status"]) == ["finished"] * 4
     curves = {
-        name: {event["round"]: event["metrics"] for event in events if event["type"] == "round"}
+        events[0]["name"]: {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
         for path in (result.folder / "settings").iterdir()
         for events in [read_events(path)]
-        for name in [events[0]["name"]]
     }
-    assert sorted(curves) == [
-        "fedavg · digits-sklearn · lr=0.05",
-        "fedavg · digits-sklearn · lr=1e+30",
-    ]
-    good, bad = (curves[name] for name in sorted(curves))
+    names = ["fedavg · digits-sklearn · lr=0.05", "fedavg · digits-sklearn · lr=1e+30"]
+    assert sorted(curves) == names
+    good, bad = (curves[name] for name in names)
     assert sorted(good) == sorted(bad) == [1, 2, 3]
-    assert [set(good[round_]) >= {"score", "score/seed_std"} for round_ in (1, 2, 3)] == [
-        False,
-        True,
-        True,
-    ]
     assert all("train/loss/seed_std" in good[round_] for round_ in good)
+    scored = [set(good[round_]) >= {"score", "score/seed_std"} for round_ in good]
+    assert scored == [False, True, True]
     assert "train/loss" not in bad[3] and "score" in bad[3]
 
 
-class _FirstShown(NullProgress):
+class _FirstShown(Seen):
     def values(self, result: SweepResult) -> None:
         self.summary = pd.read_csv(result.folder / "summary.csv")
         self.drawn = sorted(path.name for path in result.folder.rglob("*.png"))
 
 
-@pytest.mark.usefixtures("ray_runs_already")
+@pytest.mark.usefixtures("ray_here")
 def test_values_are_shown_before_figures_are_drawn(content: dict[str, Any]) -> None:
+    """One arm is named by the method that ran, which need not be the base's."""
     content["experiment"]["rounds"], content["space"] = 1, {}
+    content["arms"] = {"method": {"plain": None, "prox": {"algorithm": "fedprox"}}}
+    content["sweep"] = {"seeds": [0], "only": {"method": ["prox"]}}
     progress = _FirstShown()
-    result = sweeps.tune(content, progress=progress)
+    result = api.tune(content, progress=progress)
     pd.testing.assert_frame_equal(
         progress.summary, pd.read_csv(result.folder / "summary.csv"), check_exact=True
     )
     assert progress.drawn == []
     assert (result.folder / "report" / "report.html").is_file()
+    assert list(result.scores()) == ["fedprox"]
+    Console(width=200, file=(shown := io.StringIO())).print(result.table())
+    assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
 
 
-def test_an_unknown_metric_is_refused_before_the_first_trial(
-    content: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sweep": {"metric": "global/common/acuracy"}}, "did you mean 'global/common/accuracy'"),
+        ({"space": {"participation.clients": {"grid": [2, 50]}}}, "the partition has 4 clients"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_is_created(
+    content: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
-    content["sweep"] = {"metric": "global/common/acuracy", "seeds": [0, 1]}
-    with pytest.raises(FlrayError, match="did you mean 'global/common/accuracy'") as caught:
-        api.tune(content)
+    with pytest.raises(FlrayError, match=said) as caught:
+        api.tune({**content, **changes})
     assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_runs_already")
+@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    own = tmp_path / "own.py"
-    own.write_text(
-        f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}".replace("own-bad", "own-worse")
-    )
+    uri, own, file = (f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "own.py", tmp_path / "s.yaml")
+    own.write_text(f"MARK = ''\n{OWN_METHODS}".replace("own-bad", "own-worse"))
     content["experiment"] |= {
+        "rounds": 2,
         "plugins": [str(own)],
         "algorithm": "own-worse",
         "tracking": {"uri": uri, "experiment": "sweeps"},
     }
-    file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
+
+    def parent() -> Any:
+        client = connect(uri)
+        runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+        (found,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+        return found
+
     assert invoke(["tune", str(file)]) == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert (
-        "trials 0001 (lr=0.02 seed=0), 0002 (lr=0.02 seed=1), 0003 (lr=0.1 seed=0) and 1 more "
-        "failed: " in shown
-    )
+    trials = "trials 0001 (lr=0.02 seed=0), 0002 (lr=0.02 seed=1), 0003 (lr=0.1 seed=0)"
+    assert f"{trials} and 1 more failed: " in shown
     folder = tmp_path / "runs" / "small" / "001"
-    assert _parent(uri).info.status == "FAILED" and _parent(uri).data.tags["trials.failed"] == "4"
+    assert parent().info.status == "FAILED" and parent().data.tags["trials.failed"] == "4"
     own.write_text(own.read_text().replace("client.id == 2", "client.id == 99"))
     assert invoke(["resume", str(folder)]) == 2
     assert invoke(["resume", str(folder), "--other-code"]) == 0
-    parent = _parent(uri)
-    assert parent.info.status == "FINISHED" and set(directory.read(folder)) >= {
-        "status",
-        "settings",
-    }
-    assert parent.data.tags["trials.finished"] == "4" and parent.data.tags["trials.failed"] == "0"
+    assert parent().info.status == "FINISHED"
+    assert {"status", "settings"} <= set(directory.read(folder))
+    tags = parent().data.tags
+    assert (tags["trials.finished"], tags["trials.failed"]) == ("4", "0")
     best = SweepResult(folder).best["score"]
-    assert float(parent.data.tags["best.score"]) == pytest.approx(best, rel=1e-5)
+    assert float(tags["best.score"]) == pytest.approx(best, rel=1e-5)
 
 
-def _parent(uri: str) -> Any:
-    from flray.tracking.client import connect
+class _Free(Seen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpus: list[float] = []
 
-    client = connect(uri)
-    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
-    (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
-    return parent
+    def round(self, *_: object) -> None:
+        import ray
 
-
-def test_a_mistake_creates_nothing(content: dict[str, Any], tmp_path: Path) -> None:
-    content["space"] = {"participation.clients": {"grid": [2, 50]}}
-    with pytest.raises(FlrayError, match="the partition has 4 clients"):
-        api.tune(content)
-    assert not (tmp_path / "runs").exists()
-    assert load(content).space  # the file itself is well-formed
+        self.gpus.append(ray.available_resources().get("GPU", 0.0))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
     import ray
 
-    class Free(NullProgress):
-        def __init__(self) -> None:
-            self.gpus: list[float] = []
-
-        def round(self, *_: object) -> None:
-            self.gpus.append(ray.available_resources().get("GPU", 0.0))
-
     content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
-    progress = Free()
+    content["space"] = {}
+    progress = _Free()
     ray.shutdown()  # the one without a GPU
     ray.init(
         address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR"
