@@ -9,29 +9,29 @@ clients, data and libraries included. One pool of actors serves FedAvg, another 
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import ray
 import torch
-from rich.console import Console
-from rich.table import Table
+from runner import FOREVER, MIB, inline, json_option, option, show, spec_of, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
-from flray.config.loader import load
-from flray.federation.building import build_spec
-from flray.federation.federation import Federation, inline_federation
+from flray.federation.federation import Federation
 from flray.federation.memory import peak_bytes
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.session import ray_session
 from flray.metrics.names import primary_metric_name
 
 BASE = "fedavg"
-COLUMNS = ("method", "time", "work", "MiB down", "MiB up", "peak MiB", "accuracy", "of")
+TWO_PLACES = ("time", "work", "MiB down", "MiB up")
+COLUMNS = {"method": "", **dict.fromkeys(TWO_PLACES, ".2f"), "peak MiB": ".0f", "accuracy": ".1%"}
+COLUMNS["of"] = ""
 # One set-up for all: public samples as many as one client holds, one epoch wherever a method
 # trains.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,45 +46,54 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LOCAL: dict[str, dict[str, Any]] = {"fedrcl": {"clip_norm": 10}}
 
 
-def experiment(name: str, options: argparse.Namespace, executor: str) -> dict[str, Any]:
-    algorithm = {"name": name, **OPTIONS.get(name, {})}
-    declared = registry.algorithms.params(name).model_fields
-    if "public_size" in declared:
-        algorithm["public_size"] = options.public
-    if "public_batch_size" in declared:
-        algorithm["public_batch_size"] = 128
-    return {
-        "experiment": {
-            "rounds": options.rounds,
-            "algorithm": algorithm,
-            "data": {"name": "digits5-local", "samples": options.samples},
-            "partition": {"name": "dirichlet", "clients": options.clients, "alpha": options.alpha},
-            "model": {"name": "lenet", "norm": "batch"},
-            "local": {"epochs": 1, "batch_size": 32, "lr": 0.02, **LOCAL.get(name, {})},
-            "evaluation": {"every": options.rounds, "validation": 0.1},
-            "tracking": {"uri": None},
-            "resources": {
-                "executor": executor,
-                "actors": options.actors if executor == "ray" else "auto",
-                "cpus_per_actor": 0.5,
-            },
-        }
-    }  # FedAvg's actors and the methods' stay resident and take turns
-
-
-def arithmetic(name: str, options: argparse.Namespace) -> tuple[int, float]:
-    """Return the floating-point operations of a round after the first, evaluation apart, and the peak MiB."""
-    inline = inline_federation(
-        build_spec(load(experiment(name, options, "inline")).experiment), print
+@dataclass
+class Options:
+    samples: int = option(1000, "training images of each of the five domains")
+    rounds: int = option(6, "of each method; the first is not timed")
+    clients: int = 8
+    alpha: float = option(0.5, "label skew")
+    public: int = option(640, "public samples of the methods that exchange outputs")
+    actors: int = 2
+    only: Sequence[str] | None = option(
+        None, "these methods instead of all", nargs="+", metavar="METHOD"
     )
-    inline.step()
+    json: str | None = json_option()
+    markdown: str | None = option(None, "write the table here too")
+
+
+def experiment(name: str, options: Options, executor: str) -> dict[str, Any]:
+    algorithm = {"name": name, **OPTIONS.get(name, {})}
+    public = {"public_size": options.public, "public_batch_size": 128}
+    declared = registry.algorithms.params(name).model_fields
+    algorithm |= {key: value for key, value in public.items() if key in declared}
+    return {
+        "rounds": options.rounds,
+        "algorithm": algorithm,
+        "data": {"name": "digits5-local", "samples": options.samples},
+        "partition": {"name": "dirichlet", "clients": options.clients, "alpha": options.alpha},
+        "model": {"name": "lenet", "norm": "batch"},
+        "local": {"epochs": 1, "batch_size": 32, "lr": 0.02, **LOCAL.get(name, {})},
+        "evaluation": {"every": options.rounds, "validation": 0.1},
+        "tracking": {"uri": None},
+        "resources": {
+            "executor": executor,
+            "actors": options.actors if executor == "ray" else "auto",
+            "cpus_per_actor": 0.5,  # FedAvg's actors and the methods' stay resident and take turns
+        },
+    }
+
+
+def arithmetic(name: str, options: Options) -> tuple[int, float]:
+    """Return the floating-point operations of a round after the first, evaluation apart, and the peak MiB."""
+    federation = inline(experiment(name, options, "inline"))
+    federation.step()
     with FlopCounterMode(display=False) as counter:
-        inline.step()
-    inline.close()
-    return int(counter.get_total_flops()), peak_bytes() / 2**20
+        federation.step()
+    federation.close()
+    return int(counter.get_total_flops()), peak_bytes() / MIB
 
 
-def counted(name: str, options: argparse.Namespace) -> tuple[int, float]:
+def counted(name: str, options: Options) -> tuple[int, float]:
     """Return the same, measured in a process of its own."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(arithmetic, (name, options))
@@ -102,9 +111,7 @@ class Pool:
         self.executor: RayExecutor | None = None
 
     def federation(self, content: dict[str, Any], actors: int) -> Federation:
-        import ray
-
-        spec = build_spec(load(content).experiment)
+        spec = spec_of(content)
         put = ray.put(spec)
         if self.executor is None:
             self.executor = RayExecutor(put, spec.config, actors, 0)
@@ -113,105 +120,51 @@ class Pool:
         return Federation(spec, self.executor, print)
 
 
-def measure(name: str, options: argparse.Namespace, pool: Pool, base: Federation) -> dict[str, Any]:
+def measure(name: str, options: Options, pool: Pool, base: Federation) -> dict[str, Any]:
     """Return one row of the table, without what was counted apart."""
     federation = pool.federation(experiment(name, options, "ray"), options.actors)
-    ratios, last, traffic = [], {}, {"down": 0.0, "up": 0.0}
-    for number in range(options.rounds):
-        beside = seconds(base.step().metrics)
-        last = federation.step().metrics
-        if number >= 1:
-            ratios.append(seconds(last) / beside)
-            traffic = {way: max(traffic[way], last[f"bytes/{way}"]) for way in traffic}
+    rounds = [(base.step().metrics, federation.step().metrics) for _ in range(options.rounds)]
+    timed = rounds[1:]
     main = primary_metric_name(federation.spec.algorithm.views, "accuracy")
     return {
         "method": name,
-        "time": statistics.median(ratios),
-        "MiB down": traffic["down"] / 2**20,
-        "MiB up": traffic["up"] / 2**20,
-        "accuracy": last[main],
+        "time": median(seconds(ours) / seconds(beside) for beside, ours in timed),
+        **{f"MiB {w}": max(ours[f"bytes/{w}"] for _, ours in timed) / MIB for w in ("down", "up")},
+        "accuracy": rounds[-1][1][main],
         "of": main.rsplit("/", 1)[0],
     }
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """Return a row as text."""
-    return [
-        row["method"],
-        f"{row['time']:.2f}",
-        f"{row['work']:.2f}",
-        f"{row['MiB down']:.2f}",
-        f"{row['MiB up']:.2f}",
-        f"{row['peak MiB']:.0f}",
-        f"{100 * row['accuracy']:.1f}",
-        row["of"],
-    ]
+    return [format(row[name], form).removesuffix("%") for name, form in COLUMNS.items()]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument(
-        "--samples", type=int, default=1000, help="training images of each of the five domains"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=6, help="of each method; the first is not timed"
-    )
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--alpha", type=float, default=0.5, help="label skew")
-    parser.add_argument(
-        "--public",
-        type=int,
-        default=640,
-        help="public samples of the methods that exchange outputs",
-    )
-    parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--only", nargs="+", metavar="METHOD", help="these methods instead of all")
-    parser.add_argument("--json", type=Path, help="write the numbers here too, after every method")
-    parser.add_argument("--markdown", type=Path, help="write the table here too")
-    options = parser.parse_args()
+def main(options: Options) -> None:
     torch.set_num_threads(1)
-    console = Console(width=120)
     names = options.only or registry.algorithms.names()
-    build_spec(
-        load(experiment(BASE, options, "inline")).experiment
-    )  # the forked processes find the data loaded
+    spec_of(experiment(BASE, options, "inline"))  # the forked processes find the data loaded
     counts = {name: counted(name, options) for name in dict.fromkeys([BASE, *names])}
     rows: list[dict[str, Any]] = []
     endless = experiment(BASE, options, "ray")
-    endless["experiment"] |= {"rounds": 10**6, "evaluation": {"every": 10**6, "validation": 0.1}}
+    endless |= {"rounds": FOREVER, "evaluation": {"every": FOREVER, "validation": 0.1}}
     with ray_session(None):
         pool = Pool()
         base = Pool().federation(endless, options.actors)
         base.step()
         for name in names:
             operations, peak = counts[name]
-            rows.append(
-                {
-                    **measure(name, options, pool, base),
-                    "work": operations / counts[BASE][0],
-                    "peak MiB": peak,
-                }
-            )
-            console.print("  ".join(cells(rows[-1])), markup=False)
-            if options.json:
-                options.json.write_text(json.dumps(rows, indent=1))
-    table = Table(
-        *COLUMNS,
-        title=f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, "
-        f"LeNet with BatchNorm, {options.actors} actors, {options.rounds} rounds; time and work: "
-        f"FedAvg = 1",
+            work = {"work": operations / counts[BASE][0], "peak MiB": peak}
+            rows.append(measure(name, options, pool, base) | work)
+            print("  ".join(cells(rows[-1])))
+            write_json(options.json, rows)
+    show(
+        f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, LeNet with BatchNorm, "
+        f"{options.actors} actors, {options.rounds} rounds; time and work: FedAvg = 1",
+        " | ".join(COLUMNS),
+        map(cells, rows),
     )
-    for row in rows:
-        table.add_row(*cells(row))
-    console.print(table)
     if options.markdown:
-        lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-        options.markdown.write_text(
-            "\n".join(lines + ["| " + " | ".join(cells(row)) + " |" for row in rows]) + "\n"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        lines = [list(COLUMNS), ["---"] * len(COLUMNS), *map(cells, rows)]
+        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        Path(options.markdown).write_text(text)

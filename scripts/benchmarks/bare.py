@@ -28,16 +28,17 @@ def build(spec: dict[str, Any]) -> nn.Module:
 
 
 def train(
-    model: nn.Module, weights: Weights, x: Tensor, y: Tensor, batch: int, lr: float
+    model: nn.Module, weights: Weights, x: Tensor, y: Tensor, batch: int, lr: float, run: Any = None
 ) -> Weights:
+    """Train from weights and return the new ones on the CPU; `run` is another way to compute outputs."""
     model.load_state_dict(weights)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for rows in torch.randperm(len(y)).split(batch):
+    for rows in torch.randperm(len(y)).to(y.device).split(batch):
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        F.cross_entropy((run or model)(x[rows]), y[rows]).backward()
         optimizer.step()
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    return {name: value.cpu().clone() for name, value in model.state_dict().items()}
 
 
 def samples(spec: dict[str, Any], client: int) -> tuple[Tensor, Tensor]:
@@ -56,6 +57,12 @@ def average(replies: list[Weights]) -> Weights:
     }
 
 
+def drawn(spec: dict[str, Any], number: int) -> list[int]:
+    """Return the clients of a round."""
+    order = np.random.default_rng(number).permutation(spec["clients"])
+    return [int(client) for client in order[: spec["cohort"]]]
+
+
 class OneProcess:
     """All clients of a round one after another in this process."""
 
@@ -67,11 +74,9 @@ class OneProcess:
 
     def round(self) -> float:
         started = time.perf_counter()
-        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[
-            : self.spec["cohort"]
-        ]
+        cohort = drawn(self.spec, self.round_number)
         replies = [
-            train(self.model, self.weights, *self.data[int(c)], self.spec["batch"], self.spec["lr"])
+            train(self.model, self.weights, *self.data[c], self.spec["batch"], self.spec["lr"])
             for c in cohort
         ]
         self.weights = average(replies)
@@ -111,11 +116,9 @@ class SeveralProcesses:
 
     def round(self) -> float:
         started = time.perf_counter()
-        cohort = np.random.default_rng(self.round_number).permutation(self.spec["clients"])[
-            : self.spec["cohort"]
-        ]
+        cohort = drawn(self.spec, self.round_number)
         for i, pipe in enumerate(self.pipes):
-            pipe.send((self.weights, [int(c) for c in cohort[i :: len(self.pipes)]]))
+            pipe.send((self.weights, cohort[i :: len(self.pipes)]))
         replies = [reply for pipe in self.pipes for reply in pipe.recv()]
         mean = average([{n: torch.from_numpy(v) for n, v in reply.items()} for reply in replies])
         self.weights = {n: v.numpy() for n, v in mean.items()}
@@ -126,3 +129,15 @@ class SeveralProcesses:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
             process.join(10)
+
+
+def train_trials(spec: dict[str, Any], rounds: int, trials: list[tuple[float, int]]) -> None:
+    """Train with learning rates and seeds one after another; print the seconds."""
+    torch.set_num_threads(1)
+    begun = time.perf_counter()
+    for rate, seed in trials:
+        torch.manual_seed(seed)
+        worker = OneProcess({**spec, "lr": rate})
+        for _ in range(rounds):
+            worker.round()
+    print(time.perf_counter() - begun)

@@ -7,99 +7,58 @@ is fetched and kernels are made, does not count.
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
+from runner import Steps, begin, inline, number_of, option, show, take_turns
 
 from flray.bits import VARIABLES
 
-NETWORKS = ("lenet", "mlp", "resnet8")
+CASES = (
+    ("lenet", "float32"),
+    ("mlp", "float32"),
+    ("resnet8", "float32"),
+    ("lenet", "float64"),
+    ("lenet", "bfloat16"),
+)
+
+
+@dataclass
+class Options:
+    rounds: int = 4
+    repetitions: int = 3
+    samples: int = option(250, "per client, of four")
 
 
 def time_rounds(network: str, precision: str, rounds: int, samples: int) -> None:
     """Print the seconds of the fastest round but the first."""
-    from flray.config.loader import load
-    from flray.federation.building import build_spec
-    from flray.federation.executor import InlineExecutor
-    from flray.federation.federation import Federation
-
-    spec = build_spec(
-        load(
-            {
-                "experiment": {
-                    "rounds": rounds + 1,
-                    "data": {"name": "digits-sklearn", "samples": samples},
-                    "model": network,
-                    "algorithm": "fedavg",
-                    "local": {"batch_size": 32, "precision": precision},
-                    "tracking": {"uri": None},
-                    "evaluation": {"every": rounds + 1},
-                }
-            }
-        ).experiment
+    federation = inline(
+        {
+            "rounds": rounds + 1,
+            "data": {"name": "digits-sklearn", "samples": samples},
+            "model": network,
+            "algorithm": "fedavg",
+            "local": {"batch_size": 32, "precision": precision},
+            "tracking": {"uri": None},
+            "evaluation": {"every": rounds + 1},
+        }
     )
-    federation = Federation(spec, InlineExecutor(spec))
-    seconds = [federation.step().metrics["time/round"] for _ in range(rounds)]
-    print(min(seconds[1:]))
+    print(min(take_turns({"": Steps(federation)}, rounds - 1, 1)[""]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=250, help="per client, of four")
-    parser.add_argument(
-        "--measure", nargs=2, metavar=("NETWORK", "PRECISION"), help=argparse.SUPPRESS
-    )
-    options = parser.parse_args()
-    if options.measure:
-        network, precision = options.measure
-        time_rounds(network, precision, options.rounds, options.samples)
-        return
-    table = Table("network", "precision", "native s", "portable s", "ratio")
-    for network, precision in [
-        *((network, "float32") for network in NETWORKS),
-        ("lenet", "float64"),
-        ("lenet", "bfloat16"),
-    ]:
-        best = {"native": float("inf"), "portable": float("inf")}
+def rows(options: Options) -> Iterator[tuple[object, ...]]:
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environments = {"native": plain, "portable": {**plain, **VARIABLES}}
+    for case in CASES:
+        best = dict.fromkeys(environments, float("inf"))
         for _ in range(options.repetitions):
-            for setting in best:
-                environment = {
-                    name: value for name, value in os.environ.items() if name not in VARIABLES
-                }
-                done = subprocess.run(
-                    [
-                        sys.executable,
-                        __file__,
-                        "--measure",
-                        network,
-                        precision,
-                        "--rounds",
-                        str(options.rounds),
-                        "--samples",
-                        str(options.samples),
-                    ],
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                    env={**environment, **(VARIABLES if setting == "portable" else {})},
-                )
-                best[setting] = min(best[setting], float(done.stdout))
-        table.add_row(
-            network,
-            precision,
-            *(f"{seconds:.3f}" for seconds in best.values()),
-            f"{best['portable'] / best['native']:.2f}",
-        )
-    Console(width=100).print(table)
+            for name, environment in environments.items():
+                given = (*case, options.rounds, options.samples)
+                process = begin("bits", "time_rounds", *given, environment=environment)
+                best[name] = min(best[name], number_of(process))
+        yield *case, *best.values(), best["portable"] / best["native"]
 
 
-if __name__ == "__main__":
-    main()
+def main(options: Options) -> None:
+    show(None, "network | precision | native s :.3f | portable s :.3f | ratio :.2f", rows(options))

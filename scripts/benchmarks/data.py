@@ -8,28 +8,39 @@ between epochs and works on tensors, not on files. Exits with 1 if a ratio is be
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
+from runner import option, show, spec_of, take_turns
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flray import rng
-from flray.config.loader import load
 from flray.data.augment import augment_batch
 from flray.data.types import DataSet, Domain
-from flray.federation.building import build_spec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.registry import register_dataset
 
+HOW = ("none", "crop", "weak", "strong")
 MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.25, 0.25)
+
+
+@dataclass
+class Options:
+    samples: int = 5000
+    side: int = option(32, "height and width of an image")
+    batch: int = 64
+    workers: int = option(2, "of the DataLoader")
+    epochs: int = option(7, "measured epochs of each")
+    augment: Sequence[str] = option(HOW, choices=HOW)
+    device: str = "cpu"
+    limit: float = option(3.0, "least ratio")
 
 
 @register_dataset("bytes")
@@ -48,24 +59,18 @@ class Images(Dataset[tuple[Tensor, int]]):
     """Images in memory with the transforms of one augmentation, as a training script would have them."""
 
     def __init__(self, x: Tensor, y: Tensor, how: str) -> None:
-        from torchvision.transforms import (
-            v2,
-        )  # after flray, which makes it importable beside a torch without CUDA
+        # After flray, which makes it importable beside a torch without CUDA.
+        from torchvision.transforms import v2
 
         side = x.shape[-1]
+        flip = v2.RandomHorizontalFlip()
+        weak = [v2.RandomResizedCrop(side, (0.2, 1.0), antialias=False), flip]
+        jitter = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
         steps: list[Any] = {
             "none": [],
-            "crop": [v2.RandomCrop(side, padding=4), v2.RandomHorizontalFlip()],
-            "weak": [
-                v2.RandomResizedCrop(side, (0.2, 1.0), antialias=False),
-                v2.RandomHorizontalFlip(),
-            ],
-            "strong": [
-                v2.RandomResizedCrop(side, (0.2, 1.0), antialias=False),
-                v2.RandomHorizontalFlip(),
-                v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8),
-                v2.RandomGrayscale(0.2),
-            ],
+            "crop": [v2.RandomCrop(side, padding=4), flip],
+            "weak": weak,
+            "strong": [*weak, jitter, v2.RandomGrayscale(0.2)],
         }[how]
         self.x, self.y = x, y
         self.transform = v2.Compose(
@@ -82,18 +87,14 @@ class Images(Dataset[tuple[Tensor, int]]):
 class Resident:
     """The batches of a client's epoch as its turn makes them."""
 
-    def __init__(self, options: argparse.Namespace, how: str) -> None:
-        self.spec = build_spec(
-            load(
-                {
-                    "experiment": {
-                        "data": {"name": "bytes", "samples": options.samples, "side": options.side},
-                        "model": "linear",
-                        "algorithm": "local",
-                        "local": {"augment": how, "batch_size": options.batch},
-                    }
-                }
-            ).experiment
+    def __init__(self, options: Options, how: str) -> None:
+        self.spec = spec_of(
+            {
+                "data": {"name": "bytes", "samples": options.samples, "side": options.side},
+                "model": "linear",
+                "algorithm": "local",
+                "local": {"augment": how, "batch_size": options.batch},
+            }
         )
         runner = ClientRunner(self.spec, torch.device(options.device), 1)
         self.samples = runner._resources.samples(self.spec.data.clients[0].train)
@@ -122,7 +123,7 @@ class Resident:
 class Loaded:
     """The batches of an epoch from a DataLoader."""
 
-    def __init__(self, options: argparse.Namespace, how: str, resident: Resident) -> None:
+    def __init__(self, options: Options, how: str, resident: Resident) -> None:
         rows, data = resident.spec.data.clients[0].train, resident.spec.data
         x = torch.from_numpy(np.ascontiguousarray(data.x[rows]))
         self.device = torch.device(options.device)
@@ -144,56 +145,28 @@ class Loaded:
         return time.perf_counter() - started
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--samples", type=int, default=5000)
-    parser.add_argument("--side", type=int, default=32, help="height and width of an image")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2, help="of the DataLoader")
-    parser.add_argument("--epochs", type=int, default=7, help="measured epochs of each")
-    parser.add_argument(
-        "--augment",
-        nargs="+",
-        choices=["none", "crop", "weak", "strong"],
-        default=["none", "crop", "weak", "strong"],
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--limit", type=float, default=3.0, help="least ratio")
-    options = parser.parse_args()
+def main(options: Options) -> bool:
     torch.set_num_threads(1)
     batches = -(-options.samples // options.batch)
-    table = Table(
-        "augment",
-        "flray, batches/s",
-        f"DataLoader, {options.workers} workers",
-        "ratio",
-        "ratios from to",
-        title=f"{options.samples} images of {options.side}x{options.side}, batches of {options.batch}, "
-        f"{options.device}, {options.epochs} epochs each",
-    )
+    rows: list[tuple[object, ...]] = []
     passed = True
     for how in options.augment:
         resident = Resident(options, how)
         loaded = Loaded(options, how, resident)
-        resident.epoch(), loaded.epoch()  # the first one starts the workers
-        times = [(resident.epoch(), loaded.epoch()) for _ in range(options.epochs)]
-        ratios = [theirs / ours for ours, theirs in times]
-        ratio = statistics.median(ratios)
-        passed &= ratio >= options.limit
-        medians = (batches / statistics.median(column) for column in zip(*times, strict=True))
-        table.add_row(
-            how,
-            *(f"{m:.0f}" for m in medians),
-            f"{ratio:.1f}",
-            f"{min(ratios):.1f} to {max(ratios):.1f}",
-        )
+        turns = {"ours": resident.epoch, "theirs": loaded.epoch}
+        times = take_turns(turns, options.epochs, warmup=1)  # the first one starts the workers
+        ratios = [theirs / ours for ours, theirs in zip(*times.values(), strict=True)]
+        passed &= median(ratios) >= options.limit
+        speeds = (batches / median(column) for column in times.values())
+        rows.append((how, *speeds, median(ratios), f"{min(ratios):.1f} to {max(ratios):.1f}"))
         del loaded
-    Console(width=110).print(table)
+    show(
+        f"{options.samples} images of {options.side}x{options.side}, batches of {options.batch}, "
+        f"{options.device}, {options.epochs} epochs each",
+        f"augment | flray, batches/s :.0f | DataLoader, {options.workers} workers :.0f"
+        " | ratio :.1f | ratios from to",
+        rows,
+    )
     if not passed:
-        raise SystemExit(f"a ratio is below {options.limit}")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"a ratio is below {options.limit}")
+    return passed

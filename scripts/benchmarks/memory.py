@@ -7,44 +7,44 @@ Exits with 1 if a limit is passed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import gc
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
+from runner import MIB, experiment, on_actors, option, show
 
-from flray.config.loader import load
-from flray.federation.building import build_spec
-from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.ray_backend.session import ray_session
 
 LIMIT = 1.05
+PARTS = ("driver", "server", "largest client actor", "object store")
 
 
-def experiment(options: argparse.Namespace, algorithm: str) -> dict[str, Any]:
-    return {
-        "experiment": {
-            "rounds": 100000,
-            "algorithm": algorithm,
-            "data": {
-                "name": "random",
-                "samples": options.clients * 100,
-                "shape": [3, 32, 32],
-                "classes": 10,
-            },
-            "partition": {"name": "iid", "clients": options.clients},
-            "model": {"name": options.model, "norm": "batch"},
-            "local": {"epochs": 1, "batch_size": 50},
-            "tracking": {"uri": None},
-            "resources": {"actors": options.actors},
-        }
-    }
+@dataclass
+class Options:
+    rounds: int = 50
+    clients: int = 20
+    actors: int = 2
+    model: str = "lenet"
+    algorithm: str = option("fedbn", "fedbn keeps a state for every client")
+    federations: int = option(
+        5, "run one after another in this process", choices=range(2, 100), metavar="N"
+    )
+
+
+def settings(options: Options) -> dict[str, Any]:
+    return experiment(
+        options.clients,
+        100,
+        algorithm=options.algorithm,
+        model={"name": options.model, "norm": "batch"},
+        local={"epochs": 1, "batch_size": 50},
+        evaluation={},
+        resources={"actors": options.actors},
+    )
 
 
 def plasma() -> int:
@@ -66,96 +66,60 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+def rounds_are_flat(options: Options, available: dict[str, float]) -> bool:
+    """Show the memory by round; return whether it stays that of round 5."""
+    federation = on_actors(settings(options), available)
+    seen: dict[int, tuple[int, ...]] = {}
+    for number in range(1, options.rounds + 1):
+        federation.step()
+        if number in (1, 5) or number % 5 == 0:
+            memory = federation.memory()
+            server, clients = memory.pop("server"), max(memory.values())
+            seen[number] = psutil.Process().memory_info().rss, server, clients, plasma()
+    federation.close()
+    show(
+        f"resident MiB, {options.algorithm}, {options.clients} clients, {options.model}",
+        f"round | {' :.1f | '.join(PARTS)} :.1f",
+        [(number, *(value / MIB for value in values)) for number, values in seen.items()],
     )
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--model", default="lenet")
-    parser.add_argument("--algorithm", default="fedbn", help="fedbn keeps a state for every client")
-    parser.add_argument(
-        "--federations",
-        type=int,
-        default=5,
-        choices=range(2, 100),
-        metavar="N",
-        help="run one after another in this process",
-    )
-    options = parser.parse_args()
-    console = Console(width=110)
-    spec = build_spec(load(experiment(options, options.algorithm)).experiment)
-    passed = True
-    with ray_session(None) as available:
-        federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
-        table = Table(
-            "round",
-            "driver",
-            "server",
-            "largest client actor",
-            "object store",
-            title=f"resident MiB, {options.algorithm}, {options.clients} clients, {options.model}",
-        )
-        seen: dict[int, tuple[int, int, int, int]] = {}
-        for number in range(1, options.rounds + 1):
-            federation.step()
-            if number in (1, 5) or number % 5 == 0:
-                memory = federation.memory()
-                seen[number] = (
-                    psutil.Process().memory_info().rss,
-                    memory.pop("server"),
-                    max(memory.values()),
-                    plasma(),
-                )
-                table.add_row(str(number), *(f"{value / 2**20:.1f}" for value in seen[number]))
+    flat = True
+    for position, name in enumerate(PARTS):
+        grown = max(values[position] for n, values in seen.items() if n > 5) / seen[5][position]
+        flat &= grown <= LIMIT
+        print(f"{name}: most after round 5 is {grown:.3f} of round 5 (limit {LIMIT})")
+    return flat
+
+
+def nothing_is_left(options: Options, available: dict[str, float]) -> bool:
+    """Show what federations one after another leave behind; return whether it is nothing."""
+    rows: list[tuple[float, int, int, float]] = []
+    for _ in range(options.federations):
+        federation = on_actors(settings(options), available)
+        federation.step()
         federation.close()
-        console.print(table)
-        for position, name in enumerate(("driver", "server", "client actors", "object store")):
-            ratio = max(values[position] for n, values in seen.items() if n > 5) / seen[5][position]
-            passed &= ratio <= LIMIT
-            console.print(f"{name}: most after round 5 is {ratio:.3f} of round 5 (limit {LIMIT})")
-        left = Table(
-            "federation",
-            "driver MiB",
-            "threads",
-            "processes",
-            "plasma MiB",
-            title=f"{options.federations} federations one after another",
-        )
-        marks: list[tuple[int, int, int]] = []
-        for number in range(1, options.federations + 1):
-            spec = build_spec(load(experiment(options, options.algorithm)).experiment)
-            again = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
-            again.step()
-            again.close()
-            del again
-            gc.collect()
-            ctypes.CDLL(None).malloc_trim(
-                0
-            )  # what the allocator merely keeps for later is not left behind
-            _, alive = psutil.wait_procs(actors(), timeout=10)
-            # Without pages shared with the object store, which are listed apart.
-            marks.append(
-                (psutil.Process().memory_full_info().uss, threading.active_count(), len(alive))
-            )
-            left.add_row(
-                str(number),
-                f"{marks[-1][0] / 2**20:.1f}",
-                str(marks[-1][1]),
-                str(marks[-1][2]),
-                f"{plasma() / 2**20:.1f}",
-            )
-        console.print(left)
-        grown = marks[-1][0] / marks[1][0]  # the first one still grows into its working set
-        console.print(
-            f"driver after the last federation: {grown:.3f} of that after the second; "
-            f"threads {marks[0][1]} -> {marks[-1][1]}; actors left: {marks[-1][2]}"
-        )
-        passed &= grown <= LIMIT and marks[-1][1] <= marks[0][1] and marks[-1][2] == 0
-    console.print("flat" if passed else "NOT flat")
-    raise SystemExit(0 if passed else 1)
+        del federation
+        gc.collect()
+        # What the allocator merely keeps for later is not left behind.
+        ctypes.CDLL(None).malloc_trim(0)
+        _, alive = psutil.wait_procs(actors(), timeout=10)
+        # Without pages shared with the object store, which are listed apart.
+        own = psutil.Process().memory_full_info().uss / MIB
+        rows.append((own, threading.active_count(), len(alive), plasma() / MIB))
+    show(
+        f"{options.federations} federations one after another",
+        "federation | driver MiB :.1f | threads | processes | plasma MiB :.1f",
+        [(number, *row) for number, row in enumerate(rows, start=1)],
+    )
+    grown = rows[-1][0] / rows[1][0]  # the first one still grows into its working set
+    print(
+        f"driver after the last federation: {grown:.3f} of that after the second; "
+        f"threads {rows[0][1]} -> {rows[-1][1]}; actors left: {rows[-1][2]}"
+    )
+    return grown <= LIMIT and rows[-1][1] <= rows[0][1] and rows[-1][2] == 0
 
 
-if __name__ == "__main__":
-    main()
+def main(options: Options) -> bool:
+    with ray_session(None) as available:
+        passed = [part(options, available) for part in (rounds_are_flat, nothing_is_left)]
+    print("flat" if all(passed) else "NOT flat")
+    return all(passed)

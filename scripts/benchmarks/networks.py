@@ -7,94 +7,70 @@ the teacher. Exits with 1 if there are more.
 
 from __future__ import annotations
 
-import argparse
-import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+from runner import MIB, Steps, on_actors, option, show
 
-from flray.config.loader import load
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
-from flray.federation.building import build_spec
 from flray.federation.memory import peak_bytes
-from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.ray_backend.session import ray_session
 
 INSTANCES = 2  # trained, and teacher
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument(
-        "--networks",
+@dataclass
+class Options:
+    networks: Sequence[str] = option(
+        ("resnet10", "resnet12", "efficientnet-b0", "mobilenetv2"),
+        "one for each of digits-sklearn's domains; default: Table VI of FCCL+",
         nargs=4,
-        default=["resnet10", "resnet12", "efficientnet-b0", "mobilenetv2"],
         metavar="NAME",
-        help="one for each of digits-sklearn's domains; default: Table VI of FCCL+",
     )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=64, help="per client")
-    parser.add_argument("--public", type=int, default=64, help="public samples, in batches of 32")
-    options = parser.parse_args()
-    spec = build_spec(
-        load(
-            {
-                "experiment": {
-                    "rounds": options.rounds,
-                    "data": {"name": "digits-sklearn", "samples": options.samples},
-                    "algorithm": {
-                        "name": "fcclplus",
-                        "public_size": options.public,
-                        "public_batch_size": 32,
-                    },
-                    "model": options.networks[0],
-                    "models": dict(zip(SKLEARN_DOMAINS, options.networks, strict=True)),
-                    "local": {"epochs": 1, "batch_size": 32, "optimizer": "adam", "lr": 0.001},
-                    "tracking": {"uri": None},
-                    "evaluation": {"every": options.rounds},
-                    "resources": {"actors": options.actors},
-                }
-            }
-        ).experiment
-    )
-    seconds = []
+    rounds: int = 2
+    actors: int = 2
+    samples: int = option(64, "per client")
+    public: int = option(64, "public samples, in batches of 32")
+
+
+def main(options: Options) -> bool:
+    method = {"name": "fcclplus", "public_size": options.public, "public_batch_size": 32}
+    settings = {
+        "rounds": options.rounds,
+        "data": {"name": "digits-sklearn", "samples": options.samples},
+        "algorithm": method,
+        "model": options.networks[0],
+        "models": dict(zip(SKLEARN_DOMAINS, options.networks, strict=True)),
+        "local": {"epochs": 1, "batch_size": 32, "optimizer": "adam", "lr": 0.001},
+        "tracking": {"uri": None},
+        "evaluation": {"every": options.rounds},
+        "resources": {"actors": options.actors},
+    }
     with ray_session(None) as available:
-        federation = RayFederation(spec, PoolPlanner(spec, available).plan(), print)
-        for _ in range(options.rounds):
-            metrics = federation.step().metrics
-            seconds.append(metrics["time/round"])
+        federation = on_actors(settings, available)
+        step = Steps(federation)
+        seconds = [step() for _ in range(options.rounds)]
         held = federation.networks()
         federation.close()
-    console = Console(width=110)
-    table = Table(
-        "process",
-        "peak MiB",
-        "instances of each network",
-        title=f"FCCL+, {', '.join(options.networks)}, {options.actors} actors, {options.rounds} rounds",
-    )
-    table.add_row("driver", f"{peak_bytes() / 2**20:.0f}", "")
-    table.add_row("server", f"{metrics['memory/peak/server'] / 2**20:.0f}", "")
+    last = step.metrics[-1]
+    rows: list[tuple[object, ...]] = [
+        ("driver", peak_bytes() / MIB, None, ""),
+        ("server", last["memory/peak/server"] / MIB, None, ""),
+    ]
     for number, networks in enumerate(held):
-        memory = metrics.get(f"memory/peak/actor/{number}", 0.0) / 2**20
-        on_gpu = metrics.get(f"memory/peak/gpu/{number}")
-        table.add_row(
-            f"client actor {number}",
-            f"{memory:.0f}" + (f", GPU {on_gpu / 2**20:.0f}" if on_gpu else ""),
-            ", ".join(f"{name} {count}" for name, count in sorted(networks.items())),
-        )
-    console.print(table)
-    most = max(count for networks in held for count in networks.values())
-    console.print(
-        f"median {statistics.median(seconds):.1f} s a round; most instances of a network in an "
-        f"actor: {most} "
-        f"(limit {INSTANCES}: trained and teacher)"
+        memory, on_gpu = (last.get(f"memory/peak/{w}/{number}") for w in ("actor", "gpu"))
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(networks.items()))
+        on_gpu = on_gpu / MIB if on_gpu else None
+        rows.append((f"client actor {number}", (memory or 0.0) / MIB, on_gpu, counts))
+    show(
+        f"FCCL+, {', '.join(options.networks)}, {options.actors} actors, {options.rounds} rounds",
+        "process | peak MiB :.0f | on the GPU :.0f | instances of each network",
+        rows,
     )
-    raise SystemExit(0 if most <= INSTANCES else 1)
-
-
-if __name__ == "__main__":
-    main()
+    most = max(count for networks in held for count in networks.values())
+    print(
+        f"median {median(seconds):.1f} s a round; most instances of a network in an "
+        f"actor: {most} (limit {INSTANCES}: trained and teacher)"
+    )
+    return most <= INSTANCES

@@ -6,37 +6,41 @@ up to a hundred clients. MLflow's store is a SQLite file here.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from runner import option, show
+
+from flray.records.events import JOURNAL
+from flray.records.journal import Journal
+from flray.runs.runner import run
+from flray.tracking.exporter import MlflowExporter
+
+
+@dataclass
+class Options:
+    clients: Sequence[int] = option((20, 100))
+    rounds: int = 400
 
 
 def round_of(clients: int) -> dict[str, float]:
     """Return the metrics of the second round of a small run."""
-    from flray.runs import runner
-
     with tempfile.TemporaryDirectory() as folder:
-        result = runner.run(
-            {
-                "experiment": {
-                    "rounds": 2,
-                    "data": {"name": "random", "samples": 20 * clients, "shape": [8], "classes": 2},
-                    "partition": {"name": "iid", "clients": clients},
-                    "model": "linear",
-                    "algorithm": "fedavg",
-                    "resources": {"executor": "inline"},
-                    "tracking": {"uri": None},
-                    "output": folder,
-                }
-            }
-        )
-        last = result.history.iloc[-1]
+        settings = {
+            "rounds": 2,
+            "data": {"name": "random", "samples": 20 * clients, "shape": [8], "classes": 2},
+            "partition": {"name": "iid", "clients": clients},
+            "model": "linear",
+            "algorithm": "fedavg",
+            "resources": {"executor": "inline"},
+            "tracking": {"uri": None},
+            "output": folder,
+        }
+        last = run({"experiment": settings}).history.iloc[-1]
     return {str(name): float(value) for name, value in last.items() if name != "round"}
 
 
@@ -47,39 +51,30 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.process_time() - begun
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+def measured(clients: int, rounds: int) -> tuple[object, ...]:
+    """Return the row of so many clients."""
+    metrics, half = round_of(clients), rounds // 2
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        sender = MlflowExporter(folder, f"sqlite:///{place}/mlflow.db")
+        with Journal(folder / JOURNAL) as journal:
+            journal.start(uid="a", experiment="recording", name="a")
+            journal.record_round(0, metrics)
+            sender.flush()  # the store and the run are made
+            written = alone = together = 0.0
+            for number in range(1, rounds + 1):
+                written += seconds_of(partial(journal.record_round, number, metrics))
+                if number <= half:
+                    alone += seconds_of(sender.flush)
+                elif number % 20 == 0:
+                    together += seconds_of(sender.flush)
+    costs = (written / rounds, alone / half, together / (rounds - half))
+    return clients, len(metrics), *(1000 * cost for cost in costs)
+
+
+def main(options: Options) -> None:
+    show(
+        None,
+        "clients | metrics | journal ms :.2f | MLflow ms, alone :.2f | MLflow ms, 20 at once :.2f",
+        [measured(clients, options.rounds) for clients in options.clients],
     )
-    parser.add_argument("--clients", type=int, nargs="+", default=[20, 100])
-    parser.add_argument("--rounds", type=int, default=400)
-    options = parser.parse_args()
-    from flray.records.events import JOURNAL
-    from flray.records.journal import Journal
-    from flray.tracking.exporter import MlflowExporter
-
-    table = Table("clients", "metrics", "journal ms", "MLflow ms, alone", "MLflow ms, 20 at once")
-    for clients in options.clients:
-        metrics = round_of(clients)
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place) / "run"
-            sender = MlflowExporter(folder, f"sqlite:///{place}/mlflow.db")
-            with Journal(folder / JOURNAL) as journal:
-                journal.start(uid="a", experiment="recording", name="a")
-                journal.record_round(0, metrics)
-                sender.flush()  # the store and the run are made
-                written = alone = together = 0.0
-                for number in range(1, options.rounds + 1):
-                    written += seconds_of(partial(journal.record_round, number, metrics))
-                    if number <= options.rounds // 2:
-                        alone += seconds_of(sender.flush)
-                    elif number % 20 == 0:
-                        together += seconds_of(sender.flush)
-        half = options.rounds // 2
-        costs = (written / options.rounds, alone / half, together / (options.rounds - half))
-        table.add_row(str(clients), str(len(metrics)), *(f"{1000 * cost:.2f}" for cost in costs))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,21 +9,35 @@ follow.
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import pandas as pd
+import yaml
+from runner import FOREVER, begin, experiment, number_of, option, show
 
 LIMIT = 0.85
 SHOWN = "the values above are final"
+SEEDS = (0, 1)
+
+
+@dataclass
+class Options:
+    trials: int = option(8, "long ones, an even number")
+    rounds: int = option(130, "of the long trials")
+    short: int = option(12, "rounds of the short trials, of which 4 and 16 run")
+    clients: int = 20
+    cohort: int = 8
+    samples: int = option(500, "per client")
+    model: str = "lenet"
+    executor: str = option("ray", "of the sweep's trials", choices=("ray", "inline"))
+    passes: int = 2
 
 
 class Size(NamedTuple):
@@ -42,53 +56,37 @@ class Seconds(NamedTuple):
     training: float
 
 
-def settings(size: Size, options: argparse.Namespace) -> dict[str, Any]:
-    rates = [0.01 * 1.3**i for i in range(size.trials // 2)]
-    return {
-        "experiment": {
-            "name": "sweep-benchmark",
-            "rounds": size.rounds,
-            "algorithm": "fedavg",
-            "data": {
-                "name": "random",
-                "samples": options.clients * options.samples,
-                "shape": [3, 32, 32],
-                "classes": 10,
-            },
-            "partition": {"name": "iid", "clients": options.clients},
-            "model": {"name": options.model},
-            "local": {"epochs": 1, "batch_size": 64},
-            "participation": {"clients": options.cohort},
-            "evaluation": {"every": 100000},
-            "resources": {"executor": options.executor},
-        },
-        "space": {"local.lr": {"grid": rates}},
-        "sweep": {"seeds": [0, 1]},
-    }
+def rates(size: Size) -> list[float]:
+    """Return the learning rates of a sweep, each for two seeds."""
+    return [0.01 * 1.3**i for i in range(size.trials // 2)]
 
 
-def flray(size: Size, options: argparse.Namespace) -> tuple[float, float]:
+def settings(size: Size, options: Options) -> dict[str, Any]:
+    content = experiment(
+        options.clients,
+        options.samples,
+        name="sweep-benchmark",
+        rounds=size.rounds,
+        model={"name": options.model},
+        local={"epochs": 1, "batch_size": 64},
+        participation={"clients": options.cohort},
+        evaluation={"every": FOREVER},
+        resources={"executor": options.executor},
+    )
+    content.pop("tracking")
+    space = {"local.lr": {"grid": rates(size)}}
+    return {"experiment": content, "space": space, "sweep": {"seeds": [*SEEDS]}}
+
+
+def flray(size: Size, options: Options) -> tuple[float, float]:
     """Return the seconds of the sweep until its values are shown, and until its end."""
-    import pandas as pd
-    import yaml
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.yaml"
         file.write_text(yaml.safe_dump(settings(size, options)))
+        given = [f"output={folder}/runs", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
+        command = [sys.executable, "-m", "flray.tune", str(file), *given]
         begun, shown = time.perf_counter(), 0.0
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flray.tune",
-                file,
-                f"output={folder}/runs",
-                f"tracking.uri=sqlite:///{folder}/mlflow.db",
-            ],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 shown = time.perf_counter() - begun if SHOWN in line else shown
@@ -101,10 +99,9 @@ def flray(size: Size, options: argparse.Namespace) -> tuple[float, float]:
     return shown, whole
 
 
-def bare(size: Size, options: argparse.Namespace) -> tuple[float, float]:
+def bare(size: Size, options: Options) -> tuple[float, float]:
     """Return the seconds that two processes that share the trials take to start, and to train."""
-    content = settings(size, options)
-    trials = [(rate, seed) for rate in content["space"]["local.lr"]["grid"] for seed in (0, 1)]
+    trials = [(rate, seed) for rate in rates(size) for seed in SEEDS]
     spec = {
         "model": options.model,
         "shape": [3, 32, 32],
@@ -116,34 +113,13 @@ def bare(size: Size, options: argparse.Namespace) -> tuple[float, float]:
         "channels_last": True,
     }
     begun = time.perf_counter()
-    shares = [json.dumps([spec, size.rounds, trials[i::2]]) for i in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, "--bare", share], stdout=subprocess.PIPE, text=True
-        )
-        for share in shares
-    ]
-    training = [float(process.communicate()[0] or "nan") for process in processes]
-    if any(process.returncode for process in processes):
-        raise SystemExit("a bare process failed")
-    return time.perf_counter() - begun - max(training), max(training)
+    shares = [trials[i::2] for i in range(2)]
+    processes = [begin("bare", "train_trials", spec, size.rounds, share) for share in shares]
+    training = max([number_of(process) for process in processes])
+    return time.perf_counter() - begun - training, training
 
 
-def bare_process(spec: dict[str, Any], rounds: int, trials: list[tuple[float, int]]) -> None:
-    import torch
-    from bare import OneProcess
-
-    torch.set_num_threads(1)
-    begun = time.perf_counter()
-    for rate, seed in trials:
-        torch.manual_seed(seed)
-        worker = OneProcess({**spec, "lr": rate})
-        for _ in range(rounds):
-            worker.round()
-    print(time.perf_counter() - begun)
-
-
-def measure(sizes: list[Size], options: argparse.Namespace) -> list[Seconds]:
+def measure(sizes: list[Size], options: Options) -> list[Seconds]:
     """Return the mean seconds of each size; who goes first alternates, for a machine that changes its pace."""
     found: list[list[Seconds]] = [[] for _ in sizes]
     for number in range(options.passes):
@@ -164,52 +140,23 @@ def prices(sizes: list[Size], seconds: list[Seconds], of: str) -> np.ndarray:
     return np.linalg.solve(np.array(equations), [getattr(one, of) for one in seconds])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--trials", type=int, default=8, help="long ones, an even number")
-    parser.add_argument("--rounds", type=int, default=130, help="of the long trials")
-    parser.add_argument(
-        "--short", type=int, default=12, help="rounds of the short trials, of which 4 and 16 run"
-    )
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--cohort", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=500, help="per client")
-    parser.add_argument("--model", default="lenet")
-    parser.add_argument(
-        "--executor", choices=["ray", "inline"], default="ray", help="of the sweep's trials"
-    )
-    parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.bare:
-        bare_process(*json.loads(options.bare))
-        return
+def main(options: Options) -> bool:
     sizes = [Size(4, options.short), Size(16, options.short), Size(options.trials, options.rounds)]
     seconds = measure(sizes, options)
-    console = Console(width=110)
-    table = Table("trials", "rounds", "bare PyTorch s", "values shown s", "whole sweep s", "ratio")
-    for size, one in zip(sizes, seconds, strict=True):
-        alone = one.start + one.training
-        table.add_row(
-            str(size.trials),
-            str(size.rounds),
-            f"{alone:.1f}",
-            f"{one.shown:.1f}",
-            f"{one.whole:.1f}",
-            f"{alone / one.whole:.3f}",
-        )
-    console.print(table)
+    alone = [one.start + one.training for one in seconds]
+    show(
+        None,
+        "trials | rounds | bare PyTorch s :.1f | values shown s :.1f | whole sweep s :.1f | ratio :.3f",
+        [
+            (*size, by_hand, one.shown, one.whole, by_hand / one.whole)
+            for size, one, by_hand in zip(sizes, seconds, alone, strict=True)
+        ],
+    )
     for name, of in (("until the values are shown", "shown"), ("in all", "whole")):
         sweep, trial, slope = prices(sizes, seconds, of)
-        console.print(
+        print(
             f"{name}: a sweep costs {sweep:.1f} s, a trial {trial:.2f} s, a bare second {slope:.3f}"
         )
-    ratio = (seconds[-1].start + seconds[-1].training) / seconds[-1].whole
-    console.print(f"throughput of the long trials against bare: {ratio:.3f} (limit {LIMIT})")
-    raise SystemExit(0 if ratio >= LIMIT else 1)
-
-
-if __name__ == "__main__":
-    main()
+    ratio = alone[-1] / seconds[-1].whole
+    print(f"throughput of the long trials against bare: {ratio:.3f} (limit {LIMIT})")
+    return bool(ratio >= LIMIT)

@@ -6,21 +6,26 @@ driver: following Tune, journals, MLflow, tables, figures. A sweep of each size 
 
 from __future__ import annotations
 
-import argparse
-import resource
+import contextlib
 import subprocess
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
+import yaml
+from runner import MIB, flray, option, processor_seconds, show
 
 SEEDS = 10
+
+
+@dataclass
+class Options:
+    trials: Sequence[int] = option((20, 100, 1000))
 
 
 def settings(trials: int) -> dict[str, Any]:
@@ -57,10 +62,9 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Go on until the process is gone."""
         while True:
-            try:
-                held = self._process.memory_info().rss / 2**20
-            except psutil.NoSuchProcess:
-                return
+            held = 0.0
+            with contextlib.suppress(psutil.NoSuchProcess):
+                held = self._process.memory_info().rss / MIB
             if not held:
                 return
             self.most = max(self.most, held)
@@ -76,21 +80,15 @@ class Watch(threading.Thread):
         return sorted(self._trials.glob("*/run.json"))
 
 
-def measured(trials: int) -> list[str]:
+def measured(trials: int) -> tuple[object, ...]:
     """Return the row of a sweep of so many trials."""
-    import yaml
-
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "sweep.yaml").write_text(yaml.safe_dump(settings(trials)))
         sweep = folder / "runs" / "trials" / "001"
         begun = time.perf_counter()
-        with subprocess.Popen(
-            [sys.executable, "-m", "flray", "tune", "sweep.yaml"],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as process:
+        nothing, command = subprocess.DEVNULL, flray("tune", "sweep.yaml")
+        with subprocess.Popen(command, cwd=folder, stdout=nothing, stderr=nothing) as process:
             watch = Watch(process, sweep / "trials")
             watch.start()
             process.wait()
@@ -99,48 +97,19 @@ def measured(trials: int) -> list[str]:
         if process.returncode or not watch.ended_at:
             raise SystemExit(f"the sweep of {trials} trials failed: exit code {process.returncode}")
         ended = [held for count, held in watch.seen if count >= trials // 2]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         report_begun = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "flray", "report", str(sweep)],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
+        cpu = processor_seconds(flray("report", str(sweep)), folder, check=True)
         reported = time.perf_counter() - report_begun
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return [
-        f"{trials:,}",
-        f"{watch.ended_at - begun:.0f}",
-        f"{end - watch.ended_at:.0f}",
-        f"{watch.seen[0][1]:.0f}",
-        f"{ended[-1]:.0f}",
-        f"{watch.most:.0f}",
-        f"{reported:.1f}",
-        f"{cpu:.1f}",
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, nargs="+", default=[20, 100, 1000])
-    options = parser.parse_args()
-    table = Table(
-        "trials",
-        "s until the last ended",
-        "s after it",
-        "driver MiB: first ended",
-        "last ended",
-        "most",
-        "report s",
-        "its CPU s",
-        title="sweeps of small trials",
+    return (
+        *(trials, watch.ended_at - begun, end - watch.ended_at),
+        *(watch.seen[0][1], ended[-1], watch.most, reported, cpu),
     )
-    for trials in options.trials:
-        table.add_row(*measured(trials))
-    Console().print(table)
 
 
-if __name__ == "__main__":
-    main()
+def main(options: Options) -> None:
+    show(
+        "sweeps of small trials",
+        "trials :, | s until the last ended :.0f | s after it :.0f | driver MiB: first ended :.0f"
+        " | last ended :.0f | most :.0f | report s :.1f | its CPU s :.1f",
+        [measured(trials) for trials in options.trials],
+    )

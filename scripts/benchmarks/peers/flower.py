@@ -24,12 +24,8 @@ class Client(NumPyClient):
     def fit(self, parameters: Any, config: Any) -> Any:
         torch.set_num_threads(1)
         model, (x, y) = lenet(), resident(self.client, SPEC["samples"])
-        model.load_state_dict(
-            {
-                n: torch.from_numpy(v.copy())
-                for n, v in zip(model.state_dict(), parameters, strict=True)
-            }
-        )
+        tensors = (torch.from_numpy(value.copy()) for value in parameters)
+        model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
         train(model, x, y)
         return [v.numpy() for v in model.state_dict().values()], len(y), {}
 
@@ -51,9 +47,8 @@ def server(context: Context) -> ServerAppComponents:
         initial_parameters=first,
         accept_failures=False,
     )
-    return ServerAppComponents(
-        strategy=strategy, config=ServerConfig(num_rounds=SPEC["rounds"] + 1)
-    )
+    config = ServerConfig(num_rounds=SPEC["rounds"] + 1)
+    return ServerAppComponents(strategy=strategy, config=config)
 
 
 def client(context: Context) -> Any:

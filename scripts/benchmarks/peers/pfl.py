@@ -17,19 +17,11 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 
 def under_torchrun() -> None:
     """Start this script again in several processes."""
-    processes = json.loads(sys.argv[1])["processes"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        __file__,
-        *sys.argv[1:],
-    ]
-    raise SystemExit(
-        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
-    )
+    count = f"--nproc_per_node={json.loads(sys.argv[1])['processes']}"
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", count, __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*run, *sys.argv[1:]], env=environment, check=False)
+    raise SystemExit(done.returncode)
 
 
 def run() -> None:

@@ -23,32 +23,19 @@ def specification() -> dict[str, Any]:
 def lenet() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(400, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, 10),
-    )
-
-
-def samples(client: int, count: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(client)
-    return torch.randn(count, 3, 32, 32, generator=generator), torch.randint(
-        10, (count,), generator=generator
+        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )
 
 
 @functools.cache
 def resident(client: int, count: int) -> tuple[Tensor, Tensor]:
     """Return a client's samples, made once per process."""
-    return samples(client, count)
+    generator = torch.Generator().manual_seed(client)
+    x = torch.randn(count, 3, 32, 32, generator=generator)
+    return x, torch.randint(10, (count,), generator=generator)
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor) -> None:

@@ -1,0 +1,182 @@
+"""Run a benchmark; and what the benchmarks share: options, small experiments, turns, tables.
+
+A benchmark is a module beside this one. It has `Options`, a dataclass of its command line, and `main`, which gets them
+and returns False if a limit is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.federation import Federation, inline_federation
+from flray.federation.ray_backend.handle import RayFederation
+from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.spec import FederationSpec
+
+Name = TypeVar("Name")
+FOREVER = 10**6
+"""More rounds than a benchmark runs."""
+MIB = 2**20
+HERE = Path(__file__).parent
+OTHERS = ("runner", "bare")
+
+
+def option(default: Any, text: str | None = None, **how: Any) -> Any:
+    """Return a field of `Options` with what argparse should know; a tuple takes several values."""
+    return field(default=default, metadata={"help": text, **how})
+
+
+def json_option() -> Any:
+    """Return the option that `write_json` gets."""
+    return option(None, "write the numbers here too")
+
+
+def parsed(benchmark: Any, arguments: Sequence[str]) -> Any:
+    """Return a benchmark's options."""
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/benchmark {benchmark.__name__}",
+        description=benchmark.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    for entry in fields(benchmark.Options):
+        default: Any = entry.default
+        several = isinstance(default, tuple)
+        found: dict[str, Any] = {"default": default, "nargs": "+" if several else None}
+        if default is not None:
+            found["type"] = type(default[0] if several else default)
+        parser.add_argument(f"--{entry.name}", **(found | dict(entry.metadata)))
+    return benchmark.Options(**vars(parser.parse_args(arguments)))
+
+
+def experiment(clients: int, samples: int, side: int = 32, **settings: Any) -> dict[str, Any]:
+    """Return FedAvg on random images, so many a client, not evaluated or tracked, with other settings."""
+    data = {"name": "random", "samples": clients * samples, "shape": [3, side, side], "classes": 10}
+    return {
+        "rounds": FOREVER,
+        "algorithm": "fedavg",
+        "data": data,
+        "partition": {"name": "iid", "clients": clients},
+        "evaluation": {"every": FOREVER},
+        "tracking": {"uri": None},
+        **settings,
+    }
+
+
+def spec_of(settings: Mapping[str, Any]) -> FederationSpec:
+    """Return the specification of an experiment."""
+    return build_spec(load({"experiment": dict(settings)}).experiment)
+
+
+def inline(settings: Mapping[str, Any]) -> Federation:
+    """Return an experiment's federation in this process."""
+    return inline_federation(spec_of(settings), print)
+
+
+def on_actors(settings: Mapping[str, Any], available: dict[str, float]) -> RayFederation:
+    """Return an experiment's federation on actors."""
+    spec = spec_of(settings)
+    return RayFederation(spec, PoolPlanner(spec, available).plan(), print)
+
+
+class Steps:
+    """Runs a round at each call, returns its seconds, and keeps what was measured of every round."""
+
+    def __init__(self, federation: Federation | RayFederation) -> None:
+        self.federation = federation
+        self.metrics: list[dict[str, float]] = []
+
+    def __call__(self) -> float:
+        self.metrics.append(self.federation.step().metrics)
+        return self.metrics[-1]["time/round"]
+
+
+def take_turns(
+    contestants: Mapping[Name, Callable[[], float]], rounds: int, warmup: int = 2
+) -> dict[Name, list[float]]:
+    """Return everyone's seconds by round; whatever else the machine does hits all of them alike."""
+    times: dict[Name, list[float]] = {name: [] for name in contestants}
+    for number in range(warmup + rounds):
+        for name, run_round in contestants.items():
+            seconds = run_round()
+            if number >= warmup:
+                times[name].append(seconds)
+    return times
+
+
+def ratio(over: Iterable[float], under: Iterable[float]) -> float:
+    """Return the median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def begin(
+    module: str, function: str, *arguments: Any, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Begin a function in a process of its own; the arguments go there as JSON, and what it prints comes back."""
+    code = f"import {module}, json, sys; {module}.{function}(*json.loads(sys.argv[1]))"
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def number_of(process: subprocess.Popen[str]) -> float:
+    """Wait for what `begin` returned, and return the number that it printed."""
+    said = process.communicate()[0]
+    if process.returncode:
+        raise SystemExit(f"a process of the benchmark ended with {process.returncode}")
+    return float(said)
+
+
+def flray(*arguments: str) -> list[str]:
+    """Return a command line of flray."""
+    return [sys.executable, "-m", "flray", *arguments]
+
+
+def processor_seconds(command: Sequence[str], folder: Path, check: bool = False) -> float:
+    """Run a command and return what it and its processes computed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=3600, check=check)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def show(title: str | None, columns: str, rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; columns are ``heading :format`` with `` | `` between them, and None is an empty cell."""
+    parts = [column.partition(" :") for column in columns.split(" | ")]
+    table = Table(*(heading for heading, _, _ in parts), title=title)
+    for row in rows:
+        table.add_row(*(_text(cell, form) for cell, (_, _, form) in zip(row, parts, strict=True)))
+    Console(width=max(120, 12 * len(parts))).print(table)
+
+
+def _text(cell: object, form: str) -> str:
+    return "" if cell is None else cell if isinstance(cell, str) else format(cell, form)
+
+
+def write_json(path: str | None, content: object) -> None:
+    """Write a file, if one is wanted."""
+    if path is not None:
+        Path(path).write_text(json.dumps(content, indent=1))
+
+
+def main() -> None:
+    """Run the benchmark that the command line names."""
+    names = sorted({path.stem for path in HERE.glob("*.py")} - {*OTHERS})
+    if len(sys.argv) < 2 or sys.argv[1] not in names:
+        print("usage: scripts/benchmark NAME [--help]; names:", *names, file=sys.stderr)
+        sys.exit(2)
+    benchmark = importlib.import_module(sys.argv[1])
+    sys.exit(benchmark.main(parsed(benchmark, sys.argv[2:])) is False)
