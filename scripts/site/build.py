@@ -45,9 +45,7 @@ SETTINGS = {
     "myst_heading_anchors": 3,
     "myst_enable_extensions": ["html_image"],  # README's pictures have widths
     "nb_execution_mode": "off",  # a test runs the notebooks
-    "suppress_warnings": [
-        "ref.python"
-    ],  # a name in an annotation that two classes have: Params, Local
+    "suppress_warnings": ["ref.python"],  # a name in an annotation that two classes have
     "html_title": "flray",
     "html_copy_source": False,
     "html_show_sphinx": False,
@@ -55,30 +53,18 @@ SETTINGS = {
 }
 
 
-class OneEnvironment(SandboxedEnvironment):
-    """numpydoc asks for a new one at every docstring, and would compile its template anew each time."""
+_environments: list[SandboxedEnvironment] = []
 
-    _one: OneEnvironment | None = None
 
-    def __new__(cls, **options: Any) -> OneEnvironment:
-        """Return the one there is."""
-        if cls._one is None:
-            cls._one = super().__new__(cls)
-            SandboxedEnvironment.__init__(cls._one, **options)
-        return cls._one
-
-    def __init__(self, **options: Any) -> None:
-        """Do nothing: it was made when first asked for."""
+def one_environment(**options: Any) -> SandboxedEnvironment:
+    """Return the same one always: numpydoc asks at every docstring, and would compile its template anew each time."""
+    if not _environments:
+        _environments.append(SandboxedEnvironment(**options))
+    return _environments[0]
 
 
 def write_sources(folder: Path) -> None:
-    """Write all sources of the site.
-
-    Parameters
-    ----------
-    folder : Path
-        An empty folder.
-    """
+    """Write all sources of the site into an empty folder."""
     shutil.copytree(ROOT / "docs", folder / "docs")
     for name in TEXTS:
         shutil.copy(ROOT / name, folder / name)
@@ -94,12 +80,10 @@ def write_sources(folder: Path) -> None:
         "The project": ["docs/architecture", *(name.removesuffix(".md") for name in TEXTS)],
     }
     front = (ROOT / "README.md").read_text(encoding="utf-8")
-    lists = [
-        "\n".join(["```{toctree}", ":hidden:", f":caption: {part}", "", *pages, "```", ""])
-        for part, pages in contents.items()
-        if pages
-    ]
-    (folder / "index.md").write_text("\n".join([front, *lists]), encoding="utf-8")
+    for part, pages in contents.items():
+        lines = ("```{toctree}", ":hidden:", f":caption: {part}", "", *pages, "```", "")
+        front += "\n" + "\n".join(lines) if pages else ""
+    (folder / "index.md").write_text(front, encoding="utf-8")
 
 
 def _link_names(page: Path, kind: str) -> None:
@@ -110,40 +94,22 @@ def _link_names(page: Path, kind: str) -> None:
         name = found.group(1)
         return f"[`{name}`](/reference/{kind}/{name}.rst)" if name in names else found.group()
 
-    lines = page.read_text(encoding="utf-8").splitlines()
-    page.write_text(
-        "\n".join(
-            re.sub(r"`([\w.-]+)`", linked, line) if line.startswith("|") else line for line in lines
-        )
-        + "\n",
-        encoding="utf-8",
-    )
+    rows = page.read_text(encoding="utf-8").splitlines()
+    rows = [re.sub(r"`([\w.-]+)`", linked, row) if row.startswith("|") else row for row in rows]
+    page.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def main(target: Path, theme: str = "furo") -> int:
     """Write the sources into a temporary folder and build them; return the exit code."""
-    docscrape_sphinx.SandboxedEnvironment = OneEnvironment
+    docscrape_sphinx.SandboxedEnvironment = one_environment
     with tempfile.TemporaryDirectory() as text:
         source = Path(text)
         write_sources(source)
         settings = {**SETTINGS, "html_theme": theme}
         conf = "".join(f"{name} = {value!r}\n" for name, value in settings.items())
         (source / "conf.py").write_text(conf, encoding="utf-8")
-        return int(
-            sphinx(
-                [
-                    "-q",
-                    "-W",
-                    "--keep-going",
-                    "-b",
-                    "html",
-                    "-d",
-                    str(source / "doctrees"),
-                    str(source),
-                    str(target),
-                ]
-            )
-        )
+        options = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{source}/doctrees"]
+        return int(sphinx([*options, str(source), str(target)]))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 import typer
-from cards import write_datasets, write_methods, write_suites
+from cards import write_cards
 from pydantic import BaseModel
-from rst import escaped, list_of_pages, option_table, plain, put, table, title
+from rst import escaped, labelled, list_of_pages, option_table, plain, put, table, title
 
 import flray
 from flray import functional, registry
@@ -28,84 +28,53 @@ ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""
 OTHER_KINDS = tuple(kind for kind in registry.ALL if kind not in ("algorithms", "datasets"))
 """Those of which all share a page."""
+SETTINGS = (
+    "What a YAML file may hold: path, default, what is allowed, meaning. Paths on the command line "
+    "are relative to ``experiment``.",
+    "",
+)
 
 
 def write_pages(folder: Path) -> list[str]:
-    """Write the pages and return the names of those that lead to all of them.
-
-    Parameters
-    ----------
-    folder : Path
-        An empty folder.
-    """
-    write_methods(folder)
-    write_datasets(folder)
-    write_suites(folder)
+    """Write the pages into an empty folder and return the names of those that lead to all of them."""
+    cards = write_cards(folder)
     kinds = [_component_page(folder, kind) for kind in OTHER_KINDS]
     modules = modules_of_flray()
     for name in modules:
         _module_page(folder, name, [one for one in modules if one.rpartition(".")[0] == name])
-    put(
-        folder / "settings.rst",
-        [
-            *title("Settings"),
-            "What a YAML file may hold: path, default, what is allowed, "
-            "meaning. Paths on the command line are relative to ``experiment``.",
-            "",
-            *_sections("", Config),
-        ],
-    )
-    put(
-        folder / "commands.rst",
-        [*title("Commands"), *_commands(typer.main.get_command(main.app), "flray")],
-    )
-    return ["settings", "commands", "algorithms", "datasets", "suites", *kinds, "modules/flray"]
+    put(folder / "settings.rst", [*title("Settings"), *SETTINGS, *_sections("", Config)])
+    commands = _commands(typer.main.get_command(main.app), "flray")
+    put(folder / "commands.rst", [*title("Commands"), *commands])
+    return ["settings", "commands", *cards, *kinds, "modules/flray"]
 
 
 def modules_of_flray() -> list[str]:
     """Return the names of flray's public modules, sorted, packages before what is in them."""
-    found = ["flray"]
-    for module in pkgutil.walk_packages(flray.__path__, "flray."):
-        if not any(part.startswith("_") for part in module.name.split(".")):
-            found.append(module.name)
-    return sorted(found)
+    found = [module.name for module in pkgutil.walk_packages(flray.__path__, "flray.")]
+    return sorted(["flray", *(name for name in found if "._" not in name)])
 
 
 def _module_page(folder: Path, name: str, inside: Iterable[str]) -> None:
     lines = title(name)
     if name in ENTRY_POINTS:
-        lines += [f".. py:module:: {name}", "", *plain(_docstring(name))]
+        path = Path(flray.__path__[0], *name.split(".")[1:]).with_suffix(".py")
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        lines += [f".. py:module:: {name}", "", *plain(text)]
     elif name == functional.__name__:
         lines += [f".. automodule:: {name}", ""]
         for export in functional.__all__:
-            what = "class" if inspect.isclass(getattr(functional, export)) else "function"
-            lines += [
-                f".. auto{what}:: {name}.{export}",
-                *(["   :members:"] if what == "class" else []),
-                "",
-            ]
+            is_class = inspect.isclass(getattr(functional, export))
+            lines += [f".. auto{'class' if is_class else 'function'}:: {name}.{export}"]
+            lines += ["   :members:", ""] if is_class else [""]
     else:
-        module = importlib.import_module(name)
-        elsewhere = [
-            export
-            for export in functional.__all__
-            if getattr(functional, export).__module__ == name
-        ]
-        lines += [
-            f".. automodule:: {name}",
-            "   :members:",
-            "   :show-inheritance:",
-            "   :ignore-module-all:",
-            *([f"   :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []),
-            "",
-        ]
-        lines += _links(module, elsewhere)
+        shorter = [e for e in functional.__all__ if getattr(functional, e).__module__ == name]
+        lines += [f".. automodule:: {name}", "   :members:", "   :show-inheritance:"]
+        lines += ["   :ignore-module-all:"]
+        lines += [f"   :exclude-members: {', '.join(shorter)}", ""] if shorter else [""]
+        lines += _links(importlib.import_module(name), shorter)
     pages = [f"/reference/modules/{one}" for one in inside]
-    put(
-        folder / "modules" / f"{name}.rst",
-        [*lines, "", *(list_of_pages(pages) if pages else ())],
-        leaf=name != flray.__name__,
-    )
+    lines += ["", *(list_of_pages(pages) if pages else ())]
+    put(folder / "modules" / f"{name}.rst", lines, leaf=name != flray.__name__)
 
 
 def _links(module: types.ModuleType, elsewhere: Iterable[str]) -> Iterator[str]:
@@ -119,28 +88,15 @@ def _links(module: types.ModuleType, elsewhere: Iterable[str]) -> Iterator[str]:
         yield f"- :py:obj:`{functional.__name__}.{export}`"
 
 
-def _docstring(name: str) -> str | None:
-    path = Path(flray.__path__[0], *name.split(".")[1:]).with_suffix(".py")
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-
-
 def _component_page(folder: Path, kind: str) -> str:
     """Write a page with every registered name of a kind, its options and where it is documented."""
     entries = registry.ALL[kind]
     lines = [*title(kind.capitalize()), f"As ``flray list {kind} NAME`` shows them.", ""]
     for name in entries.names():
         item, params = entries.get(name), entries.params(name)
-        lines += [
-            f".. _{entries.kind}-{name}:",
-            "",
-            *title(name, "-"),
-            *plain(_summary(item)),
-            "",
-            f":py:obj:`{item.__module__}.{item.__qualname__.split('.<locals>')[0]}`",
-            "",
-            *option_table(params),
-        ]
-        lines += [""]
+        where = f"{item.__module__}.{item.__qualname__.split('.<locals>')[0]}"
+        lines += [*labelled(entries.kind, name, "-"), *plain(_summary(item)), ""]
+        lines += [f":py:obj:`{where}`", "", *option_table(params), ""]
     put(folder / f"{kind}.rst", lines)
     return kind
 
@@ -160,19 +116,12 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
         if len(parts) == 1 and sections:
             inner.append((f"{whole}.", sections[0]))
             continue
-        shown = (
-            "required"
-            if field.is_required()
-            else f"``{properties[name].get('default')!r}``"
-            if "default" in properties[name]
-            else ""
-        )
-        allowed = " or ".join(
-            f":doc:`{part.registry.kind}s`" for part in parts if issubclass(part, Component)
-        ) or escaped(tables.allowed_values(properties[name]))
-        meaning = field.description or " ".join(
-            (inspect.getdoc(part) or "").split("\n\n")[0] for part in sections[:1]
-        )
+        shown = f"``{properties[name]['default']!r}``" if "default" in properties[name] else ""
+        components = [part for part in parts if issubclass(part, Component)]
+        allowed = " or ".join(f":doc:`{part.registry.kind}s`" for part in components)
+        meaning = field.description or " ".join(map(_summary, sections[:1]))
+        shown = "required" if field.is_required() else shown
+        allowed = allowed or escaped(tables.allowed_values(properties[name]))
         rows.append((f"``{whole}``", shown, allowed, escaped(meaning)))
     if rows:
         yield from (*title(path.rstrip(".") or "the file", "-"), *plain(inspect.getdoc(model)), "")

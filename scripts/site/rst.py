@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from flray.cli import tables
@@ -19,6 +21,11 @@ def title(text: str, line: str = "=") -> list[str]:
     return [text, line * len(text), ""]
 
 
+def labelled(kind: str, name: str, line: str = "=") -> list[str]:
+    """Return a heading that pages can refer to."""
+    return [f".. _{kind}-{name}:", "", *title(name, line)]
+
+
 def plain(text: str | None) -> list[str]:
     """Return the lines of a docstring."""
     return inspect.cleandoc(text or "").splitlines()
@@ -26,9 +33,7 @@ def plain(text: str | None) -> list[str]:
 
 def prose(text: str | None) -> list[str]:
     """Return a docstring without numpydoc's sections."""
-    whole = inspect.cleandoc(text or "")
-    found = _SECTION.search(whole)
-    return [*(whole[: found.start()] if found else whole).rstrip().splitlines(), ""]
+    return [*_SECTION.split(inspect.cleandoc(text or ""))[0].rstrip().splitlines(), ""]
 
 
 def list_of_pages(pages: Iterable[str]) -> list[str]:
@@ -39,36 +44,25 @@ def list_of_pages(pages: Iterable[str]) -> list[str]:
     return [*(f"- :doc:`{page}`" for page in pages), ""]
 
 
-def table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> list[str]:
+def table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
     """Return a table, whose cells are reStructuredText already."""
     lines = [".. list-table::", "   :header-rows: 1", ""]
-    for row in (tuple(headings), *rows):
-        lines += [
-            f"   {'* -' if index == 0 else '  -'} {' '.join(cell.split())}"
-            for index, cell in enumerate(row)
-        ]
+    for row in (headings, *rows):
+        cells = [" ".join(cell.split()) for cell in row]
+        lines += [f"   * - {cells[0]}", *(f"     - {cell}" for cell in cells[1:])]
     return [*lines, ""]
 
 
 def option_table(params: type[BaseModel]) -> list[str]:
     """Return the table of a component's options."""
     schema = params.model_json_schema()
-    required = schema.get("required", [])
-    rows = [
-        (
-            f"``{option}``",
-            "required" if option in required else f"``{field.get('default')!r}``",
-            *map(
-                escaped,
-                (
-                    tables.allowed_values(field),
-                    field.get("description", ""),
-                    field.get("source", ""),
-                ),
-            ),
-        )
-        for option, field in schema.get("properties", {}).items()
-    ]
+    rows = []
+    for option, field in schema.get("properties", {}).items():
+        needed = option in schema.get("required", ())
+        default = "required" if needed else f"``{field.get('default')!r}``"
+        about = (field.get("description", ""), field.get("source", ""))
+        words = map(escaped, (tables.allowed_values(field), *about))
+        rows.append((f"``{option}``", default, *words))
     if not rows:
         return ["It has no options.", ""]
     return table(("option", "default", "allowed", "meaning", "source"), rows)
@@ -77,6 +71,14 @@ def option_table(params: type[BaseModel]) -> list[str]:
 def code(text: str, language: str) -> list[str]:
     """Return a block of code."""
     return [f".. code-block:: {language}", "", *(f"   {line}" for line in text.splitlines()), ""]
+
+
+def flow(value: Mapping[str, Any]) -> str:
+    """Return a mapping as YAML in a line; a component without options by its name."""
+    if set(value) == {"name"}:
+        return f"``{value['name']}``"
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    return f"``{text.strip()}``"
 
 
 def escaped(text: str) -> str:
