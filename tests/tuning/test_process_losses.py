@@ -9,14 +9,15 @@ from typing import Any
 
 import psutil
 import pytest
-import yaml
 
 from flray import api
-from flray.runs.progress import NullProgress
+from tests.tuning.helpers import Seen
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 FREE, TAKEN = 5 * 2**30, 8 * 2**30  # other tests run beside this one
 
-OWN_METHODS = """
+GREEDY = """
 import time
 from pathlib import Path
 
@@ -26,29 +27,16 @@ from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 
 
-def take():
-    taken = torch.ones(TAKEN, dtype=torch.uint8)
-    time.sleep(60)
-    return taken
-
-
 @register_algorithm("own-greedy")
 class Greedy(Algorithm):
     def aggregate(self, server, stage, replies):
         if server.round == 1 and not Path(MARK).exists():
             Path(MARK).touch()
-            take()
-        super().aggregate(server, stage, replies)
-
-
-@register_algorithm("own-insatiable")
-class Insatiable(Algorithm):
-    def aggregate(self, server, stage, replies):
-        if server.round == 1:
-            take()
+            taken = torch.ones(TAKEN, dtype=torch.uint8)
+            time.sleep(60)
+            del taken
         super().aggregate(server, stage, replies)
 """
-
 
 UNABLE = """
 import os
@@ -65,14 +53,6 @@ class Unable(Algorithm):
         if os.getpid() != DRIVER:
             os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-class Lines(NullProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture
@@ -99,49 +79,41 @@ def nearly_full_node() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.mark.slow
+@pytest.fixture
+def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A sweep whose methods are in ``own.py``."""
+    content["experiment"] |= {
+        "plugins": [str(tmp_path / "own.py")],
+        "checkpoint": {"min_seconds": 0.0},
+    }
+    content["sweep"] = {"seeds": [0], "max_failures": 1}
+    return content
+
+
 @pytest.mark.usefixtures("ray_here")
 def test_a_trial_whose_processes_never_begin_fails_and_the_others_go_on(
-    content: dict[str, Any], tmp_path: Path
+    own: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(f"DRIVER = {os.getpid()}\n{UNABLE}")
-    content["experiment"]["plugins"] = ["own.py"]
-    content["space"] = {"algorithm": {"grid": ["own-unable", "fedavg"]}}
-    content["sweep"] = {"seeds": [0], "max_failures": 1}
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(content))
-    progress = Lines()
-    rows = api.tune(file, progress=progress).results.set_index("algorithm")
-    assert dict(rows["status"]) == {"own-unable": "failed", "fedavg": "finished"}
-    assert rows.loc["own-unable", "failure"].startswith("its process has died: out of memory")
-    assert [line[:18] for line in progress.lines if "tried again" in line] == ["trial 0001 crashed"]
+    own["space"] = {"algorithm": {"grid": ["own-unable", "fedavg"]}}
+    seen = Seen()
+    unable, fedavg = api.tune(own, progress=seen).results.to_dict("records")
+    assert (unable["status"], fedavg["status"]) == ("failed", "finished")
+    assert unable["failure"].startswith("its process has died: out of memory")
+    assert [line[:18] for line in seen.tried_again] == ["trial 0001 crashed"]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("nearly_full_node")
 def test_a_trial_without_memory_is_tried_again_and_the_others_go_on(
-    content: dict[str, Any], tmp_path: Path
+    own: dict[str, Any], tmp_path: Path
 ) -> None:
-    values = {"MARK": str(tmp_path / "mark"), "TAKEN": TAKEN}
-    given = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-    (tmp_path / "own.py").write_text(f"{given}\n{OWN_METHODS}")
-    content["experiment"] |= {"plugins": ["own.py"], "checkpoint": {"min_seconds": 0.0}}
-    content["space"] = {"algorithm": {"grid": ["own-greedy", "own-insatiable", "fedavg"]}}
-    content["sweep"] = {"seeds": [0], "concurrency": 1, "max_failures": 1}
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(content))
-    progress = Lines()
-    rows = {
-        row["algorithm"]: row
-        for row in api.tune(file, progress=progress).results.to_dict("records")
-    }
-    assert {name: row["status"] for name, row in rows.items()} == {
-        "own-greedy": "finished",
-        "own-insatiable": "failed",
-        "fedavg": "finished",
-    }
-    assert rows["own-greedy"]["sha256"] == rows["fedavg"]["sha256"]
-    assert "memory monitor" in rows["own-insatiable"]["failure"]
-    assert "sweep.concurrency" in rows["own-insatiable"]["failure"]
-    again = [line[:18] for line in progress.lines if "tried again" in line]
-    assert again == ["trial 0001 crashed", "trial 0002 crashed"]
+    (tmp_path / "own.py").write_text(f"MARK, TAKEN = {str(tmp_path / 'mark')!r}, {TAKEN}\n{GREEDY}")
+    own["space"] = {"algorithm": {"grid": ["own-greedy", "fedavg"]}}
+    own["sweep"]["concurrency"] = 1
+    seen = Seen()
+    greedy, fedavg = api.tune(own, progress=seen).results.to_dict("records")
+    assert (greedy["status"], fedavg["status"]) == ("finished", "finished")
+    assert greedy["sha256"] == fedavg["sha256"]
+    (line,) = seen.tried_again
+    assert line.startswith("trial 0001 crashed")
+    assert "memory monitor" in line and "sweep.concurrency" in line
