@@ -24,7 +24,7 @@ HIDDEN = """
 mount -t tmpfs none "$1"
 exec "$2" start --address "$3" --num-cpus 1 --block --disable-usage-stats
 """
-RATES = [0.02, 0.03, 0.04, 0.05, 0.06, 0.07]
+RATES = [0.02, 0.03, 0.04, 0.05]
 PLUGIN = '''
 from pathlib import Path
 
