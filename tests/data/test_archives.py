@@ -145,9 +145,8 @@ def test_fine_labels_in_two_superclasses_are_refused(tmp_path: Path) -> None:
     raw = bytearray(path.read_bytes())
     raw[0] = 7
     path.write_bytes(bytes(raw))
-    with pytest.raises(
-        FlrayError, match="class apple lies in the superclasses insects and aquatic mammals"
-    ):
+    said = "class apple lies in the superclasses insects and aquatic mammals"
+    with pytest.raises(FlrayError, match=said):
         load_dataset("cifar-100", root=tmp_path)
 
 
@@ -163,9 +162,8 @@ def test_fc100_is_read_from_its_own_pickles(tmp_path: Path) -> None:
     labels = [*whole["test"]["labels"][:-1], whole["train"]["labels"][0]]
     leaking = {**whole["test"], "labels": labels}
     (tmp_path / "archives/fc100/FC100_test.pickle").write_bytes(pickle.dumps(leaking))
-    with pytest.raises(
-        FlrayError, match=r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"
-    ):
+    said = r"FC100_test\.pickle: the class worm, which FC100_train\.pickle has"
+    with pytest.raises(FlrayError, match=said):
         load_dataset("fc100", {}, tmp_path)
 
 

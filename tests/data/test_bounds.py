@@ -30,7 +30,6 @@ from flray.data.sources.file_stores import (
 )
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
-from flray.files import border
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import picture, pixels_of
 
@@ -265,11 +264,3 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
         assert sorted(root.rglob("*")) == before and root.parent.exists() is known
         picture(image, 1)
         load_dataset("vlcs", options, root)
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (3 * 2**30, "3 GiB"), (2**42, "4 TiB")],
-)
-def test_amounts_read_like_amounts(count: int, words: str) -> None:
-    assert border.amount(count) == words

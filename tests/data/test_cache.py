@@ -24,15 +24,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_writing_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     write_arrays(tmp_path / "set", ARRAYS)
     write_arrays(tmp_path / "set", {"z": np.ones(3)})
-    assert list(read_arrays(tmp_path / "set", "set")) == ["z"]
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
-
-
-def test_a_failed_write_leaves_the_old_arrays(tmp_path: Path) -> None:
-    write_arrays(tmp_path / "set", ARRAYS)
     with pytest.raises(ValueError, match="allow_pickle"):
         write_arrays(tmp_path / "set", {"x": np.array([{}], dtype=object)})
-    assert list(read_arrays(tmp_path / "set", "set")) == ["x", "y"]
+    assert list(read_arrays(tmp_path / "set", "set")) == ["z"]
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
@@ -43,9 +37,8 @@ def write_often(folder: Path, value: int) -> None:
 
 def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    writers = [
-        context.Process(target=write_often, args=(tmp_path / "set", value)) for value in (1, 2)
-    ]
+    place = tmp_path / "set"
+    writers = [context.Process(target=write_often, args=(place, value)) for value in (1, 2)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -59,11 +52,7 @@ MANIFESTS = ("", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "s
 DAMAGES = [
     ("y.npy", lambda _: None, r"y\.npy is missing; run `flray data get set`"),
     ("x.npy", lambda raw: raw[:-7], r"x\.npy has 1121 bytes, expected 1128; run"),
-    (
-        "x.npy",
-        lambda raw: raw[:-1] + b"\0",
-        r"x\.npy was altered: sha256 is [0-9a-f]{64}, expected ",
-    ),
+    ("x.npy", lambda raw: raw[:-1] + b"\0", r"altered: sha256 is [0-9a-f]{64}, expected "),
     *((MANIFEST, lambda _, t=t: t.encode(), "not a readable manifest") for t in MANIFESTS),
 ]
 

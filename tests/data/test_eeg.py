@@ -79,10 +79,8 @@ def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
 
 def test_no_trial_is_in_both_parts_and_another_seed_draws_others() -> None:
     parts = [eeg.dataset_of("eeg", sources(), seed).domains[0] for seed in (0, 0, 1)]
-    whole = {tuple(row) for row in np.round(parts[0].train_x, 5)} | {
-        tuple(row) for row in np.round(parts[0].test_x, 5)
-    }
-    assert len(whole) == 40
+    rows = (*parts[0].train_x, *parts[0].test_x)
+    assert len({tuple(row) for row in np.round(rows, 5)}) == 40
     assert np.array_equal(parts[0].test_x, parts[1].test_x)
     assert not np.array_equal(parts[0].test_x, parts[2].test_x)
 
@@ -98,12 +96,8 @@ class Paradigms:
 
     class MotorImagery:
         def __init__(self, **settings: Any) -> None:
-            assert settings == {
-                "events": ["feet", "right_hand"],
-                "n_classes": 2,
-                "fmin": 8.0,
-                "fmax": 32.0,
-            }
+            events = ["feet", "right_hand"]
+            assert settings == {"events": events, "n_classes": 2, "fmin": 8.0, "fmax": 32.0}
 
         def get_data(self, dataset: Any) -> tuple[Any, Any, None]:
             return dataset
@@ -119,7 +113,6 @@ def test_without_moabb_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "moabb", None)
-    with pytest.raises(
-        FlrayError, match=r"^data set eeg needs MOABB .*: pip install 'flray\[eeg\]'$"
-    ):
+    said = r"^data set eeg needs MOABB .*: pip install 'flray\[eeg\]'$"
+    with pytest.raises(FlrayError, match=said):
         load_dataset("eeg", root=tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from flray import rng
 from flray.data import load_dataset
 from flray.data.federated import federate
 from flray.errors import DataError
@@ -47,15 +48,11 @@ def test_an_episode_has_support_and_queries_of_distinct_classes(
 def test_no_episode_without_two_classes() -> None:
     assert list(TASK.episodes(labels(9, 2), np.random.default_rng(0), 3)) == []
     assert TASK.episodes_per_epoch(torch.from_numpy(labels(9, 2))) == 0
-    found = TASK.summarise(
-        {"label": labels(9, 2), "embedding": np.zeros((11, 2), dtype=np.float32)}
-    )
-    assert math.isnan(found["accuracy"]) and math.isnan(found["loss"])
-
-
-def test_an_epoch_shows_as_many_samples_as_there_are() -> None:
-    # 60 / (3 * 6), rounded up.
+    # an epoch shows as many samples as there are: 60 / (3 * 6), rounded up
     assert TASK.episodes_per_epoch(torch.from_numpy(labels(20, 20, 20))) == 4
+    embedding = np.zeros((11, 2), dtype=np.float32)
+    found = TASK.summarise({"label": labels(9, 2), "embedding": embedding})
+    assert math.isnan(found["accuracy"]) and math.isnan(found["loss"])
 
 
 def test_batches_are_keyed_by_their_generator() -> None:
@@ -85,16 +82,12 @@ def test_an_evaluation_equals_the_loss_and_tells_embeddings_apart() -> None:
     assert again == found["noise"]
     # one episode of everything: the mean loss is the training loss of the same episode
     one = FewShot(way=3, shot=2, queries=4, test=1, seed=5)
-    from flray import rng
-
     (episode,) = one.episodes(known, rng.numpy_generator(5, "batches", extra="test episodes"), 1)
     rows = torch.from_numpy(episode.reshape(-1))
-    loss = prototypical_loss(
-        torch.from_numpy(noise)[rows].double(), torch.from_numpy(known)[rows], 2
-    )
-    assert one.summarise({"label": known, "embedding": noise})["loss"] == pytest.approx(
-        float(loss), rel=1e-12
-    )
+    embeddings = torch.from_numpy(noise)[rows].double()
+    loss = float(prototypical_loss(embeddings, torch.from_numpy(known)[rows], 2))
+    measured = one.summarise({"label": known, "embedding": noise})
+    assert measured["loss"] == pytest.approx(loss, rel=1e-12)
 
 
 def test_the_classifier_is_left_out() -> None:
@@ -108,9 +101,7 @@ def test_the_classifier_is_left_out() -> None:
 def test_a_client_without_two_classes_is_named() -> None:
     dataset = load_dataset("glyphs", {"classes": 8, "unseen": 4, "samples": 12})
     data = federate(dataset, "pathological", {"clients": 4, "classes_per_client": 1}, 0)
-    with pytest.raises(
-        DataError,
-        match=r"client client0: training samples of 1 classes with more than episodes\.shot",
-    ):
+    said = r"client client0: training samples of 1 classes with more than episodes\.shot"
+    with pytest.raises(DataError, match=said):
         FewShot().check(data)
     FewShot().check(federate(dataset, "iid", {"clients": 1}, 0))

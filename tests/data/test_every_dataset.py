@@ -19,7 +19,7 @@ from flray.cli.main import invoke
 from flray.data.datasets.cifar import COARSE, FC100_COARSE
 from flray.data.loading import load_dataset
 from flray.data.sources.images import resize, to_colour
-from flray.data.types import DataSet
+from flray.data.types import DataSet, Domain
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS, OTHER_FORMS, Known, Written
 
@@ -139,6 +139,11 @@ def test_what_every_generated_set_promises(name: str, tmp_path: Path) -> None:
         check_classes(name, first.classes)
 
 
+def whole(domain: Domain) -> list[NDArray[Any]]:
+    """Return all samples of a domain, and their labels."""
+    return [np.concatenate([getattr(domain, f"{p}_{a}") for p in ("train", "test")]) for a in "xy"]
+
+
 def test_sklearns_digits_have_their_targets() -> None:
     digits, dataset = load_digits(), load_dataset("digits-sklearn")
     upright = resize(digits.images * (255 / 16), 32)
@@ -147,37 +152,28 @@ def test_sklearns_digits_have_their_targets() -> None:
         "inverted": lambda x: 255 - x,
         "rotated": lambda x: np.rot90(x, -1, axes=(2, 3)),
     }
-    known = {
-        image.tobytes(): target
-        for image, target in zip(to_colour(upright), digits.target, strict=True)
-    }
+    images = [image.tobytes() for image in to_colour(upright)]
+    known = dict(zip(images, digits.target, strict=True))
     left = np.bincount(digits.target)
     for domain in dataset.domains:
-        x, y = (
-            np.concatenate([domain.train_x, domain.test_x]),
-            np.concatenate([domain.train_y, domain.test_y]),
-        )
+        x, y = whole(domain)
         left -= np.bincount(y, minlength=10)
         if domain.name in undone:
             assert [known[image.tobytes()] for image in undone[domain.name](x)] == y.tolist()
     assert not left.any()  # so those over photos have the targets of what is left
     over = dataset.domains[3]
-    edges = [
+    train, test = (
         np.abs(np.diff(x[:, 0].astype(float), axis=2)).reshape(len(x), -1)
         for x in (over.train_x, over.test_x)
-    ]
-    assert (
-        LogisticRegression(max_iter=200).fit(edges[0], over.train_y).score(edges[1], over.test_y)
-        > 0.3
     )
+    learnt = LogisticRegression(max_iter=50).fit(train, over.train_y)
+    assert learnt.score(test, over.test_y) > 0.3
 
 
 def test_a_glyph_is_the_character_that_its_class_is_named_after() -> None:
     dataset = load_dataset("glyphs", GENERATED["glyphs"])
     (domain,) = dataset.domains
-    x, y = (
-        np.concatenate([getattr(domain, f"{part}_{a}") for part in ("train", "test")]) for a in "xy"
-    )
+    x, y = whole(domain)
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     font = ImageFont.truetype(fonts / "DejaVuSans.ttf", 23)
     drawn = []

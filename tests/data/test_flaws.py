@@ -83,50 +83,35 @@ def cuts_off(path: Path) -> None:
 
 
 MUG, EPS = "dslr/mug/001.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n%%EOF\n"
+FIFTH = f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n"
 TIGER, VAL, ROW = "tiger/001.png 6", "val/val_annotations.txt", "3,000,4,3,96,1"
 LIST, TABLE = "real_train.txt", "metadata.csv"
 EYE, PATCH = "Domain2/test/ROIs", "patch_patient_002_node_4_x_1_y_32.png"
 FLAWS: dict[str, list[tuple[Damage, str]]] = {
     "office-caltech10": [
         (cuts_short, f"{MUG}|cannot be decoded|fetch the file again"),
-        (puts(MUG, b"<html>not found</html>"), f"{MUG}|it is no JPEG"),
         (puts(MUG, EPS), f"{MUG}|it is no JPEG"),
-        (puts(MUG, b""), f"{MUG}|cannot be decoded"),
         (puts("dslr/mug/notes.txt", b"x"), "dslr/mug/notes.txt|take it away"),
         (draws("dslr/lost.png"), "dslr/lost.png|dslr/CLASS/"),
         (draws("other/mug/lost.png"), "other/mug/lost.png|in no domain's folder"),
-        (draws("dslr/mug/more/lost.png"), "dslr/mug/more/lost.png"),
         (draws("dslr/keybord/0.png"), "dslr/keybord|did you mean 'keyboard'|data.rename"),
         (takes_away("dslr/mug"), "domain dslr|no images of mug|data.incomplete"),
-        (takes_away("dslr"), "domain dslr has no images|data.domains"),
         (empties, "domain dslr has no images|data.domains"),
     ],
     "domainnet": [
-        (
-            edits(LIST, TIGER, "tiger/001.png 5"),
-            "real_train.txt, line 11|label 5 for the class tiger",
-        ),
+        (edits(LIST, TIGER, "tiger/001.png 5"), f"{LIST}, line 11|label 5 for the class tiger"),
         (edits(LIST, TIGER, "tiger/009.png 6"), "line 11|real/tiger/009.png"),
         (edits(LIST, TIGER, "tiger/000.png 6"), "real_test.txt, line 6|tiger/000.png|twice"),
         (edits(LIST, TIGER, "tiger"), "line 11|'real/tiger'"),
-        (takes_away("sketch"), "domain sketch has no images"),
         (takes_away("sketch/whale"), "domain sketch|no images of whale"),
     ],
     "tiny-imagenet": [
         (edits(VAL, WNIDS[5], "n99999999"), "val_annotations.txt, line 6|n99999999"),
         (edits(VAL, "val_194.png", "val_999.png"), "line 6|val_999.png is not there"),
-        (
-            edits(VAL, f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n", ""),
-            "val_194.png|not in val_annotations.txt",
-        ),
+        (edits(VAL, FIFTH, ""), "val_194.png|not in val_annotations.txt"),
         (takes_away(VAL), "val/images/val_0.png|none of the classes"),
         (takes_away(f"train/{WNIDS[7]}"), "199 folders of classes|expected 200"),
         (takes_away("val"), f"class {WNIDS[0]} has no images in the val folder"),
-        (
-            puts(f"train/{WNIDS[3]}/images/{WNIDS[3]}_1.png", b"\x89PNG"),
-            f"{WNIDS[3]}_1.png|cannot be decoded",
-        ),
-        (draws("train/lost.png"), "train/lost.png"),
     ],
     "camelyon17": [
         (edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"), "metadata.csv, line 5|'2'"),
@@ -147,7 +132,6 @@ FLAWS: dict[str, list[tuple[Damage, str]]] = {
         (masks(eye(8)[:12]), "mask/g008.png|the mask is 16x12 and its image 16x16"),
         (draws("Domain2/test/lost.png"), "Domain2/test/lost.png|out of place"),
         (takes_away("Domain6"), "domain6 has no train images"),
-        (takes_away("Domain6/test"), "domain6 has no test images"),
     ],
 }
 CASES = [(name, damage, words) for name, rows in FLAWS.items() for damage, words in rows]
@@ -199,17 +183,6 @@ def test_lists_that_give_two_classes_one_label_are_refused(tmp_path: Path) -> No
         load("domainnet", tmp_path, path)
 
 
-@pytest.mark.parametrize(("folded", "images"), [(False, "images"), (True, "images"), (True, "")])
-def test_both_layouts_of_tiny_imagenet_are_the_same_data(
-    folded: bool, images: str, tmp_path: Path
-) -> None:
-    path = tiny(tmp_path, folded, images)
-    for source in (path, zipped(path, tmp_path / "tiny.zip")):
-        (domain,) = load("tiny-imagenet", tmp_path, source).domains
-        assert found(domain, "train") == {n: n // 2 for n in range(400)}
-        assert found(domain, "test") == {400 + c: c for c in range(200)}
-
-
 def test_by_slide_no_patient_of_camelyon_is_in_both_parts(tmp_path: Path) -> None:
     home = tissue(tmp_path)
     assert load("camelyon17", tmp_path, home).task == "binary"
@@ -219,25 +192,24 @@ def test_by_slide_no_patient_of_camelyon_is_in_both_parts(tmp_path: Path) -> Non
         assert slides[0] != slides[1]
 
 
-@pytest.mark.parametrize("side", [16, 32])
 @pytest.mark.parametrize("white", [True, False])
 def test_masks_are_resized_without_new_values_and_stay_with_their_image(
-    white: bool, side: int, tmp_path: Path
+    white: bool, tmp_path: Path
 ) -> None:
-    dataset = load("fundus", tmp_path, retina(tmp_path, white), size=side)
+    dataset = load("fundus", tmp_path, retina(tmp_path, white), size=32)
     assert (dataset.task, dataset.classes) == ("segmentation", ("disc", "cup"))
     known = {}
     for n in range(30):
-        image = Image.fromarray(pixels_of(n, 16)).resize((side, side), Image.Resampling.BILINEAR)
+        image = Image.fromarray(pixels_of(n, 16)).resize((32, 32), Image.Resampling.BILINEAR)
         known[np.asarray(image).tobytes()] = n
-    scale, seen = side // 16, []
+    seen = []
     for part in ("train", "test"):
         for domain in dataset.domains:
             x, y = getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y")
-            assert (y.dtype, y.shape) == (np.uint8, (len(x), 2, side, side))
+            assert (y.dtype, y.shape) == (np.uint8, (len(x), 2, 32, 32))
             for image, both in zip(x, y, strict=True):
                 number = known[np.moveaxis(image, 0, -1).tobytes()]
                 seen.append((number, part))
-                mask = eye(number, False).repeat(scale, 0).repeat(scale, 1)
+                mask = eye(number, False).repeat(2, 0).repeat(2, 1)
                 assert np.array_equal(both, [mask >= 128, mask == 255])
     assert sorted(seen) == [(n, "train" if n % 5 < 3 else "test") for n in range(30)]

@@ -92,9 +92,8 @@ def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
     (sun,) = load_dataset("vlcs", {**options, "domains": ["sun"]}, tmp_path).domains
     assert found(sun, "train") | found(sun, "test") == {n: n // 3 for n in range(15)}
     other = {**options, "domains": ["labelme"]}
-    with pytest.raises(
-        FlrayError, match=r"labelme in .* has no images of bird, chair, dog, person"
-    ):
+    said = r"labelme in .* has no images of bird, chair, dog, person"
+    with pytest.raises(FlrayError, match=said):
         load_dataset("vlcs", other, tmp_path)
     partial = load_dataset("vlcs", {**other, "incomplete": True}, tmp_path)
     assert partial.domains[0].train_y.tolist() == [1, 1]
@@ -132,9 +131,8 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
 
 def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
     path = trees(tmp_path / "x", {"train": {"n01": 1}, "val": {"n01": 1}})
-    with pytest.raises(
-        FlrayError, match=r"no domain's folder in .*only train, val; it must be laid out as"
-    ):
+    said = r"no domain's folder in .*only train, val; it must be laid out as"
+    with pytest.raises(FlrayError, match=said):
         load(tmp_path, path)
 
 
@@ -143,6 +141,8 @@ def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
     [
         ({"domains": ["dsl"]}, "did you mean 'dslr'"),
         ({"domains": []}, "an empty list"),
+        ({"domains": ["dslr", "dslr"]}, "at most once"),
+        ({"samples": 0}, "samples: found 0"),
         ({"rename": {"cup": "mugs"}}, "did you mean 'mug'"),
         ({"size": 4}, "size: found 4"),
         ({"test": 1.0}, "test: found 1"),

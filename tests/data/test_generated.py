@@ -12,7 +12,6 @@ from flray.data import load_dataset
 from flray.data.datasets.fundus import SOURCES
 from flray.data.datasets.glyphs import FONTS, _atlas, _ink, _paint
 from flray.data.loading import take_subset
-from flray.errors import ConfigError
 
 NOWHERE = Path("/nonexistent")
 
@@ -53,20 +52,6 @@ def test_random_has_the_shape_asked_for() -> None:
     assert np.bincount(domain.test_y).tolist() == [50] * 4
     assert abs(float(domain.train_x.mean())) < 0.02
     assert float(domain.train_x.std()) == pytest.approx(1, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"domains": ["plane"]}, "found 'plane'.*did you mean 'plain'"),
-        ({"domains": ["photo", "photo"]}, "found 'photo'.*at most once"),
-        ({"domains": []}, "found an empty list"),
-        ({"samples": 0}, r"dataset\.digits-sklearn\.samples: found 0"),
-    ],
-)
-def test_wrong_options_say_what_is_allowed(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_dataset("digits-sklearn", options)
 
 
 def test_fundus_synthetic() -> None:

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
+from flray.data.datasets.class_folders import VLCS
 from flray.data.loading import load_dataset
 from flray.data.sources.file_stores import (
     Folder,
@@ -30,17 +31,8 @@ def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
     home = tmp_path / "x"
     home.mkdir()
     long = bytes(5000)
-    for name, content in (
-        ("a", b"one"),
-        ("b", b"two"),
-        ("c", b"one"),
-        ("d", b"other"),
-        ("e", long + b"1"),
-        ("f", long + b"2"),
-        ("g", long + b"1"),
-        ("h", b""),
-        ("i", b""),
-    ):
+    contents = (b"one", b"two", b"one", b"other", long + b"1", long + b"2", long + b"1", b"", b"")
+    for name, content in zip("abcdefghi", contents, strict=True):
         (home / f"{name}.png").write_bytes(content)
     for store in (Folder(home), Zip(zipped(home, tmp_path / "x.zip"))):
         assert content_groups(store, store.items()).tolist() == [0, 1, 0, 3, 4, 5, 4, 7, 7]
@@ -57,22 +49,16 @@ def test_files_of_different_size_are_not_read(tmp_path: Path) -> None:
 
 
 def test_many_images_come_in_order(tmp_path: Path) -> None:
-    count = 1500  # more than are decoded ahead
+    count = 1100  # more than are decoded ahead
     for n in range(count):
         picture(tmp_path / f"{n:04d}.png", n % 300)
     store = Folder(tmp_path)
     for n, image in enumerate(decode_images(store, store.items(), 8)):
         assert np.array_equal(image, pixels_of(n % 300))
     assert n == count - 1
-
-
-def test_the_first_damaged_file_is_named(tmp_path: Path) -> None:
-    for n in range(40):
-        picture(tmp_path / f"{n:02d}.png", n)
     for n in (31, 7, 12):
-        (tmp_path / f"{n:02d}.png").write_bytes(b"junk")
-    store = Folder(tmp_path)
-    with pytest.raises(DataError, match=r"/07\.png: cannot be decoded"):
+        (tmp_path / f"{n:04d}.png").write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"/0007\.png: cannot be decoded"):
         list(decode_images(store, store.items(), 8))
 
 
@@ -97,6 +83,7 @@ def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:
 
 RAMP = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
 COLOURS = pixels_of(3)
+FLAT = np.full((8, 8, 3), [200, 60, 30], np.uint8)
 
 
 def in_palette(path: Path, **saved: object) -> None:
@@ -115,21 +102,19 @@ def deep(path: Path) -> None:
     ("write", "suffix", "expected"),
     [
         (lambda p: Image.fromarray(RAMP).save(p), "png", RAMP),
-        (
-            lambda p: Image.fromarray(np.dstack([RAMP, RAMP.T])).save(p),
-            "png",
-            RAMP,
-        ),  # grey with transparency
+        (lambda p: Image.fromarray(np.dstack([RAMP, RAMP.T])).save(p), "png", RAMP),  # with alpha
         (lambda p: Image.fromarray(RAMP > 100).save(p), "png", 255 * (RAMP > 100)),  # one bit
         (deep, "png", RAMP),
         (lambda p: Image.fromarray(COLOURS).save(p), "PNG", COLOURS),
         (lambda p: Image.fromarray(COLOURS).save(p, lossless=True), "webp", COLOURS),
         (lambda p: Image.fromarray(COLOURS).save(p), "bmp", COLOURS),
-        (in_palette, "png", COLOURS),
         (in_palette, "gif", COLOURS),
-        (lambda p: in_palette(p, transparency=0), "png", COLOURS),
         (lambda p: in_palette(p, transparency=bytes([0, 128, 255, 255])), "png", COLOURS),
         (transparent, "png", COLOURS),
+        # damaged notes beside an image do not matter
+        (lambda p: Image.fromarray(COLOURS).save(p, exif=b"Exif\0\0nonsense"), "png", COLOURS),
+        # a JPEG in four printing inks
+        (lambda p: Image.fromarray(FLAT).convert("CMYK").save(p, quality=95), "JPG", FLAT),
     ],
 )
 def test_every_kind_of_pixels_is_read_as_it_looks(
@@ -137,13 +122,7 @@ def test_every_kind_of_pixels_is_read_as_it_looks(
 ) -> None:
     write(tmp_path / f"x.{suffix}")
     wanted = expected if expected.ndim == 3 else np.repeat(expected[..., None], 3, 2)
-    assert np.array_equal(only(tmp_path), wanted)
-
-
-def test_jpegs_in_four_printing_inks_have_their_colours(tmp_path: Path) -> None:
-    flat = np.broadcast_to(np.array([200, 60, 30], np.uint8), (16, 16, 3))
-    Image.fromarray(flat).convert("CMYK").save(tmp_path / "x.JPG", quality=95)
-    assert np.abs(only(tmp_path, size=16).astype(int) - flat).max() <= 6
+    assert np.abs(only(tmp_path).astype(int) - wanted).max() <= (6 if suffix == "JPG" else 0)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -157,31 +136,20 @@ def test_photographs_stand_upright(orientation: int, tmp_path: Path) -> None:
     assert np.array_equal(only(tmp_path), upright)
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6])
 def test_a_mask_lies_on_its_image_as_it_stands(orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     Image.fromarray(COLOURS[:6]).save(tmp_path / "a.png", exif=exif)  # 8 wide, 6 high
     size = (8, 6) if orientation < 5 else (6, 8)
-    for name, width, height in (
-        ("b", *size),
-        ("c", 3 * size[0], 3 * size[1]),
-        ("d", size[1], size[0]),
-    ):
-        Image.new("L", (width, height)).save(tmp_path / f"{name}.png")
+    for name, other in ("b", size), ("c", (3 * size[0], 3 * size[1])), ("d", size[::-1]):
+        Image.new("L", other).save(tmp_path / f"{name}.png")
     store = Folder(tmp_path)
     image, same, larger, other = sorted(store.items(), key=lambda item: item.path)
     check_proportions(store, [image, image], [same, larger])
-    with pytest.raises(
-        DataError,
-        match=rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}",
-    ):
+    said = rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}"
+    with pytest.raises(DataError, match=said):
         check_proportions(store, [image], [other])
-
-
-def test_damaged_notes_beside_an_image_do_not_matter(tmp_path: Path) -> None:
-    Image.fromarray(COLOURS).save(tmp_path / "x.png", exif=b"Exif\0\0nonsense, no TIFF header")
-    assert np.array_equal(only(tmp_path), COLOURS)
 
 
 def test_masks_are_grey(tmp_path: Path) -> None:
@@ -190,27 +158,18 @@ def test_masks_are_grey(tmp_path: Path) -> None:
     deep(tmp_path / "x.png")
     assert np.array_equal(only(tmp_path, "L"), RAMP)
     in_palette(tmp_path / "x.png")
-    with pytest.raises(
-        DataError, match=r"x\.png: cannot be decoded \(it is coloured, and a mask must be grey\)"
-    ):
+    with pytest.raises(DataError, match=r"x\.png: .*\(it is coloured, and a mask must be grey\)"):
         only(tmp_path, "L")
 
 
 def test_names_may_be_of_any_letters_and_bytes(tmp_path: Path) -> None:
     place = tmp_path / "bücher 日本"
-    trees(
-        place,
-        {
-            domain: dict.fromkeys(("bird", "car", "chair", "dog", "person"), 2)
-            for domain in ("caltech", "labelme", "pascal", "sun")
-        },
-    )
+    trees(place, dict.fromkeys(VLCS.domains, dict.fromkeys(VLCS.classes, 2)))
     expected = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
     (place / "sun" / "dog" / "001.png").rename(place / "sun" / "dog" / "1 ünï 犬.PNG")
+    cars = place / "sun" / "car"
     with contextlib.suppress(OSError):  # of a file system that takes UTF-8 alone
-        (place / "sun" / "car" / "001.png").rename(
-            place / "sun" / "car" / os.fsdecode(b"1\xff.Png")
-        )
+        (cars / "001.png").rename(cars / os.fsdecode(b"1\xff.Png"))
     found = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
     assert found.fingerprint == expected.fingerprint
     (place / "sun" / "dog" / "1 ünï 犬.PNG").write_bytes(b"junk")

@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,9 @@ def test_crops_are_pieces_of_the_photos() -> None:
     ]
     for crop in crops[:, 1]:
         found = 0
-        for seen in (crop, crop[:, ::-1]):
-            for window in windows:
-                corners = np.argwhere(
-                    (window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8])
-                )
-                found += sum(np.array_equal(window[tuple(corner)], seen) for corner in corners)
+        for seen, window in product((crop, crop[:, ::-1]), windows):
+            alike = (window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8])
+            found += sum(np.array_equal(one, seen) for one in window[alike])
         assert found >= 1
 
 
@@ -63,10 +61,7 @@ def test_a_digit_over_a_photo_is_the_absolute_difference() -> None:
 
 
 def test_statistics_agree_with_numpy() -> None:
-    parts = [
-        np.random.default_rng(seed).integers(0, 256, (9, 3, 4, 4), dtype=np.uint8)
-        for seed in (0, 1)
-    ]
+    parts = np.random.default_rng(0).integers(0, 256, (2, 9, 3, 4, 4), dtype=np.uint8)
     mean, std = channel_statistics(parts)
     pooled = np.concatenate(parts) / 255
     assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
@@ -85,14 +80,7 @@ def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
 
 
 @pytest.mark.parametrize(
-    "part",
-    [
-        np.zeros(3),
-        np.zeros((0, 3)),
-        np.array([["a"]]),
-        np.zeros((2, 3), dtype=np.uint8),
-        np.zeros((2, 3), complex),
-    ],
+    "part", [np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), np.uint8)]
 )
 def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
     with pytest.raises(DataError, match=r"^channel_statistics: found .*; give "):
@@ -107,7 +95,6 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
         (0.5, (1.0,), "mean is 0.5"),
         ((0.5,), 1.0, "std is 1.0"),
         (("a",), (1.0,), "mean is"),
-        ((), (), "mean has 0 values"),
         ((0.0, 0.0), (1.0, 1.0), "mean has 2 values"),
         ((float("nan"),), (1.0,), "mean is"),
         ((0.5,) * 3, (0.0,) * 3, "std is"),
@@ -117,8 +104,7 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_a_wrong_mean_is_one_line(mean: Any, std: Any, words: str, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
+    own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
     with pytest.raises(DataError, match=f"^data set own: .*{words}") as error:
-        validate_dataset(
-            "own", DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
-        )
+        validate_dataset("own", own)
     assert str(error.value).isprintable()

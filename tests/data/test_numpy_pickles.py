@@ -75,46 +75,34 @@ def test_what_is_allowed_cannot_be_given_attributes(tmp_path: Path) -> None:
     assert before == (function.__defaults__, dict(function.__dict__))
 
 
-@pytest.mark.parametrize("reference", ["numpy\nndarray", "numpy._core.numeric\n_frombuffer"])
-def test_a_bare_reference_is_no_data(reference: str, tmp_path: Path) -> None:
-    for content in (
-        f"c{reference}\n.".encode(),
-        f"(c{reference}\nl.".encode(),
-        f"(K\x01c{reference}\nd.".encode(),
-        f"(c{reference}\nK\x01d.".encode(),
-    ):
-        assert "arrays of numbers are needed" in refused(tmp_path, content)
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
 
 
-def test_a_list_in_itself_ends(tmp_path: Path) -> None:
-    own: list[Any] = []
-    own.append(own)
-    assert "within each other" in refused(tmp_path, pickle.dumps(own))
-    deep: list[Any] = []
-    for _ in range(50):
-        deep = [deep]
-    assert "within each other" in refused(tmp_path, pickle.dumps(deep))
+OWN: list[Any] = []
+OWN.append(OWN)
+RECORD = np.zeros(2, dtype=[("a", np.int64), ("b", object)])
+HUGE = b"\x8a\x08" + struct.pack("<q", 2**60)
+NONE = "not a pickle of plain arrays"
+NO_DATA = [
+    *((content, NONE) for content in (b"", b"not a pickle", b"\x80\x09.", b"P1\n.")),
+    *((pickle.dumps(other, protocol=2), NONE) for other in (Path("x"), {"data": {1, 2}})),
+    # a reference alone, and within a list and a dictionary
+    (b"cnumpy\nndarray\n.", "arrays of numbers are needed"),
+    (b"(cnumpy\nndarray\nl.", "arrays of numbers are needed"),
+    (b"(K\x01cnumpy._core.numeric\n_frombuffer\nd.", "arrays of numbers are needed"),
+    (pickle.dumps(OWN), "within each other"),
+    (pickle.dumps(nested(50)), "within each other"),
+    (pickle.dumps({"x": (np.array(["a"], dtype=object),)}), "array of objects"),
+    (pickle.dumps(RECORD), "array of objects"),
+    # more memory than there is
+    (b"\x80\x02cnumpy\nndarray\n(" + HUGE + b"\x85tR.", "plain arrays"),
+]
 
 
-def test_objects_in_arrays_are_refused_however_they_are_hidden(tmp_path: Path) -> None:
-    record = np.zeros(2, dtype=[("a", np.int64), ("b", object)])
-    for content in (np.array([1, None]), record, {"x": (np.array(["a"], dtype=object),)}):
-        assert "array of objects" in refused(tmp_path, pickle.dumps(content))
-    for other in ((np.array([1]), Path("x")), np.random.default_rng(), {"data": {1, 2}}):
-        assert "not a pickle of plain arrays" in refused(tmp_path, pickle.dumps(other, protocol=2))
-
-
-def test_what_asks_for_more_memory_than_there_is_ends_in_one_line(tmp_path: Path) -> None:
-    size = b"\x8a\x08" + struct.pack("<q", 2**60)
-    assert "plain arrays" in refused(tmp_path, b"\x80\x02cnumpy\nndarray\n(" + size + b"\x85tR.")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\x80", b"not a pickle", b"\x80\x09.", b".", b"P1\n.", b"\x82\x01.", b"\x80\x05\x97."],
-)
-def test_what_is_no_pickle_is_named(content: bytes, tmp_path: Path) -> None:
-    assert "not a pickle of plain arrays" in refused(tmp_path, content)
+@pytest.mark.parametrize(("content", "words"), NO_DATA)
+def test_what_is_no_data_ends_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
+    assert words in refused(tmp_path, content)
 
 
 def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:

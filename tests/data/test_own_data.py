@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from flray.data import DataSet, load_dataset
 from flray.errors import DataError, FlrayError
@@ -171,15 +172,16 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:
-    with pytest.raises(DataError, match="is missing"):
-        load("folder", path="none")
     photographs(Path("photos"))
     photograph(Path("photos/anna/cats/1.png"), 3, 0)
-    with pytest.raises(DataError, match=r"several depths, such as anna/cats/1.png; lay them out"):
-        load("folder", path="photos")
     photograph(Path("single/cats/1.png"), 3, 0)
-    with pytest.raises(DataError, match="has 1 class; two at least"):
-        load("folder", path="single")
+    for path, said in (
+        ("none", "is missing"),
+        ("photos", "several depths, such as anna/cats/1.png; lay them out"),
+        ("single", "has 1 class; two at least"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load("folder", path=path)
 
 
 CASES = ("case", "control"), ("0", "1"), ("YES", "no")
@@ -288,34 +290,23 @@ def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
         load("huggingface", path="other")
 
 
-@pytest.mark.parametrize("planted", ["name", "address", "program"])
-def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path, planted: str) -> None:
-    """A file elsewhere, an address in a row, or a picture that Pillow would draw with a program."""
+def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:
+    """A file elsewhere, or an address in a row."""
     datasets = pytest.importorskip("datasets")
-    from pyarrow import parquet
-
     saved_set("one", ("cat", "dog"))
-    if planted == "name":
-        state = json.loads(Path("one/state.json").read_text())
-        Path("one").joinpath(state["_data_files"][0]["filename"]).rename("elsewhere.arrow")
-        state["_data_files"][0]["filename"] = "../elsewhere.arrow"
-        Path("one/state.json").write_text(json.dumps(state))
-        said = "state.json names the file '../elsewhere.arrow', which is not a file beside it"
-    else:
-        content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
-        image = (
-            {"path": "http://127.0.0.1:9/x.png", "bytes": None}
-            if planted == "address"
-            else {"path": "x.eps", "bytes": content}
-        )
-        features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
-        rows = [{"image": image, "label": number % 2} for number in range(6)]
-        held = datasets.Dataset.from_list(rows, features=features).data.table
-        Path("set").mkdir()
-        parquet.write_table(held, "set/train.parquet")
-        said = {
-            "address": "row 0 of column 'image' of set has neither an image nor a file's name",
-            "program": "cannot be decoded .it is no JPEG",
-        }[planted]
+    state = json.loads(Path("one/state.json").read_text())
+    Path("one").joinpath(state["_data_files"][0]["filename"]).rename("elsewhere.arrow")
+    state["_data_files"][0]["filename"] = "../elsewhere.arrow"
+    Path("one/state.json").write_text(json.dumps(state))
+    said = r"state.json names the file '../elsewhere.arrow', which is not a file beside it"
     with pytest.raises(DataError, match=said):
-        load("huggingface", path="one" if planted == "name" else "set")
+        load("huggingface", path="one")
+    features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
+    image = {"path": "http://127.0.0.1:9/x.png", "bytes": None}
+    rows = [{"image": image, "label": number % 2} for number in range(6)]
+    Path("set").mkdir()
+    held = datasets.Dataset.from_list(rows, features=features).data.table
+    parquet.write_table(held, "set/train.parquet")
+    said = "row 0 of column 'image' of set has neither an image nor a file's name"
+    with pytest.raises(DataError, match=said):
+        load("huggingface", path="set")

@@ -78,30 +78,22 @@ def test_generated_sets(name: str, options: dict[str, Any], expected: str) -> No
     assert labels(load_dataset(name, {**options, "seed": 3})) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (
-            "pacs",
-            [
-                [1, 3, 5, 7, 9, 11, 13],
-                [15, 16, 19, 20, 22, 25, 27],
-                [29, 30, 32, 34, 37, 39, 40],
-                [42, 44, 47, 49, 50, 52, 55],
-            ],
-        ),
-        (
-            "camelyon17",
-            [
-                [4, 11, 12, 17],
-                [21, 28, 34, 37],
-                [45, 49, 52, 56],
-                [61, 62, 66, 75],
-                [86, 89, 94, 99],
-            ],
-        ),
-    ],
-)
+PACS = [
+    [1, 3, 5, 7, 9, 11, 13],
+    [15, 16, 19, 20, 22, 25, 27],
+    [29, 30, 32, 34, 37, 39, 40],
+    [42, 44, 47, 49, 50, 52, 55],
+]
+CAMELYON17 = [
+    [4, 11, 12, 17],
+    [21, 28, 34, 37],
+    [45, 49, 52, 56],
+    [61, 62, 66, 75],
+    [86, 89, 94, 99],
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("pacs", PACS), ("camelyon17", CAMELYON17)])
 def test_which_images_of_a_folder_are_for_test(
     name: str, expected: list[list[int]], tmp_path: Path
 ) -> None:

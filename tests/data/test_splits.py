@@ -1,10 +1,13 @@
-"""Splits and shifts in a federation; samples hold their own number, so that a leak shows in the samples themselves."""
+"""Splits, shifts and noise; samples hold their own number, so that a leak shows in the samples themselves."""
+
+from __future__ import annotations
 
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +15,13 @@ from flray.config.experiment import Config
 from flray.config.loader import ConfigErrors, load
 from flray.config.sections import Shift
 from flray.data import DataSet, Domain, FederatedData, federate
-from flray.data.splits import by_client
+from flray.data.sample_noise import sample_noise
+from flray.data.splits import by_client, long_tail, noise_levels, private_sizes, used_share
 from flray.errors import ConfigError, DataError
-from flray.registry import partitions
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.resources import WorkerResources
 
 
 def numbered(sizes: list[tuple[int, int]], classes: int = 4, coarse: bool = True) -> DataSet:
@@ -28,14 +35,13 @@ def numbered(sizes: list[tuple[int, int]], classes: int = 4, coarse: bool = True
                 generator.integers(0, classes, size),
             ]
         made.append(Domain(f"d{d}", "random", *parts))
-    return DataSet(
-        "numbered",
-        tuple(made),
-        tuple("abcdefgh"[:classes]),
-        (0.0,),
-        (1.0,),
-        coarse=tuple(c // 2 for c in range(classes)) if coarse else None,
-    )
+    names, above = tuple("abcdefgh"[:classes]), tuple(c // 2 for c in range(classes))
+    parents = above if coarse else None
+    return DataSet("numbered", tuple(made), names, (0.0,), (1.0,), coarse=parents)
+
+
+def sizes_of(data: FederatedData) -> list[tuple[int, int, int]]:
+    return [(len(c.train), len(c.val), len(c.test)) for c in data.clients]
 
 
 def numbers_of(data: FederatedData, part: str) -> set[float]:
@@ -67,11 +73,7 @@ SHIFTS = [
 ]
 
 
-def test_every_partition_is_here() -> None:
-    assert sorted(OPTIONS) == partitions.names()
-
-
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(sorted(OPTIONS)),
     st.sampled_from(SPLITS),
@@ -97,43 +99,51 @@ def test_nothing_is_doubled_or_leaked(
         if name != "domain-dirichlet":
             assert seen[2] == official  # whatever the shift does to training data
     assert all(len(c.train) for c in data.clients)
-    pairs = [
-        pair for d in dataset.domains for pair in ((d.train_x, d.train_y), (d.test_x, d.test_y))
-    ]
-    labels = {x: y for xs, ys in pairs for x, y in zip(xs[:, 0].tolist(), ys.tolist(), strict=True)}
+    labels: dict[float, int] = {}
+    for d in dataset.domains:
+        for xs, ys in ((d.train_x, d.train_y), (d.test_x, d.test_y)):
+            labels |= zip(xs[:, 0].tolist(), ys.tolist(), strict=True)
     assert labels == dict(zip(data.x[:, 0].tolist(), data.y.tolist(), strict=True))
     if split == "official" and shift == Shift():
-        assert [len(c.val) for c in data.clients] == [
-            min(round(val_fraction * n), n - 1)
-            for n in (len(c.train) + len(c.val) for c in data.clients)
-        ]
+        wholes = [len(c.train) + len(c.val) for c in data.clients]
+        wanted = [min(round(val_fraction * n), n - 1) for n in wholes]
+        assert [len(c.val) for c in data.clients] == wanted
         assert name == "domain-dirichlet" or len(rows) == len(data.y)
     assert np.array_equal(data.test, np.concatenate([c.test for c in data.clients]))
     again = federate(dataset, name, OPTIONS[name], seed, val_fraction, split=split, shift=shift)
     assert again.partition_fingerprint == data.partition_fingerprint
 
 
-def test_shares_by_client() -> None:
-    dataset = numbered([(100, 50), (310, 0)])
-    data = federate(dataset, "domains", {}, 0, split=(0.6, 0.2, 0.2))
-    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == [
-        (90, 30, 30),
-        (186, 62, 62),
-    ]
+@pytest.mark.parametrize(
+    ("split", "sizes", "held"),
+    [
+        ((0.6, 0.2, 0.2), [(100, 50), (310, 0)], [(90, 30, 30), (186, 62, 62)]),
+        ("fedbn-office", [(300, 60), (121, 30)], [(60, 48, 60), (60, 48, 30)]),
+        # int(479 * 0.05) of every domain for training, as many others for validation
+        ("fedbn-domainnet", [(900, 60), (479, 30)], [(23, 23, 60), (23, 23, 30)]),
+    ],
+)
+def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, int, int]]) -> None:
+    dataset = numbered(sizes)
+    data = federate(dataset, "domains", {}, 5, split=split)
+    assert sizes_of(data) == held
+    assert not numbers_of(data, "train") & numbers_of(data, "val")
     official = {float(v) for v in dataset.domains[0].test_x[:, 0]}
-    assert all(numbers_of(data, part) & official for part in ("train", "val", "test"))
-    assert [
-        [len(p) for p in by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)] for n in (1, 2, 5)
-    ] == [[1, 0, 0], [2, 0, 0], [3, 1, 1]]
+    assert all(numbers_of(data, part) & official for part in ("train", "val")) is (len(split) == 3)
+    if split == "fedbn-domainnet":  # this protocol has its own seed
+        other = federate(dataset, "domains", {}, 6, split=split)
+        assert other.partition_fingerprint == data.partition_fingerprint
+
+
+def test_a_client_of_few_samples_is_split_too() -> None:
+    parts = [[len(p) for p in by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)] for n in (1, 2, 5)]
+    assert parts == [[1, 0, 0], [2, 0, 0], [3, 1, 1]]
 
 
 def test_fedbn_digits() -> None:
     dataset = numbered([(1500, 300), (900, 300)])
     data = federate(dataset, "domains", {}, 5, split="fedbn-digits")
-    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == [
-        (743, 0, 360),
-        (743, 0, 240),
-    ]
+    assert sizes_of(data) == [(743, 0, 360), (743, 0, 240)]
     for client, domain in zip(data.clients, dataset.domains, strict=True):
         pooled = np.bincount(np.concatenate([domain.train_y, domain.test_y]), minlength=4)
         assert (np.abs(np.bincount(data.y[client.test], minlength=4) - pooled / 5) < 1).all()
@@ -141,55 +151,26 @@ def test_fedbn_digits() -> None:
     assert numbers_of(data, "train") & official and not official <= numbers_of(data, "test")
     # The protocol has its own seed.
     other = federate(dataset, "domains", {}, 6, split="fedbn-digits")
-    assert all(
-        np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
-        for a, b in zip(data.clients, other.clients, strict=True)
-    )
+    assert other.partition_fingerprint == data.partition_fingerprint
     small, large = (
         federate(dataset, "domains", {}, 5, split="fedbn-digits", shift=Shift(ratio=r))
         for r in (0.2, 1.2)
     )
-    assert [len(c.train) for c in small.clients] == [149, 149] and [
-        len(c.train) for c in large.clients
-    ] == [892, 892]
+    found = [len(c.train) for c in (*small.clients, *large.clients)]
+    assert found == [149, 149, 892, 892]
     assert numbers_of(small, "train") < numbers_of(data, "train") < numbers_of(large, "train")
     assert np.array_equal(np.sort(small.test), np.sort(data.test))
-
-
-def test_fedbn_office() -> None:
-    dataset = numbered([(300, 60), (121, 30)])
-    data = federate(dataset, "domains", {}, 5, split="fedbn-office")
-    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == [
-        (60, 48, 60),
-        (60, 48, 30),
-    ]
-
-
-def test_fedbn_domainnet() -> None:
-    dataset = numbered([(900, 60), (479, 30), (600, 40)])
-    data = federate(dataset, "domains", {}, 5, split="fedbn-domainnet")
-    # int(479 * 0.05) of every domain for training, as many others for validation.
-    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == [
-        (23, 23, 60),
-        (23, 23, 30),
-        (23, 23, 40),
-    ]
-    assert not numbers_of(data, "train") & numbers_of(data, "val")
-    # The protocol has its own seed.
-    other = federate(dataset, "domains", {}, 6, split="fedbn-domainnet")
-    assert other.partition_fingerprint == data.partition_fingerprint
 
 
 def test_a_part_of_a_domain_is_tested_on_its_own_label_distribution() -> None:
     dataset = numbered([(4000, 1000)])
     data = federate(dataset, "domain-dirichlet", {"alpha": 0.3, "parts": 3}, 0)
-    (client,) = data.clients
-    whole, held = (
-        np.bincount(y, minlength=4) for y in (dataset.domains[0].train_y, data.y[client.train])
+    (client,), (domain,) = data.clients, dataset.domains
+    whole, held, tests, own = (
+        np.bincount(y, minlength=4)
+        for y in (domain.train_y, data.y[client.train], domain.test_y, data.y[client.test])
     )
-    tests = np.bincount(dataset.domains[0].test_y, minlength=4)
-    expected = held / whole * tests
-    assert (np.abs(np.bincount(data.y[client.test], minlength=4) - expected) < 1).all()
+    assert (np.abs(own - held / whole * tests) < 1).all()
     assert len(client.test) < 1000
     everything = federate(dataset, "domain-dirichlet", {"alpha": 0.3, "parts": 3, "keep": 3}, 0)
     assert np.array_equal(everything.clients[0].train, client.train)
@@ -199,13 +180,12 @@ def test_a_part_of_a_domain_is_tested_on_its_own_label_distribution() -> None:
 def test_a_balanced_part_of_a_domain_is_nearer_to_its_share() -> None:
     dataset = numbered([(3000, 300)] * 2, classes=8)
     options = {"alpha": 0.3, "parts": 3, "keep": 3}
-    sizes = [
-        [
-            [len(c.train) for c in federate(dataset, "domain-dirichlet", more, seed).clients]
-            for seed in range(5)
-        ]
-        for more in (options, {**options, "balanced": True})
-    ]
+
+    def sizes_with(**more: Any) -> list[list[int]]:
+        made = (federate(dataset, "domain-dirichlet", {**options, **more}, s) for s in range(5))
+        return [[len(c.train) for c in data.clients] for data in made]
+
+    sizes = [sizes_with(), sizes_with(balanced=True)]
     plain, balanced = (np.abs(np.array(one) - 1000).mean() for one in sizes)
     assert balanced < 0.7 * plain
     # A part that is full gets no further class: none is fuller than by the class that filled it.
@@ -226,66 +206,41 @@ def test_a_ratio_changes_nothing_but_the_training_part() -> None:
 def test_a_long_tail_comes_before_the_partition() -> None:
     dataset = numbered([(4000, 400)], classes=4)
     data = federate(dataset, "iid", {"clients": 5}, 0, shift=Shift(long_tail=8))
-    assert data.class_counts().sum(0).tolist() == [
-        min(1000 // 2**c, np.bincount(dataset.domains[0].train_y)[c]) for c in range(4)
-    ]
+    there = np.bincount(dataset.domains[0].train_y)
+    assert data.class_counts().sum(0).tolist() == [min(1000 // 2**c, there[c]) for c in range(4)]
     assert len(data.test) == 400
 
 
 def test_superclasses_reach_pachinko_or_are_missed() -> None:
-    data = federate(
-        numbered([(160, 40)]), "pachinko", {"clients": 5, "alpha": 0.01, "beta": 100}, 0
-    )
+    options = {"clients": 5, "alpha": 0.01, "beta": 100}
+    data = federate(numbered([(160, 40)]), "pachinko", options, 0)
     assert (data.class_counts().reshape(5, 2, 2).sum(2).max(1) >= 20).all()
     with pytest.raises(DataError, match="partition pachinko: needs superclasses"):
         federate(numbered([(160, 40)], coarse=False), "pachinko", {}, 0)
     assert numbered([(9, 3)]).fingerprint != numbered([(9, 3)], coarse=False).fingerprint
 
 
+VALIDATED = r"experiment\.evaluation\.validation: found 0\.1; 0 with split"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"split": "fedbn-digits"},
-            r"experiment\.split: found fedbn-digits; this needs 743 training images .*d1 are 128",
-        ),
-        (
-            {"split": "fedbn-digits", "shift": Shift(ratio=2)},
-            r"experiment\.shift\.ratio: found 2\.0; .*1486",
-        ),
+        ({"split": "fedbn-digits"}, r"split: found fedbn-digits; .* 743 training .*d1 are 128"),
+        ({"split": "fedbn-digits", "shift": Shift(ratio=2)}, r"shift\.ratio: found 2\.0; .*1486"),
         ({"shift": Shift(ratio=2)}, r"experiment\.shift\.ratio: found 2\.0; at most 1"),
-        (
-            {"shift": Shift(sizes={"d3": 5})},
-            r"experiment\.shift\.sizes\.d3: found d3; the domains are d0, d1",
-        ),
-        (
-            {"split": (0.6, 0.2, 0.2), "val_fraction": 0.1},
-            r"experiment\.evaluation\.validation: found 0\.1; 0 with split",
-        ),
-        (
-            {"split": "fedbn-office", "val_fraction": 0.1},
-            r"experiment\.evaluation\.validation: found 0\.1; 0 with split",
-        ),
-        (
-            {"split": "fedbn-domainnet", "val_fraction": 0.1},
-            r"experiment\.evaluation\.validation: found 0\.1; 0 with split",
-        ),
-        (
-            {"split": "fedbn-domainnet", "shift": Shift(ratio=2)},
-            r"experiment\.shift\.ratio: found 2\.0; at most 1",
-        ),
+        ({"shift": Shift(sizes={"d3": 5})}, r"shift\.sizes\.d3: found d3; the domains are d0, d1"),
+        ({"split": (0.6, 0.2, 0.2), "val_fraction": 0.1}, VALIDATED),
+        ({"split": "fedbn-office", "val_fraction": 0.1}, VALIDATED),
+        ({"split": "fedbn-domainnet", "val_fraction": 0.1}, VALIDATED),
+        ({"split": "fedbn-domainnet", "shift": Shift(ratio=2)}, r"ratio: found 2\.0; at most 1"),
+        ({"split": "fedbn-domainnet"}, "found fedbn-domainnet; d1 has 19 training samples"),
     ],
 )
 def test_what_does_not_fit_the_data_is_named(settings: dict[str, Any], message: str) -> None:
+    second = 19 if "19" in message else 120
     with pytest.raises(ConfigError, match=message):
-        federate(numbered([(2000, 40), (120, 40)]), "domains", {}, 0, **settings)
-
-
-def test_a_domain_too_small_for_a_twentieth_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"experiment\.split: found fedbn-domainnet; d1 has 19 training samples"
-    ):
-        federate(numbered([(100, 40), (19, 4)]), "domains", {}, 0, split="fedbn-domainnet")
+        federate(numbered([(2000, 40), (second, 40)]), "domains", {}, 0, **settings)
 
 
 BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
@@ -294,19 +249,12 @@ BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"split": "fedbn"},
-            r"experiment\.split: found 'fedbn'; input should be 'official', 'fedbn-digits', "
-            r"'fedbn-office' or 'fedbn-domainnet'",
-        ),
+        ({"split": "fedbn"}, r"split: found 'fedbn'; input should be 'official', 'fedbn-digits',"),
         ({"split": [0.6, 0.3, 0.2]}, r"experiment\.split: found .*must sum to 1"),
         ({"split": [0.6, 0.4]}, r"experiment\.split: found \[0\.6, 0\.4\]"),
         ({"split": [1.0, 0.0, 0.0]}, r"experiment\.split: .*the first and the last above 0"),
         ({"shift": {"long_tial": 10}}, r"experiment\.shift\.long_tial: .*did you mean 'long_tail'"),
-        (
-            {"shift": {"long_tail": 0.5}},
-            r"experiment\.shift\.long_tail: found 0\.5; input should be greater",
-        ),
+        ({"shift": {"long_tail": 0.5}}, r"shift\.long_tail: found 0\.5; input should be greater"),
         ({"shift": {"sizes": {"plain": 0}}}, r"experiment\.shift\.sizes\.plain: found 0"),
     ],
 )
@@ -316,14 +264,163 @@ def test_what_does_not_fit_the_schema_is_named(settings: dict[str, Any], message
 
 
 def test_settings_survive_a_round_trip() -> None:
-    config = load(
-        {
-            "experiment": {
-                **BASE,
-                "split": [0.6, 0.2, 0.2],
-                "shift": {"sizes": {"plain": 50}, "noise": 0.1},
-            }
-        }
-    )
+    shift = {"sizes": {"plain": 50}, "noise": 0.1}
+    config = load({"experiment": {**BASE, "split": [0.6, 0.2, 0.2], "shift": shift}})
     assert config.experiment.split == (0.6, 0.2, 0.2)
     assert Config.model_validate(config.model_dump(mode="json")) == config
+
+
+SEEDS = st.integers(0, 2**32)
+quick = settings(max_examples=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("classes", "rho", "size"),
+    [(10, 10, 20431), (10, 50, 13996), (10, 100, 12406), (100, 100, 10847)],
+)
+def test_long_tailed_cifar_has_the_published_sizes(classes: int, rho: float, size: int) -> None:
+    labels = np.random.default_rng(0).permutation(np.arange(50000) % classes)
+    kept = long_tail(labels, np.zeros_like(labels), 0, rho, classes)
+    sizes = np.bincount(labels[kept])
+    assert len(kept) == size and (np.diff(sizes) <= 0).all()
+    assert (sizes[0], sizes[-1]) == (50000 // classes, 50000 // classes // rho)
+
+
+@quick
+@given(
+    SEEDS,
+    *(
+        st.integers(1, 3),
+        st.integers(2, 8),
+        st.integers(1, 400),
+        st.floats(1, 200),
+        st.floats(1, 3),
+    ),
+)
+def test_long_tails_are_nested_and_by_domain(
+    seed: int, num_domains: int, classes: int, n: int, rho: float, more: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    labels, domains = generator.integers(0, classes, n), generator.integers(0, num_domains, n)
+    mild, strong = (long_tail(labels, domains, seed, r, classes) for r in (rho, rho * more))
+    assert (np.diff(mild) > 0).all()
+    assert set(strong) <= set(mild)
+    have = {*zip(domains, labels, strict=True)}
+    assert {*zip(domains[strong], labels[strong], strict=True)} == have
+    for d in range(num_domains):
+        bound = (domains == d).sum() / classes * rho ** (-np.arange(classes) / (classes - 1))
+        sizes = np.bincount(labels[mild][domains[mild] == d], minlength=classes)
+        assert (sizes <= np.maximum(bound + 1e-6, 1)).all()
+
+
+def test_the_seed_decides_who_is_left() -> None:
+    labels, domains = np.repeat(np.arange(5), 100), np.zeros(500, dtype=np.int64)
+    first, again, other = (long_tail(labels, domains, s, 10, 5) for s in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    first, again, other = (private_sizes(domains, ["a"], s, {"a": 50}) for s in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    first, again, other = (used_share(np.arange(90), s, 3, 0.5) for s in (0, 0, 1))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert not np.array_equal(first, used_share(np.arange(90), 0, 4, 0.5))
+
+
+@quick
+@given(SEEDS, st.integers(0, 60), st.integers(0, 40))
+def test_private_sizes_are_met_and_nested(seed: int, size: int, less: int) -> None:
+    domains = np.repeat([0, 1, 2], [60, 70, 80])
+    names = ["mnist", "usps", "svhn"]
+    kept = private_sizes(domains, names, seed, {"mnist": size, "svhn": 80})
+    assert np.bincount(domains[kept], minlength=3).tolist() == [size, 70, 80]
+    assert (np.diff(kept) > 0).all()
+    fewer = private_sizes(domains, names, seed, {"mnist": max(size - less, 0)})
+    assert set(fewer) & set(range(60)) <= set(kept)
+
+
+def test_wrong_private_sizes_are_named() -> None:
+    domains = np.repeat([0, 1], 50)
+    for sizes, said in (
+        ({"uspss": 5}, r"shift\.sizes\.uspss: found uspss; .*did you mean 'usps'"),
+        ({"usps": 51}, r"shift\.sizes\.usps: found 51; at most the 50"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            private_sizes(domains, ["mnist", "usps"], 0, sizes)
+
+
+@quick
+@given(SEEDS, st.integers(1, 200), st.floats(0.01, 1), st.floats(0.1, 1))
+def test_used_shares_are_nested(seed: int, n: int, ratio: float, part: float) -> None:
+    rows = np.arange(0, 3 * n, 3)
+    used = used_share(rows, seed, 2, ratio)
+    assert len(used) == max(1, round(ratio * n))
+    assert set(used_share(rows, seed, 2, ratio * part)) <= set(used) <= set(rows)
+    assert np.array_equal(used_share(rows, seed, 2, 1.0), rows)
+
+
+def test_noise_grows_linearly_with_the_client() -> None:
+    levels = noise_levels([np.array([0, 1]), np.array([4]), np.array([2, 3])], 6, 0.5)
+    assert levels.dtype == np.float32
+    assert levels.tolist() == [0, 0, 0.5, 0.5, 0.25, 0]
+    assert noise_levels([np.array([0])], 1, 0.5).tolist() == [0]
+
+
+def test_the_numbers_are_standard_normal_and_independent() -> None:
+    z = sample_noise(torch.arange(1000), 1001, 7).double()
+    n = z.numel()
+    assert abs(float(z.mean())) < 4 / n**0.5
+    assert float(z.var()) == pytest.approx(1, abs=4 * (2 / n) ** 0.5)
+    assert float((z**4).mean()) == pytest.approx(3, abs=4 * (96 / n) ** 0.5)
+    outside = float((z.abs() > 1.959964).double().mean())
+    assert outside == pytest.approx(0.05, abs=4 * (0.05 * 0.95 / n) ** 0.5)
+    for other in (z.roll(1, 0), z.roll(1, 1), z.roll(500, 1)):
+        assert abs(float((z * other).mean())) < 4 / n**0.5
+        assert float((z**2 * other**2).mean()) == pytest.approx(1, abs=4 * (8 / n) ** 0.5)
+
+
+def test_a_row_has_its_noise_in_any_batch() -> None:
+    whole = sample_noise(torch.arange(20), 12, 3)
+    assert torch.equal(sample_noise(torch.tensor([7, 2, 7]), 12, 3), whole[[7, 2, 7]])
+    assert not torch.equal(sample_noise(torch.arange(20), 12, 4), whole)
+
+
+def spec_with(noise: float) -> FederationSpec:
+    content = {
+        "data": {"name": "digits-sklearn", "samples": 40},
+        "model": "linear",
+        "algorithm": "fedavg",
+        "rounds": 1,
+        "shift": {"noise": noise},
+        "resources": {"executor": "inline"},
+        "tracking": {"uri": None},
+    }
+    return build_spec(Config.model_validate({"experiment": content}).experiment)
+
+
+def test_a_client_sees_its_samples_with_its_noise() -> None:
+    specs = [spec_with(noise) for noise in (0.0, 0.6)]
+    clean, noisy = (WorkerResources(spec, torch.device("cpu")) for spec in specs)
+    spreads = []
+    for client in specs[0].data.clients:
+        for rows in (client.train, client.test):
+            positions = torch.arange(len(rows))
+            (before, y), (after, labels) = (p.samples(rows).take(positions) for p in (clean, noisy))
+            assert torch.equal(y, labels)
+            assert after.stride() == before.stride()
+            again, _ = noisy.samples(rows).take(positions.flip(0))
+            assert torch.equal(again.flip(0), after)
+            spreads.append(float((after - before).std()))
+    assert spreads == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6], abs=0.01)
+    assert specs[0].data.noise is None
+    assert specs[0].data.partition_fingerprint != specs[1].data.partition_fingerprint
+    assert all(
+        np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
+        for a, b in zip(specs[0].data.clients, specs[1].data.clients, strict=True)
+    )
+
+
+def test_noise_changes_what_is_learnt_at_noisy_clients() -> None:
+    digests = []
+    for noise in (0.0, 0.6, 0.6):
+        federation = inline_federation(spec_with(noise), lambda line: None)
+        federation.step()
+        digests.append(federation.sha256())
+    assert digests[0] != digests[1] == digests[2]

@@ -60,9 +60,3 @@ def test_published_defaults(name: str, parameters: str) -> None:
         " ".join(p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional)
         == parameters
     )
-
-
-def test_every_export_is_documented_with_its_refusals() -> None:
-    for name in functional.__all__:
-        documentation = inspect.getdoc(getattr(functional, name)) or ""
-        assert documentation.split("\n")[0].endswith((".", ":")) and len(documentation) > 60, name

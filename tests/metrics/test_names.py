@@ -33,12 +33,7 @@ def test_long_names_stay_different() -> None:
     assert one != other
 
 
-def test_a_name_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="name"):
-        clean_name("/./")
-
-
-@settings(deadline=None)  # the first call imports mlflow
+@settings(deadline=None, max_examples=50)  # the first call imports mlflow
 @given(st.text(min_size=1, max_size=300))
 def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
@@ -58,7 +53,6 @@ def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
         ("hospital(1)", "hospital[1]", "hospital_1_"),
         ("a\nb", "a_b", "a_b"),
         ("x/./y", "x/y", "x/y"),
-        ("é?", "é!", "é_"),
     ],
 )
 def test_clients_that_mlflow_takes_for_one_are_named(one: str, other: str, name: str) -> None:
@@ -89,19 +83,14 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
 ) -> None:
     (tmp_cwd / "plugin.py").write_text(PLUGIN)
     content = {**digits, "rounds": 1, "model": "linear", "resources": {"executor": "inline"}}
-    for name, domains in (
-        ("two", "hospital(1);hospital[1]"),
-        ("odd", "[/x] hospital;a\nb\x85;=1+1"),
-    ):
+    content["plugins"] = ["plugin.py"]
+    names = {"two": "hospital(1);hospital[1]", "odd": "[/x] hospital;a\nb\x85;=1+1"}
+    for name, domains in names.items():
         content["data"] = {"name": "hospitals", "names": domains}
-        (tmp_cwd / f"{name}.yaml").write_text(
-            yaml.safe_dump({"experiment": {**content, "plugins": ["plugin.py"]}})
-        )
+        (tmp_cwd / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": content}))
     assert invoke(["run", "two.yaml"]) == 2
     out, err = capfd.readouterr()
-    assert (
-        "the clients 'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
-    )
+    assert "'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
     assert (len(err.splitlines()), out) == (1, "")
     assert not (tmp_cwd / "runs").exists()
     assert invoke(["run", "odd.yaml"]) == 0

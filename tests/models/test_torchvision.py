@@ -33,27 +33,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def made(shape: tuple[int, ...] = (3, 64, 64), seed: int = 0, **options: Any) -> nn.Module:
-    choice = load(
-        {
-            "experiment": {
-                "data": "digits-sklearn",
-                "model": {"name": "torchvision", **options},
-                "algorithm": "fedavg",
-            }
-        }
-    ).experiment.model
+    model = {"name": "torchvision", **options}
+    content = {"data": "digits-sklearn", "model": model, "algorithm": "fedavg"}
+    choice = load({"experiment": content}).experiment.model
     return build(choice.name, shape, 5, choice.options, seed).eval()
 
 
-@pytest.mark.parametrize("network", [NETWORK, "mobilenet_v3_small", "resnet18"])
+@pytest.mark.parametrize("network", [NETWORK, "mobilenet_v3_small"])
 def test_features_are_what_the_last_layer_of_torchvisions_is_given(network: str) -> None:
     own = made(network=network)
     theirs = zoo.get_model(network).eval()
-    entries = {
-        n.removeprefix("features.network."): v
-        for n, v in own.state_dict().items()
-        if n.startswith("features.")
-    }
+    prefix = "features.network."
+    entries = {n.removeprefix(prefix): v for n, v in own.state_dict().items() if prefix in n}
     (last,) = [n for n, m in theirs.named_modules() if isinstance(m, nn.Linear)][-1:]
     missing, unexpected = theirs.load_state_dict(entries, strict=False)
     assert not unexpected and {n.rpartition(".")[0] for n in missing} == {last}
@@ -87,9 +78,8 @@ def test_weights_are_those_of_the_file_but_for_the_last_layer(
     for name, value in network.state_dict().items():
         if not name.startswith("fc."):
             assert torch.equal(own.state_dict()[f"features.network.{name}"], value)
-    assert not torch.equal(
-        own.state_dict()["classifier.weight"], other.state_dict()["classifier.weight"]
-    )
+    last = (model.state_dict()["classifier.weight"] for model in (own, other))
+    assert not torch.equal(*last)
 
 
 def test_grey_images_are_repeated() -> None:
@@ -103,14 +93,10 @@ def test_a_run_with_them_is_resumed_and_told_apart_by_the_file(
 ) -> None:
     file = Path("w.pth")
     file.write_bytes(trained[1].read_bytes())
-    content = {
-        "experiment": {
-            **digits,
-            "rounds": 1,
-            "model": {"name": "torchvision", "network": NETWORK, "weights": "w.pth"},
-            "resources": {"executor": "inline"},
-        }
-    }
+    digits["data"] |= {"samples": 16, "domains": ["plain"]}
+    digits |= {"rounds": 1, "resources": {"executor": "inline"}}
+    model = {"name": "torchvision", "network": NETWORK, "weights": "w.pth"}
+    content = {"experiment": {**digits, "model": model}}
     result = flray.run(content)
     saved = yaml.safe_load((result.folder / "config.yaml").read_text())["experiment"]["model"]
     assert saved["weights"]["weights"] == str(file.resolve())
@@ -135,8 +121,6 @@ def test_a_run_with_them_is_resumed_and_told_apart_by_the_file(
         ({"weights": "FILE", "norm": "group"}, "write batch, or leave weights out"),
         ({"weights": "FILE"}, "resnet18 has .*: weights of the same network are needed"),
         ({"weights": __file__}, "it holds no weights"),
-        ({"weights": 3}, "weights"),
-        ({"width": 3}, "has no option 'width'"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(
@@ -146,8 +130,5 @@ def test_what_is_wrong_is_told_in_one_line(
     with pytest.raises(FlrayError, match=said) as caught:
         made((3, 50, 50), **options)
     assert "\n" not in str(caught.value)
-
-
-def test_other_channels_are_refused() -> None:
     with pytest.raises(FlrayError, match="images of 3 channels, or grey ones, and these have 4"):
         made((4, 64, 64), network=NETWORK)

@@ -1,17 +1,109 @@
+"""Structural knowledge: what is sent, merged, learnt from and reviewed, against loops."""
+
+from __future__ import annotations
+
 import math
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from pytest import approx
+from torch.autograd import grad, gradcheck
+from torch.testing import assert_close
 
 from flray.functional import (
+    class_means,
     discrepancy_weights,
+    global_structural_knowledge,
     knowledge_discrepancy,
     local_contrastive_loss,
     period_review,
+    structural_knowledge,
     variance_change,
 )
 from tests.functional.helpers import F64, POISONS, normal
+
+
+def test_class_means_by_hand() -> None:
+    outputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]], dtype=F64)
+    means, counts = class_means(outputs, torch.tensor([2, 2, 0]), 4)
+    assert means.tolist() == [[10.0, 0.0], [0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]
+    assert counts.tolist() == [1, 0, 2, 0] and counts.dtype == torch.int64
+
+
+def test_structural_knowledge_is_c_sigmoid_c() -> None:
+    outputs, labels = normal(30, 5), torch.arange(30) % 3
+    knowledge, counts = structural_knowledge(outputs, labels, 5)
+    for j in range(3):
+        mean = outputs.numpy()[j::3].mean(0)
+        assert_allclose(knowledge[j].numpy(), mean / (1 + np.exp(-mean)), rtol=1e-13)
+    assert counts.tolist() == [10, 10, 10, 0, 0] and not knowledge[3:].any()
+    plain, _ = structural_knowledge(outputs, labels, 5, gate=False)
+    assert_allclose(plain[1].numpy(), outputs.numpy()[1::3].mean(0), rtol=1e-13)
+    assert gradcheck(lambda x: structural_knowledge(x, labels, 5)[0], outputs.requires_grad_())
+
+
+def test_gate_saturates_without_nan() -> None:
+    knowledge, _ = structural_knowledge(
+        torch.tensor([[-1e5, 1e5, 0.0]], dtype=F64), torch.tensor([0]), 1
+    )
+    assert knowledge.tolist() == [[0.0, 1e5, 0.0]]
+
+
+def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
+    means, _ = class_means(torch.tensor([[float("nan")], [2.0]]), torch.tensor([0, 1]), 2)
+    assert means[1].item() == 2.0 and means.dtype == torch.float32
+    many = torch.full((20_000, 1), 0.1)
+    assert class_means(many, torch.zeros(20_000, dtype=torch.long), 1)[0].item() == approx(
+        0.1, rel=1e-7
+    )
+    empty, counts = class_means(torch.empty(0, 3), torch.empty(0, dtype=torch.long), 2)
+    assert not empty.any() and counts.tolist() == [0, 0]
+
+
+def loop_global(knowledge: np.ndarray, present: np.ndarray, neighbours: int) -> np.ndarray:
+    clients, classes, entries = knowledge.shape
+    result = np.zeros((classes, entries))
+    for j in range(classes):
+        holders = [k for k in range(clients) if present[k, j]]
+        merged = []
+        for k in holders:
+            others = sorted(
+                (i for i in holders if i != k),
+                key=lambda i: (np.linalg.norm(knowledge[k, j] - knowledge[i, j]), i),
+            )[:neighbours]
+            merged.append(
+                (knowledge[k, j] + sum(knowledge[i, j] for i in others)) / (len(others) + 1)
+            )
+        if merged:
+            result[j] = sum(merged) / len(merged)
+    return result
+
+
+@pytest.mark.parametrize("neighbours", [0, 1, 2, 10])
+@pytest.mark.parametrize("poison", POISONS)
+def test_global_knowledge_equals_loops(neighbours: int, poison: float) -> None:
+    knowledge = normal(6, 5, 4)
+    present = torch.from_numpy(np.random.default_rng(1).random((6, 5)) < 0.6)
+    present[:, 0], present[:, 1] = False, False
+    present[3, 1] = True
+    expected = loop_global(knowledge.numpy(), present.numpy(), neighbours)
+    merged, held = global_structural_knowledge(
+        torch.where(present.unsqueeze(-1), knowledge, poison), present, neighbours
+    )
+    assert_allclose(merged.numpy(), expected, rtol=1e-13, atol=1e-15)
+    assert held.tolist() == present.any(0).tolist() and not held[0]
+    assert torch.equal(merged[1], knowledge[3, 1])
+
+
+def test_global_knowledge_by_hand_with_ties() -> None:
+    # Points 0, 1, 2 on a line: the middle one is equally near to both and takes the first client.
+    knowledge = torch.tensor([[[0.0]], [[1.0]], [[2.0]]], dtype=F64)
+    merged, _ = global_structural_knowledge(knowledge, torch.ones(3, 1, dtype=torch.bool))
+    assert merged.item() == approx((0.5 + 0.5 + 1.5) / 3, rel=1e-15)
+    single, held = global_structural_knowledge(knowledge[:1], torch.ones(1, 1, dtype=torch.bool), 3)
+    assert single.item() == 0.0 and held.item()
 
 
 def loop_contrastive(
@@ -29,14 +121,8 @@ def loop_contrastive(
     }
     for x, y in zip(logits, labels, strict=True):
         if present[y]:
-            s = {
-                j: x
-                @ prototypes[j]
-                / (np.linalg.norm(x) * np.linalg.norm(prototypes[j]))
-                / spread[j]
-                / tau
-                for j in classes
-            }
+            lengths = np.linalg.norm(x) * np.linalg.norm(prototypes, axis=1)
+            s = {j: x @ prototypes[j] / lengths[j] / spread[j] / tau for j in classes}
             losses.append(math.log(sum(math.exp(v - s[y]) for v in s.values())))
     return float(np.mean(losses)) if losses else 0.0
 
@@ -51,16 +137,10 @@ def test_local_contrastive_loss_equals_loops_and_ignores_absent(
     prototypes = normal(4, 4, seed=1)
     poisoned = torch.where(present.unsqueeze(1), prototypes, poison)
     loss = local_contrastive_loss(logits, labels, poisoned, present, 0.3, normaliser)  # type: ignore[arg-type]
-    expected = loop_contrastive(
-        logits.detach().numpy(),
-        labels.tolist(),
-        prototypes.numpy(),
-        present.tolist(),
-        0.3,
-        normaliser == "distance",
-    )
-    assert loss.item() == pytest.approx(expected, rel=1e-12)
-    (gradient,) = torch.autograd.grad(loss, logits)
+    given = logits.detach().numpy(), labels.tolist(), prototypes.numpy(), present.tolist()
+    expected = loop_contrastive(*given, 0.3, normaliser == "distance")
+    assert loss.item() == approx(expected, rel=1e-12)
+    (gradient,) = grad(loss, logits)
     assert torch.isfinite(gradient).all() and not gradient[[1, 5]].any() and gradient[0].any()
 
 
@@ -73,12 +153,10 @@ def test_local_contrastive_gradient_holds_the_distance_constant() -> None:
         lengths = x.norm(dim=1, keepdim=True) * prototypes.norm(dim=1)
         return torch.nn.functional.cross_entropy(x @ prototypes.T / lengths / spread / 0.08, labels)
 
-    (expected,) = torch.autograd.grad(by_hand(logits), logits)
-    (found,) = torch.autograd.grad(
-        local_contrastive_loss(logits, labels, prototypes, present), logits
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    assert torch.autograd.gradcheck(
+    (expected,) = grad(by_hand(logits), logits)
+    (found,) = grad(local_contrastive_loss(logits, labels, prototypes, present), logits)
+    assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert gradcheck(
         lambda x: local_contrastive_loss(x, labels, prototypes, present, 0.3, "none"), logits
     )
 
@@ -105,17 +183,17 @@ def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
         logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool)
     )
     loss.backward()
-    assert loss.item() == pytest.approx(math.log(2), rel=1e-12)
+    assert loss.item() == approx(math.log(2), rel=1e-12)
     assert logits.grad is not None and logits.grad.tolist() == [[0.0, 0.0]]
     hit = local_contrastive_loss(
         prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool), 1.0
     )
-    assert hit.item() == pytest.approx(math.log(1 + math.exp(-1)), rel=1e-12)
+    assert hit.item() == approx(math.log(1 + math.exp(-1)), rel=1e-12)
     given = torch.tensor([0, 1, 0]), normal(2, 2, seed=3), torch.ones(2, dtype=torch.bool)
     tiny, same = (
         local_contrastive_loss(normal(3, 2) * scale, *given, 0.3, "none") for scale in (1e-200, 1)
     )
-    assert tiny.item() == pytest.approx(same.item(), rel=1e-12)
+    assert tiny.item() == approx(same.item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("poison", POISONS)
@@ -130,22 +208,19 @@ def test_discrepancy_sums_distances_over_present_classes(poison: float) -> None:
     found = knowledge_discrepancy(
         torch.where(present.unsqueeze(-1), knowledge, poison), present, global_
     )
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13)
+    assert_allclose(found.numpy(), expected, rtol=1e-13)
     assert found[2].item() == 0.0
 
 
 def test_discrepancy_weights_by_hand() -> None:
     sizes, distance = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([1.0, 3.0], dtype=F64)
     sigmoids = [1 / (1 + math.exp(-x)) for x in (1 - 0.25 * 1 + 1 / 3, 2 - 0.75 * 3 + 2 / 3)]
-    np.testing.assert_allclose(
+    assert_allclose(
         discrepancy_weights(sizes, distance), np.array(sigmoids) / sum(sigmoids), rtol=1e-13
     )
     scaled = [1 / (1 + math.exp(-x)) for x in (1 / 3 - 0.25 + 1 / 3, 2 / 3 - 2.25 + 2 / 3)]
-    np.testing.assert_allclose(
-        discrepancy_weights(sizes, distance, sample_scale="fraction"),
-        np.array(scaled) / sum(scaled),
-        rtol=1e-13,
-    )
+    found = discrepancy_weights(sizes, distance, sample_scale="fraction")
+    assert_allclose(found, np.array(scaled) / sum(scaled), rtol=1e-13)
 
 
 def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None:
@@ -160,7 +235,7 @@ def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None
     assert low.tolist() == [0.5, 0.5, 0.0]
     near = discrepancy_weights(torch.zeros(2, dtype=F64), torch.tensor([2000.0, 2001.0], dtype=F64))
     gap = (2001.0**2 - 2000.0**2) / 4001.0
-    assert near[1].item() == pytest.approx(math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
+    assert near[1].item() == approx(math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
     huge = discrepancy_weights(torch.tensor([1, 1]), torch.tensor([1e308, 1e308], dtype=F64))
     assert huge.tolist() == [0.5, 0.5]
 
@@ -180,10 +255,8 @@ def rho_of(now: np.ndarray, before: np.ndarray) -> float:
 @pytest.mark.parametrize("poison", POISONS)
 def test_period_review_on_trees_and_masks(poison: float) -> None:
     now, before = normal(4, 3), normal(4, 3, seed=1)
-    present_now, present_before = (
-        torch.tensor([True, True, True, False]),
-        torch.tensor([True, False, True, True]),
-    )
+    present_now = torch.tensor([True, True, True, False])
+    present_before = torch.tensor([True, False, True, True])
     rho = rho_of(now.numpy()[[0, 2]], before.numpy()[[0, 2]])
     now[3], before[1] = poison, poison
     current = {"w": torch.tensor([1.0, 2.0], dtype=F64), "n": torch.tensor(7)}
@@ -191,24 +264,20 @@ def test_period_review_on_trees_and_masks(poison: float) -> None:
     given = (current, previous, now, before, 0.9)
     masks = {"present_now": present_now, "present_before": present_before}
     reviewed = period_review(*given, **masks)
-    np.testing.assert_allclose(
-        reviewed["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12
-    )
+    assert_allclose(reviewed["w"], [0.9 + 0.1 * rho * 2, 1.8 - 0.1 * rho * 4], rtol=1e-12)
     assert reviewed["n"].item() == 7 and current["w"].tolist() == [1.0, 2.0]
     moved = period_review(*given, **masks, review="interpolate")
-    np.testing.assert_allclose(moved["w"], [1 + 0.1 * rho * 2, 2 - 0.1 * rho * 4], rtol=1e-12)
+    assert_allclose(moved["w"], [1 + 0.1 * rho * 2, 2 - 0.1 * rho * 4], rtol=1e-12)
 
 
 def test_period_review_without_masks_and_equal_knowledge() -> None:
     now, before, weights = normal(3, 3), normal(3, 3, seed=1), normal(4, seed=2)
     expected = 0.95 * weights + 0.05 * rho_of(now.numpy(), before.numpy()) * (2.0 - weights)
-    torch.testing.assert_close(
-        period_review(weights, torch.full_like(weights, 2.0), now, before), expected
-    )
+    assert_close(period_review(weights, torch.full_like(weights, 2.0), now, before), expected)
     same = period_review(weights, torch.zeros_like(weights), now, now)
-    torch.testing.assert_close(same, 0.95 * weights, rtol=1e-15, atol=0)
+    assert_close(same, 0.95 * weights, rtol=1e-15, atol=0)
     now[0] = float("nan")
-    assert variance_change(now, before) == pytest.approx(
+    assert variance_change(now, before) == approx(
         rho_of(now.numpy()[1:], before.numpy()[1:]), rel=1e-12
     )
 
@@ -231,9 +300,9 @@ def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None
     here, earlier = torch.tensor([True, True, False]), torch.tensor([True, False, True])
     # variances 1, 4, 9 now and 4, 0, 1 before
     rho = variance_change
-    assert rho(now, before, here, earlier) == pytest.approx((1 - 4) / 4)
-    assert rho(now, before, here, earlier, classes="each") == pytest.approx((5 - 5) / 5)
-    assert rho(now, before, classes="each") == rho(now, before) == pytest.approx((14 - 5) / 5)
+    assert rho(now, before, here, earlier) == approx((1 - 4) / 4)
+    assert rho(now, before, here, earlier, classes="each") == approx((5 - 5) / 5)
+    assert rho(now, before, classes="each") == rho(now, before) == approx((14 - 5) / 5)
     nobody = torch.zeros(3, dtype=torch.bool)
     assert rho(now, before, here, nobody, classes="each") is None
     with pytest.raises(ValueError, match=r"classes.*both.*each"):

@@ -1,11 +1,28 @@
+"""Means of parameters, the server's steps and penalties against their formulas."""
+
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from torch.autograd import grad
+from torch.testing import assert_close
 
-from flray.functional import WeightedMean, weighted_mean
+from flray.functional import (
+    WeightedMean,
+    adaptive_step,
+    control_variate,
+    ewc_penalty,
+    meta_gradient,
+    momentum_step,
+    proximal_penalty,
+    weighted_mean,
+)
 from flray.functional.averaging import PIECE
+from tests.functional.helpers import normal
 
 
 def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
@@ -121,31 +138,25 @@ def test_unequal_trees_are_refused() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) -> None:
     clients, weights = trees(7, dtype), [3.0, 1.0, 0.5, 7.0, 0.0, 1 / 3, 11.0]
-    whole = WeightedMean()
+    pairs, whole = list(zip(clients, weights, strict=True)), WeightedMean()
     total: dict[str, Any] = dict.fromkeys(("w", "b", "weight"), 0.0)
     for start in range(0, 7, size):
-        block = WeightedMean()
-        for client, weight in zip(
-            clients[start : start + size], weights[start : start + size], strict=True
-        ):
+        block, some = WeightedMean(), pairs[start : start + size]
+        for client, weight in some:
             block.add(client, weight)
         partial = block.partial()
         whole.merge(partial)
         for tensor in partial["sums"].values():
             tensor.fill_(99)  # it was copied
-        total["weight"] += sum(weights[start : start + size])
+        total["weight"] += sum(weight for _, weight in some)
         for name in ("w", "b"):
-            terms = [w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)][
-                start : start + size
-            ]
-            total[name] = total[name] + sum(terms)
+            total[name] = total[name] + sum(w * c[name].double().numpy() for c, w in some)
     mean, plain = whole.result(), weighted_mean(clients, weights)
     for name in ("w", "b"):
         expected = torch.as_tensor(total[name] / total["weight"]).to(dtype)
         assert torch.equal(mean[name], expected) and mean[name].dtype == dtype
-        torch.testing.assert_close(
-            mean[name], plain[name], rtol=1e-12 if dtype == torch.float64 else 1e-2, atol=1e-15
-        )
+        near = 1e-12 if dtype == torch.float64 else 1e-2
+        assert_close(mean[name], plain[name], rtol=near, atol=1e-15)
     assert torch.equal(mean["seen"], plain["seen"])
     if size in (1, 7):
         assert all(torch.equal(mean[name], plain[name]) for name in plain)
@@ -162,15 +173,13 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
         pair.add(client, 2.0)
     for part in (pair, nothing):
         whole.merge(part.partial())
-    assert all(
-        torch.equal(whole.result()[n], v) for n, v in weighted_mean(clients[:2], [2, 2]).items()
-    )
+    expected = weighted_mean(clients[:2], [2, 2])
+    assert all(torch.equal(whole.result()[name], value) for name, value in expected.items())
     other = WeightedMean()
     for client in trees(2, torch.float64):
         other.add(client, 1.0)
-    with pytest.raises(
-        ValueError, match=r"partial\['w'\]: dtype torch.float64, expected torch.float32"
-    ):
+    said = r"partial\['w'\]: dtype torch.float64, expected torch.float32"
+    with pytest.raises(ValueError, match=said):
         whole.merge(other.partial())
 
 
@@ -178,10 +187,7 @@ def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:
     """Those of a network such as AlexNet are computed a part at a time."""
     shapes = {"long": (2 * PIECE + 5,), "kernels": (3, PIECE // 4, 2, 1), "one": (), "none": (0, 7)}
     generator = torch.Generator().manual_seed(0)
-    made = [
-        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-        for _ in range(3)
-    ]
+    made = [{n: torch.randn(s, generator=generator) for n, s in shapes.items()} for _ in range(3)]
     made[1]["kernels"] = made[1]["kernels"].to(memory_format=torch.channels_last)
     weights = [3.0, 0.1, 7.0]
     mean = weighted_mean(made, weights)
@@ -191,3 +197,115 @@ def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:
             total = total + tree[name].double() * weight
         assert torch.equal(mean[name], (total / sum(weights)).float())
         assert mean[name].is_contiguous()
+
+
+def test_momentum_by_hand_and_as_fedavg() -> None:
+    step, momentum = momentum_step(
+        torch.tensor([1.0, -2.0]), torch.tensor([10.0, 0.0]), lr=0.5, beta=0.9
+    )
+    assert momentum.tolist() == [10.0, -2.0] and step.tolist() == [5.0, -1.0]
+    update = normal(5).float()
+    assert torch.equal(momentum_step(update, torch.zeros(5), lr=1.0, beta=0.0)[0], update)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
+def test_adaptive_rules_equal_the_formulas_over_steps(rule: str) -> None:
+    m, v = torch.zeros(4, dtype=torch.float64), torch.full((4,), 1e-6, dtype=torch.float64)
+    m_np, v_np = m.numpy().copy(), v.numpy().copy()
+    for seed in range(4):
+        update = normal(4, seed=seed)
+        d = update.numpy()
+        m_np = 0.8 * m_np + (1 - 0.8) * d
+        if rule == "adagrad":
+            v_np = v_np + d**2
+        elif rule == "adam":
+            v_np = 0.95 * v_np + (1 - 0.95) * d**2
+        else:
+            v_np = v_np - (1 - 0.95) * d**2 * np.sign(v_np - d**2)
+        step, m, v = adaptive_step(update, m, v, rule, 0.3, 0.8, 0.95, 1e-2)  # type: ignore[arg-type]
+        assert_allclose(step, 0.3 * m_np / (np.sqrt(v_np) + 1e-2), rtol=1e-12)
+    assert_allclose(v, v_np, rtol=1e-12)
+
+
+def test_adaptive_identities() -> None:
+    update, zero = normal(6), torch.zeros(6, dtype=torch.float64)
+    first, _, _ = adaptive_step(update, zero, zero, "adagrad", lr=0.1, beta1=0.9, tau=1e-12)
+    assert_allclose(first.abs(), np.full(6, 0.01), rtol=1e-9)
+    still, _, _ = adaptive_step(zero, zero, zero, "adam")
+    assert not still.any()
+    _, _, adam = adaptive_step(update, zero, zero, "adam")
+    _, _, yogi = adaptive_step(update, zero, zero, "yogi")
+    assert torch.equal(adam, yogi)
+    plain, _, _ = adaptive_step(update, zero, zero, "adam", lr=1e6, beta1=0.0, tau=1e6)
+    assert_allclose(plain, update, rtol=2e-6)
+
+
+def test_trees_keep_counters() -> None:
+    trees = [{"w": torch.ones(2), "n": torch.tensor(3)} for _ in range(3)]
+    step, momentum, variance = adaptive_step(*trees)
+    assert all(
+        tree["n"].item() == 3 and tree["w"].dtype == torch.float32
+        for tree in (step, momentum, variance)
+    )
+
+
+def test_control_variate_is_the_mean_gradient_after_round_one() -> None:
+    start, gradients = normal(3), [normal(3, seed=s) for s in (1, 2, 3)]
+    end = start - 0.1 * sum(gradients)
+    zero = torch.zeros_like(start)
+    found = control_variate(zero, zero, start, end, lr_sum=0.3)
+    assert_allclose(found, (sum(gradients) / 3), rtol=1e-12)
+    own, common = normal(3, seed=4), normal(3, seed=5)
+    assert_allclose(control_variate(own, common, start, end, 0.3), own - common + found, rtol=1e-12)
+
+
+def test_meta_gradient_is_exact_for_a_quadratic() -> None:
+    hessian = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    w, g = normal(2), normal(2, seed=1)
+    found = meta_gradient(g, hessian @ (w + 1e-3 * g), hessian @ (w - 1e-3 * g), 0.01, 1e-3)
+    assert_allclose(found, g - 0.01 * hessian @ g, rtol=1e-9)
+    assert torch.equal(meta_gradient(g, w, -w, 0.0, 1e-3), g)
+
+
+def tree(seed: int) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(seed)
+    return {
+        "w": torch.from_numpy(rng.normal(size=(2, 3))),
+        "b": torch.from_numpy(rng.normal(size=2)),
+    }
+
+
+def test_proximal_value_and_gradient() -> None:
+    parameters, reference = {k: v.requires_grad_() for k, v in tree(0).items()}, tree(1)
+    loss = proximal_penalty(parameters, reference, 0.3)
+    squares = sum(((parameters[k] - reference[k]) ** 2).sum().item() for k in parameters)
+    assert loss.item() == pytest.approx(0.15 * squares, rel=1e-13)
+    gradients = grad(loss, list(parameters.values()))
+    for name, gradient in zip(parameters, gradients, strict=True):
+        assert_close(
+            gradient, 0.3 * (parameters[name] - reference[name]).detach(), rtol=1e-13, atol=0
+        )
+
+
+def test_no_gradient_at_the_reference_and_none_into_it() -> None:
+    parameters = {k: v.requires_grad_() for k, v in tree(0).items()}
+    for loss in (
+        proximal_penalty(parameters, parameters, 5.0),
+        ewc_penalty(parameters, parameters, tree(1), 5.0),
+    ):
+        gradients = grad(loss, list(parameters.values()))
+        assert loss.item() == 0.0 and not any(gradient.any() for gradient in gradients)
+
+
+def test_ewc_value_gradient_and_reduction_to_proximal() -> None:
+    parameters, anchor = {k: v.requires_grad_() for k, v in tree(0).items()}, tree(1)
+    fisher = {k: v.square() for k, v in tree(2).items()}
+    loss = ewc_penalty(parameters, anchor, fisher, 0.7)
+    expected = sum((fisher[k] * (parameters[k] - anchor[k]) ** 2).sum().item() for k in parameters)
+    assert loss.item() == pytest.approx(0.35 * expected, rel=1e-13)
+    (gradient,) = grad(loss, parameters["w"])
+    assert_close(gradient, (0.7 * fisher["w"] * (parameters["w"] - anchor["w"])).detach())
+    ones = {k: torch.ones_like(v) for k, v in anchor.items()}
+    assert torch.equal(
+        ewc_penalty(parameters, anchor, ones, 0.7), proximal_penalty(parameters, anchor, 0.7)
+    )

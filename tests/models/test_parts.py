@@ -1,0 +1,217 @@
+"""The parts of a network: body and head, groups of parameters, taps, and a dry run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flray.data.federated import federate
+from flray.data.loading import load_dataset
+from flray.errors import ConfigError, FlrayError
+from flray.models import (
+    SplitModel,
+    as_split,
+    batch_norm_modules,
+    build,
+    feature_dim,
+    layer_taps,
+    linear_classifier,
+    norm_layer,
+    select,
+)
+from flray.models.dry_run import dry_run
+from flray.models.groups import complement
+from flray.tasks import make_task
+
+
+class Users(nn.Module):
+    """What a user may bring: split children and a forward of their own."""
+
+    def __init__(self, **children: nn.Module) -> None:
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
+def test_split_model_applies_the_classifier_to_the_features() -> None:
+    model = SplitModel(nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    model.eval()
+    x = torch.rand(5, 3)
+    assert torch.equal(model(x), model.classifier(model.features(x)))
+    assert model.feature_dim == 4
+    assert model.taps == ()
+    head = nn.Linear(4, 3)
+    assert linear_classifier(SplitModel(nn.Flatten(), head)) is head
+
+
+def test_a_users_module_is_returned_unchanged() -> None:
+    model = Users(features=nn.Linear(3, 4), classifier=nn.Linear(4, 2))
+    assert as_split(model) is model
+    assert feature_dim(model) == 4
+
+
+def test_what_is_not_split_so_is_named() -> None:
+    layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    for model, said in (
+        (Users(features=layer, head=other), r"Users: .*classifier .*children: features, head"),
+        (layer, r"no child called features or classifier \(its children: none\)"),
+        (
+            Users(features=layer, projector=nn.Linear(4, 4), classifier=other),
+            r"'projector\.weight' lies outside features and classifier",
+        ),
+    ):
+        with pytest.raises(FlrayError, match=said):
+            as_split(model)
+    with pytest.raises(FlrayError, match=r"its classifier has no nn\.Linear"):
+        feature_dim(Users(features=layer, classifier=nn.Identity()))
+    with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
+        linear_classifier(SplitModel(nn.Flatten(), nn.Sequential(layer)))
+
+
+@pytest.fixture
+def resnet() -> nn.Module:
+    return build("resnet8", (3, 8, 8), 10, {"width": 4}, seed=0)
+
+
+def test_batch_norm_in_shortcuts_is_found_by_type(resnet: nn.Module) -> None:
+    """Nine of them: stem, two in each of three blocks, one in each of two shortcuts."""
+    names = [name for name, _ in batch_norm_modules(resnet)]
+    assert len(names) == 9
+    assert not any("bn" in name for name in names)
+    assert "features.stage2.0.sum.shortcut.norm" in names
+    assert "features.stage2.0.sum.shortcut.norm.running_var" in select(resnet, "batch_norm")
+    assert "features.stage2.0.sum.shortcut.conv.weight" not in select(resnet, "batch_norm")
+
+
+def test_torchvisions_shortcut_norms_are_found_too() -> None:
+    from torchvision.models import resnet18
+
+    with torch.device("meta"):
+        model = resnet18(weights=None)
+    assert "layer2.0.downsample.1.weight" in select(model, "batch_norm")
+    assert len(batch_norm_modules(model)) == 20
+
+
+def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
+    bare = nn.BatchNorm1d(2, affine=False, track_running_stats=False)
+    model = nn.ModuleDict({"norm": bare, "norm2": nn.Linear(1, 1), "bn2": nn.GroupNorm(1, 2)})
+    assert select(model, "batch_norm") == frozenset()  # whatever the names say
+    assert select(nn.BatchNorm2d(3), "not_batch_norm") == frozenset()
+    assert len(select(nn.BatchNorm3d(3), "batch_norm")) == 5
+
+
+def test_expressions(resnet: nn.Module) -> None:
+    everything = frozenset(resnet.state_dict())
+    norms, head = select(resnet, "batch_norm"), select(resnet, "classifier")
+    assert select(resnet, "all") == everything
+    assert select(resnet, "none") == frozenset()
+    assert head == {"classifier.weight", "classifier.bias"}
+    assert select(resnet, "features-batch_norm") == everything - norms - head
+    assert select(resnet, "classifier+batch_norm") == head | norms
+    assert select(resnet, "all - classifier - batch_norm + classifier") == everything - norms
+    assert len(everything) == 9 * 5 + 9 + 2
+
+
+@pytest.mark.parametrize(
+    "group", ["none", "classifier", "features - batch_norm", "all-features+buffers-classifier"]
+)
+def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
+    chosen, rest = select(resnet, group), select(resnet, complement(group))
+    assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("feature", r"unknown parameter group 'feature'; did you mean 'features'\?"),
+        ("all-batchnorm", r"group 'batchnorm' in 'all-batchnorm'; did you mean 'batch_norm'\?"),
+        ("all-", r"unknown parameter group '' in 'all-'"),
+        ("", r"unknown parameter group ''; groups are all, none, features"),
+    ],
+)
+def test_unknown_groups_are_refused(resnet: nn.Module, group: str, message: str) -> None:
+    with pytest.raises(FlrayError, match=message):
+        select(resnet, group)
+
+
+def test_a_model_without_split_is_refused_only_where_the_split_is_needed() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert len(select(model, "all")) == 7
+    assert len(select(model, "batch_norm")) == 5
+    said = r"no child called features or classifier .*build it as .*SplitModel"
+    for group in ("features", "all-classifier"):
+        with pytest.raises(FlrayError, match=said):
+            select(model, group)
+
+
+def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> None:
+    taps = layer_taps(resnet)
+    assert [name for name, _ in taps] == [
+        "features.stem.norm",
+        "features.stage1.0.sum",
+        "features.stage2.0.sum",
+        "features.stage3.0.sum",
+    ]
+    seen: list[torch.Tensor] = []
+    taps[-1][1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    hidden = resnet.get_submodule("features")(torch.rand(2, 3, 8, 8))
+    assert seen[0].min() < 0
+    torch.testing.assert_close(torch.relu(seen[0]).mean(dim=(2, 3)), hidden)
+
+
+def test_a_user_models_taps() -> None:
+    features = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
+    for given, taps in ((), ["features.0", "features.2"]), (["features.1"], ["features.1"]):
+        model = SplitModel(features, nn.Linear(4, 2), given)
+        assert [name for name, _ in layer_taps(model)] == taps
+    with pytest.raises(FlrayError, match=r"no submodule 'features\.9'"):
+        layer_taps(SplitModel(features, nn.Linear(4, 2), ["features.9"]))
+    with pytest.raises(FlrayError, match="no layers before its classifier"):
+        layer_taps(build("linear", (4,), 2, {}, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(512, 32), (64, 32), (32, 16), (6, 1), (12, 2), (7, 1)]
+)
+def test_group_norm_keeps_two_channels_in_each_group(channels: int, groups: int) -> None:
+    layer, flat = (norm_layer("group", channels, images=images) for images in (True, False))
+    assert isinstance(layer, nn.GroupNorm) and layer.num_groups == groups
+    assert isinstance(flat, nn.GroupNorm) and flat.num_groups == 1
+    assert isinstance(norm_layer("batch", channels, images=False), nn.BatchNorm1d)
+
+
+def test_buffers_are_what_is_no_parameter() -> None:
+    model = build("lenet", (1, 16, 16), 3, {"norm": "batch"}, 0)
+    names = select(model, "buffers")
+    assert names == frozenset(model.state_dict()) - {name for name, _ in model.named_parameters()}
+    assert select(model, "not_batch_norm+buffers") == select(model, "not_batch_norm") | names
+
+
+def test_it_is_left_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    assert list(dry_run("mine", model, (3,)).shape) == [1, 4]
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_other_samples_than_it_takes() -> None:
+    said = r"experiment\.model: found mine; .*samples \[5\] .*shapes cannot be mult"
+    with pytest.raises(ConfigError, match=said):
+        dry_run("mine", nn.Linear(3, 4), (5,))
+
+
+@pytest.mark.parametrize(("outputs", "found"), [((9,), r"\[1, 9\]"), ((10, 1), r"\[1, 10, 1\]")])
+def test_a_logit_for_every_class(outputs: tuple[int, ...], found: str) -> None:
+    data = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
+    size = int(torch.tensor(data.shape).prod())
+    last = nn.Unflatten(1, outputs) if len(outputs) > 1 else nn.Identity()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(size, outputs[0]), last)
+    said = rf"10 classes of digits-sklearn, \[1, 10\] for .*it returns {found}"
+    with pytest.raises(ConfigError, match=said):
+        make_task("classification", data.classes).check_network("mine", model, data)
+    more = nn.Sequential(nn.Flatten(), nn.Linear(size, 12))
+    make_task("classification", data.classes).check_network("mine", more, data)
