@@ -275,15 +275,18 @@ def random_resized_crop(
     # in the coordinates of affine_grid, -1 to 1: how much is seen, and where its middle lies
     middle_x, middle_y = (1 - width) * (2 * draws[2] - 1), (1 - height) * (2 * draws[3] - 1)
     zero = torch.zeros_like(width)
-    theta = torch.stack(
-        [torch.stack([width, zero, middle_x], 1), torch.stack([zero, height, middle_y], 1)], 1
-    )
+    return _resample(images, [[width, zero, middle_x], [zero, height, middle_y]], "border")
+
+
+def _resample(images: Tensor, rows: Sequence[Sequence[Tensor]], outside: str) -> Tensor:
+    """Return images [B, C, H, W] at the places of affine maps, two rows of three entries [B], bilinearly."""
+    theta = torch.stack([torch.stack(list(row), 1) for row in rows], 1)
     grid = F.affine_grid(
         transfers.to_device(theta.to(images.dtype), images.device),
         list(images.shape),
         align_corners=False,
     )
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
 
 def rotate(images: Tensor, angles: Tensor) -> Tensor:
@@ -294,19 +297,8 @@ def rotate(images: Tensor, angles: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     radians = torch.deg2rad(angles.to(torch.float64))
     cos, sin, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    theta = torch.stack(
-        [
-            torch.stack([cos, -sin * height / width, zero], 1),
-            torch.stack([sin * width / height, cos, zero], 1),
-        ],
-        1,
-    )
-    grid = F.affine_grid(
-        transfers.to_device(theta.to(images.dtype), images.device),
-        list(images.shape),
-        align_corners=False,
-    )
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    rows = [[cos, -sin * height / width, zero], [sin * width / height, cos, zero]]
+    return _resample(images, rows, "zeros")
 
 
 @register_augmentation("rotation")
