@@ -1,8 +1,7 @@
-"""The files under cluster/ against Ray's schema and the published fields, offline; a typo anywhere is refused."""
+"""The files under cluster/: Ray takes them, their names resolve, and nodes are shut, small and cheap."""
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import json
 import os
@@ -11,11 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import psutil
 import pytest
 import yaml
@@ -24,274 +22,37 @@ from flray import api as sweeps
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
-FIELDS = yaml.safe_load((Path(__file__).parent / "fields.yaml").read_text())
 RAY_UP = ("aws", "gcp", "on-premise")
 KUBERAY = ("cluster", "job")
-TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool}
-
-
-class Refused(Exception):
-    """A file that would not work."""
-
-
-def conform(found: Any, wanted: Any, path: str = "") -> None:
-    """Refuse what does not have the fields of fields.yaml.
-
-    There, a mapping lists fields, ``[[type]]`` is a list of a type, ``[{...}]`` a list of mappings,
-    any other list the allowed words, ``{}`` anything.
-    """
-    if wanted == "map":
-        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-            raise Refused(f"{path}: found {found!r}, expected strings by name")
-    elif isinstance(wanted, str):
-        if type(found) is not TYPES[wanted]:
-            raise Refused(f"{path}: found {found!r}, expected {wanted}")
-    elif isinstance(wanted, dict):
-        if not isinstance(found, dict):
-            raise Refused(f"{path}: found {found!r}, expected fields")
-        known = {name.rstrip("!"): content for name, content in wanted.items()}
-        if known and set(found) - set(known):
-            raise Refused(
-                f"{path}: unknown {sorted(set(found) - set(known))}, known {sorted(known)}"
-            )
-        missing = {name[:-1] for name in wanted if name.endswith("!")} - set(found)
-        if missing:
-            raise Refused(f"{path}: missing {sorted(missing)}")
-        for name in known:
-            if name in found:
-                conform(found[name], known[name], f"{path}.{name}")
-    elif isinstance(wanted[0], str):
-        if found not in wanted:
-            raise Refused(f"{path}: found {found!r}, expected one of {wanted}")
-    else:
-        if not isinstance(found, list):
-            raise Refused(f"{path}: found {found!r}, expected a list")
-        inner = wanted[0][0] if isinstance(wanted[0], list) else wanted[0]
-        for position, item in enumerate(found):
-            conform(item, inner, f"{path}[{position}]")
-
-
-def check_ray_up(content: dict[str, Any]) -> None:
-    """Take a `ray up` file through Ray's own preparation and schema, then through the fields Ray leaves open."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    try:
-        validate_config(prepare_config(copy.deepcopy(content)))
-    except (
-        jsonschema.ValidationError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        NotImplementedError,
-        SystemExit,
-        AssertionError,
-    ) as error:
-        raise Refused(str(error)) from error
-    except (
-        Exception
-    ) as error:  # click's abort, which Ray's launcher raises where a field is missing
-        if type(error).__module__.startswith("click"):
-            raise Refused(str(error)) from error
-        raise
-    fields = FIELDS[content["provider"]["type"]]
-    conform(content["provider"], fields["provider"], "provider")
-    for name, node in content.get("available_node_types", {}).items():
-        conform(node, fields["node"], name)
-        conform(node["node_config"], fields["node_config"], f"{name}.node_config")
-    own = {
-        "cluster_name",
-        "provider",
-        "auth",
-        "file_mounts",
-        "setup_commands",
-        "head_start_ray_commands",
-        "worker_start_ray_commands",
-    }
-    if missing := own - set(content):
-        raise Refused(f"missing {sorted(missing)}")
-    if "ssh_user" not in content["auth"]:
-        raise Refused("auth: missing ssh_user")
-
-
-def check_kuberay(content: dict[str, Any]) -> None:
-    kinds = FIELDS["kubernetes"]["kinds"]
-    if content.get("kind") not in kinds:
-        raise Refused(f"kind: found {content.get('kind')!r}")
-    conform(content, kinds[content["kind"]], content["kind"])
-
-
-def refusal(check: Callable[[dict[str, Any]], None], content: dict[str, Any]) -> str:
-    """Return why a check refuses a file's content; empty if it does not."""
-    try:
-        check(content)
-    except Refused as error:
-        return str(error) or "refused"
-    return ""
 
 
 def read(folder: Path, name: str) -> list[dict[str, Any]]:
     return [d for d in yaml.safe_load_all((folder / f"{name}.yaml").read_text()) if d is not None]
 
 
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every key with a meaning of its own."""
-    items = (
-        content.items()
-        if isinstance(content, dict)
-        else enumerate(content)
-        if isinstance(content, list)
-        else ()
-    )
-    for key, value in items:
-        inside = (*path, key)
-        free = {
-            "file_mounts",
-            "available_node_types",
-            "requests",
-            "limits",
-            "nodeSelector",
-            "rayStartParams",
-            "resources",
-        } & set(path[-1:])
-        if isinstance(content, dict) and not (free and key not in ("requests", "limits")):
-            yield inside
-        yield from places(value, inside)
-
-
-def misspelt(content: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the content with a letter too many in one key."""
-    changed: Any = copy.deepcopy(content)
-    holder = changed
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[f"{path[-1]}x"] = holder.pop(path[-1])
-    return dict(changed)
-
-
-def retyped(content: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the content with a value of another type under one key."""
-    changed: Any = copy.deepcopy(content)
-    holder = changed
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = 1.5 if isinstance(holder[path[-1]], str) else "seven"
-    return dict(changed)
-
-
-UP = [(name, path) for name in RAY_UP for path in places(read(CLUSTER, name)[0])]
-K8S = [
-    (name, number, path)
-    for name in KUBERAY
-    for number, document in enumerate(read(CLUSTER / "kuberay", name))
-    for path in places(document)
-]
-
-
 @pytest.mark.parametrize("name", RAY_UP)
 def test_ray_accepts_the_cluster_file(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
     (content,) = read(CLUSTER, name)
-    assert refusal(check_ray_up, content) == ""
+    validate_config(prepare_config(content))
 
 
-@pytest.mark.parametrize("name", KUBERAY)
-def test_the_manifests_have_published_fields_only(name: str) -> None:
-    documents = read(CLUSTER / "kuberay", name)
-    assert [refusal(check_kuberay, document) for document in documents] == [""] * len(documents)
-    assert documents
+@pytest.mark.parametrize(
+    "name", ["slurm.sh", "node/environment", "node/setup", "node/head", "node/worker"]
+)
+def test_shell_scripts_parse(name: str) -> None:
+    assert subprocess.run(["bash", "-n", CLUSTER / name], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_every_misspelt_key_of_a_ray_up_file_is_refused(name: str) -> None:
+def test_the_commands_of_the_files_exist(name: str) -> None:
     (content,) = read(CLUSTER, name)
-    paths = [path for owner, path in UP if owner == name]
-    accepted = [
-        ".".join(map(str, path))
-        for path in paths
-        if not refusal(check_ray_up, misspelt(content, path))
-    ]
-    assert len(paths) > 10
-    assert accepted == []
-
-
-@pytest.mark.parametrize("name", KUBERAY)
-def test_every_misspelt_key_of_a_manifest_is_refused(name: str) -> None:
-    cases = [(number, path) for owner, number, path in K8S if owner == name]
-    documents = read(CLUSTER / "kuberay", name)
-    accepted = [
-        f"{change.__name__} {number}:{'.'.join(map(str, path))}"
-        for number, path in cases
-        for change in (misspelt, retyped)
-        if not refusal(check_kuberay, change(documents[number], path))
-    ]
-    assert len(cases) > 40
-    assert accepted == []
-
-
-@pytest.mark.parametrize("name", RAY_UP)
-@pytest.mark.parametrize("path", [("max_workers",), ("setup_commands",), ("auth",), ("provider",)])
-def test_a_value_of_the_wrong_type_is_refused(name: str, path: tuple[str, ...]) -> None:
-    (content,) = read(CLUSTER, name)
-    with pytest.raises(Refused):
-        check_ray_up(retyped(content if path[0] in content else {**content, path[0]: 1}, path))
-
-
-def scripts() -> list[Path]:
-    return [
-        CLUSTER / "slurm.sh",
-        *(CLUSTER / "node" / n for n in ("environment", "setup", "head", "worker")),
-    ]
-
-
-@pytest.mark.parametrize("path", scripts(), ids=lambda p: p.name)
-def test_shell_scripts_parse(path: Path, tmp_path: Path) -> None:
-    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
-    broken = tmp_path / path.name
-    broken.write_text(path.read_text() + "\nif true; then\n")
-    assert subprocess.run(["bash", "-n", broken], check=False, capture_output=True).returncode != 0
-
-
-def slurm_options(text: str) -> set[str]:
-    return {
-        line.split()[1].partition("=")[0]
-        for line in text.splitlines()
-        if line.startswith("#SBATCH ")
-    }
-
-
-def test_slurm_options_are_those_sbatch_knows() -> None:
-    known = {
-        "--job-name",
-        "--nodes",
-        "--ntasks-per-node",
-        "--cpus-per-task",
-        "--gpus-per-node",
-        "--mem",
-        "--time",
-        "--signal",
-        "--requeue",
-        "--open-mode",
-        "--output",
-    }
-    text = (CLUSTER / "slurm.sh").read_text()
-    assert slurm_options(text) == known
-    assert slurm_options(text.replace("--nodes=2", "--node=2")) != known
-
-
-def commands() -> list[str]:
-    found = []
-    for name in RAY_UP:
-        (content,) = read(CLUSTER, name)
-        for key in ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands"):
-            found += content[key]
-    return found
-
-
-def test_the_commands_of_the_files_exist() -> None:
-    for command in commands():
-        shell, script, *_ = command.rpartition("&& ")[2].split()
-        assert shell == "bash"
-        assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
+    for key in ("setup_commands", "head_start_ray_commands", "worker_start_ray_commands"):
+        for command in content[key]:
+            shell, script, *_ = command.rpartition("&& ")[2].split()
+            assert shell == "bash"
+            assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
 
 
 @pytest.mark.parametrize("name", RAY_UP)
@@ -401,15 +162,9 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
         (programs / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
         (programs / name).chmod(0o755)
     job, log = f"{os.getpid()}0001", tmp_path / "log"
-    given = {
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": job,
-        "SLURM_JOB_NODELIST": "two",
-        "SLURM_CPUS_PER_TASK": "8",
-        "SLURM_MEM_PER_NODE": "10240",
-        "SLURM_GPUS_ON_NODE": "2",
-        "LOG": str(log),
-    }
+    slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": job, "JOB_NODELIST": "two"}
+    slurm |= {"CPUS_PER_TASK": "8", "MEM_PER_NODE": "10240", "GPUS_ON_NODE": "2"}
+    given = {"LOG": str(log), **{f"SLURM_{name}": value for name, value in slurm.items()}}
     folder = Path(f"/tmp/flray-{job}")
     done = subprocess.run(
         ["bash", tmp_path / "cluster" / "slurm.sh", "sweep.yaml"],
@@ -426,14 +181,10 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     for line in (head, worker):
         mode, command, *options = line.split()
         assert (mode, command) == ("700", "start")
-        assert {
-            "--num-cpus=8",
-            "--num-gpus=2",
-            f"--memory={7 << 30}",
-            f"--object-store-memory={3 << 30}",
-            "--min-worker-port=0",
-            "--dashboard-agent-listen-port=0",
-        } <= set(options)
+        wanted = {"--num-cpus=8", "--num-gpus=2"}
+        wanted |= {"--min-worker-port=0", "--dashboard-agent-listen-port=0"}
+        wanted |= {f"--memory={7 << 30}", f"--object-store-memory={3 << 30}"}
+        assert wanted <= set(options)
     assert not folder.exists()
 
 
@@ -477,21 +228,14 @@ def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     (checkout / "cluster" / "node").mkdir(parents=True)
     stop = checkout / "cluster" / "node" / "stop"
     stop.write_text((CLUSTER / "node" / "stop").read_text())
-    sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
-    deaf = [
-        sys.executable,
-        "-c",
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        "print('up', flush=True); time.sleep(60)",
-    ]
-    mark = {**os.environ, "FLRAY_NODE": str(checkout)}
+    lasting = "import signal, time; {}; print('up', flush=True); time.sleep(60)"
+    sleep = [sys.executable, "-c", lasting.format("pass")]
+    deaf = [sys.executable, "-c", lasting.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)")]
+    marks = {"FLRAY_NODE": str(checkout)}, {"FLRAY_NODE": "/elsewhere"}
+    cases = ((sleep, marks[0]), (deaf, marks[0]), (sleep, marks[1]), (sleep, {}))
     started = [
-        subprocess.Popen(sleep, env=mark, stdout=subprocess.PIPE),
-        subprocess.Popen(deaf, env=mark, stdout=subprocess.PIPE),
-        subprocess.Popen(
-            sleep, env={**os.environ, "FLRAY_NODE": "/elsewhere"}, stdout=subprocess.PIPE
-        ),
-        subprocess.Popen(sleep, stdout=subprocess.PIPE),
+        subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.PIPE)
+        for command, mark in cases
     ]
     try:
         for process in started:
