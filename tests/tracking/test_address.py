@@ -40,11 +40,8 @@ def test_what_is_no_database_is_refused_before_the_first_round(
 ) -> None:
     (tmp_cwd / "x").mkdir()
     make(tmp_cwd / "x" / "m.db")
-    content = {
-        **digits,
-        "tracking": {"uri": "sqlite:///x/m.db"},
-        "resources": {"executor": "inline"},
-    }
+    settings = {"tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
+    content = {**digits, **settings}
     (tmp_cwd / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
     (tmp_cwd / "tune.yaml").write_text(
         yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}})
@@ -60,27 +57,15 @@ def test_what_is_no_database_is_refused_before_the_first_round(
     assert sorted(tmp_cwd.rglob("*")) == before
 
 
+DATABASES = (
+    *("sqlite:////proc/x/m.db", "sqlite:////dev/null", "sqlite:///", "sqlite://host/x.db"),
+    *("sqlite:///\0", "sqlite:///" + "a/" * 3000, "postgresql+nonsense://h/db", "postgresql://"),
+)
+SERVERS = ("http://", "http://:5000", "http://h:x", "http://h:99999999", "http://[::1")
+
+
 @pytest.mark.parametrize(
-    "uri",
-    [
-        "sqlite:////proc/x/m.db",
-        "sqlite:////proc/m.db",
-        "sqlite:////dev/null",
-        "http://",
-        "http://:5000",
-        "http://h:x",
-        "http://h:99999999",
-        "postgresql+nonsense://h/db",
-        "postgresql://",
-        "mysql+pymysql+x://h:port/db",
-        "s3://bucket",
-        "nonsense",
-        "sqlite:///",
-        "sqlite://host/x.db",
-        "sqlite:///\0",
-        "http://[::1",
-        "sqlite:///" + "a/" * 3000,
-    ],
+    "uri", [*DATABASES, *SERVERS, "s3://bucket", "nonsense", "mysql+pymysql+x://h:port/db"]
 )
 def test_addresses_that_can_never_be_used_are_one_line(uri: str) -> None:
     with pytest.raises(FlrayError) as error:
@@ -99,22 +84,17 @@ def test_a_good_address_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "m.db").stat().st_size == 0
 
 
-def test_a_report_from_a_server_that_is_away_is_one_line(
+def test_a_report_from_a_server_that_is_away_or_no_database_is_one_line(
     tmp_cwd: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke(["report", "x", "--uri", "http://127.0.0.1:9"]) == 2
-    out, err = capfd.readouterr()
-    assert (
-        err == "flray: tracking at http://127.0.0.1:9: nobody answers there (connection refused)\n"
-    )
-    assert out == ""
-    assert list(tmp_cwd.iterdir()) == []
-
-
-def test_a_report_makes_no_database(tmp_cwd: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["report", "x", "--uri", "sqlite:///absent.db"]) == 2
-    assert f"there is no database {tmp_cwd}/absent.db" in capfd.readouterr().err
+    """And makes none."""
     a_text(tmp_cwd / "text.db")
-    assert invoke(["report", "x", "--uri", "sqlite:///text.db"]) == 2
-    assert len(capfd.readouterr().err.splitlines()) == 1
+    for uri, problem in {
+        "http://127.0.0.1:9": "tracking at http://127.0.0.1:9: nobody answers there (connection refused)",
+        "sqlite:///absent.db": f"there is no database {tmp_cwd}/absent.db",
+        "sqlite:///text.db": "text.db",
+    }.items():
+        assert invoke(["report", "x", "--uri", uri]) == 2
+        out, err = capfd.readouterr()
+        assert (len(err.splitlines()), out) == (1, "") and problem in err
     assert [path.name for path in tmp_cwd.iterdir()] == ["text.db"]

@@ -3,7 +3,6 @@
 import errno
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -64,7 +63,7 @@ def test_a_torn_last_line_is_cut_off_wherever_it_tore(tmp_path: Path) -> None:
             assert journal.history()["loss"].tolist() == [0.5, 0.125]
 
 
-def test_a_tail_of_zeros_is_cut_off_but_a_broken_middle_is_refused(tmp_path: Path) -> None:
+def test_a_tail_of_zeros_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.record_round(0, {"loss": 0.5})
@@ -73,17 +72,13 @@ def test_a_tail_of_zeros_is_cut_off_but_a_broken_middle_is_refused(tmp_path: Pat
     with Journal(path) as journal:
         assert len(journal.rounds()) == 1
     assert path.read_bytes() == good
-    path.write_bytes(b"{oops\n" + good)
-    with pytest.raises(DataError, match="line 1"):
-        Journal(path)
-    assert path.read_bytes() == b"{oops\n" + good
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
         (lambda data: data.decode().encode("utf-16"), 1),
-        (lambda data: data.decode().encode("utf-16-le"), 1),
+        (lambda data: b"{oops\n" + data, 1),
         (lambda data: data.replace(b"\n", b"\r"), 1),
         (lambda data: b"[1]\n[2]\n", 1),
         (lambda data: data + b"[1]\n", 3),
@@ -119,27 +114,18 @@ def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> N
     assert history_of(read_events(tmp_path)).equals(table)
 
 
-def test_start_is_written_once(tmp_path: Path) -> None:
+def test_start_is_written_once_and_by_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         assert journal.start(uid="u", experiment="e", name="n", params={"lr": "0.1"})
         assert not journal.start(uid="v", experiment="e", name="n")
+        with pytest.raises(FlrayError, match="still runs"):
+            Journal(path)
     with Journal(path) as journal:
         assert not journal.start(uid="w", experiment="e", name="n")
     (event,) = read_events(path)
-    assert (event["uid"], event["parent"], event["params"], event["tags"]) == (
-        "u",
-        None,
-        {"lr": "0.1"},
-        {},
-    )
-
-
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path), pytest.raises(FlrayError, match="still runs"):
-        Journal(path)
-    Journal(path).close()
+    wanted = {"uid": "u", "parent": None, "params": {"lr": "0.1"}, "tags": {}}
+    assert wanted.items() <= event.items()
 
 
 def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
@@ -155,13 +141,11 @@ def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from flray.records.journal import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for i in range(10**9):\n"
-        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)}); print(i, "
-        "flush=True)\n"
+        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)})\n"
+        "    print(i, flush=True)\n"
     )
     path = tmp_path / "journal.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, env=dict(os.environ)
-    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     reported = [int(process.stdout.readline()) for _ in range(200)]
     process.send_signal(signal.SIGKILL)
@@ -189,8 +173,8 @@ def test_whoever_listens_hears_of_every_event(tmp_path: Path) -> None:
 def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
     code = (
-        "import resource, signal, sys; from pathlib import Path; from flray.records.journal import "
-        "Journal\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from flray.records.journal import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "with Journal(Path(sys.argv[1])) as journal:\n"
         "    journal.record_round(1, {'loss': 1.0})\n"
@@ -204,16 +188,8 @@ def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
         "    print(journal.record_round(2, {'loss': 3.0})); journal.end('FAILED')\n"
     )
     path = tmp_path / "journal.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == [str(errno.EFBIG), "True"]
-    assert [event.get("metrics") for event in read_events(path)] == [
-        {"loss": 1.0},
-        {"loss": 3.0},
-        None,
-    ]
+    metrics = [event.get("metrics") for event in read_events(path)]
+    assert metrics == [{"loss": 1.0}, {"loss": 3.0}, None]

@@ -1,20 +1,17 @@
 """The background thread neither blocks training nor outlives its tracker."""
 
+from __future__ import annotations
+
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from flray.errors import FlrayError
 from flray.records.journal import Journal
-from flray.tracking import cursor
+from flray.tracking import background, cursor
 from flray.tracking.background import Tracker
+from tests.tracking.helpers import Sending, recorded, wait
 
-MakeRun = Callable[..., Journal]
-Points = Callable[[str, str, str], list[tuple[int, float, int]]]
-Recorded = Callable[[Journal, str], list[tuple[int, float, int]]]
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -22,116 +19,88 @@ def tracking_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "flray-tracking"]
 
 
-def run_id_of(run_dir: Path) -> str:
-    found = cursor.read(run_dir)
-    assert found is not None
-    assert found.run_id is not None
-    return found.run_id
-
-
-def test_rounds_arrive_while_training_and_the_thread_ends(
-    make_run: MakeRun, store: str, tmp_path: Path, points: Points, recorded: Recorded
-) -> None:
+def test_rounds_arrive_while_training_and_the_thread_ends(to: Sending) -> None:
     said: list[str] = []
-    sweep, journal = make_run("sweep"), make_run("trial")
-    tracker = Tracker(store, said.append)
+    sweep, journal = to.start("sweep"), to.start("trial")
+    tracker = Tracker(to.uri, said.append)
     assert tracking_threads() == []
-    tracker.register(tmp_path / "trial", tmp_path / "sweep")
-    tracker.register(tmp_path / "sweep")
+    trial = to.folder / "trial"
+    tracker.register(trial, to.folder / "sweep")
+    tracker.register(to.folder / "sweep")
     assert tracking_threads() == ["flray-tracking"]
     for round_ in range(20):
         journal.record_round(round_, {"loss": 1 / (round_ + 1)})
-    deadline = time.monotonic() + 60
-    while cursor.load(tmp_path / "trial", tracker.uri).offset < journal.path.stat().st_size:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait(lambda: cursor.load(trial, tracker.uri).offset == journal.path.stat().st_size)
     for run in (sweep, journal):
         run.end("FINISHED")
-    assert tracker.close(30) == 0
-    assert tracking_threads() == []
-    assert tracker.close(30) == 0
+    for _ in range(2):
+        assert tracker.close(30) == 0
+        assert tracking_threads() == []
     assert said == []
-    assert points(store, run_id_of(tmp_path / "trial"), "loss") == recorded(journal, "loss")
+    assert to.points("loss", "trial") == recorded(journal, "loss")
     with pytest.raises(RuntimeError, match="closed"):
-        tracker.register(tmp_path / "trial")
+        tracker.register(trial)
 
 
-def started(tracker: Tracker, run: Path) -> None:
-    """Register a run and wait until its beginning was sent."""
+def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(to: Sending) -> None:
+    journal, run, seen = to.start(), to.folder / "run", set()
+    tracker = Tracker(to.uri, print)
     tracker.register(run)
-    deadline = time.monotonic() + 60
-    while cursor.load(run, tracker.uri).offset == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_many_rounds_go_in_few_requests(make_run: MakeRun, store: str, tmp_path: Path) -> None:
-    journal, seen = make_run(), set()
-    tracker = Tracker(store, print)
-    started(tracker, tmp_path / "run")
-    for round_ in range(100):
+    wait(lambda: cursor.load(run, tracker.uri).offset > 0)
+    time.sleep(0.2)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.02
+    for round_ in range(50):
         journal.record_round(round_, {"loss": 1.0})
         time.sleep(0.02)
-        seen.add(cursor.load(tmp_path / "run", tracker.uri).offset)
+        seen.add(cursor.load(run, tracker.uri).offset)
     assert tracker.close(30) == 0
-    assert len(seen) < 20  # it keeps still for fifty times as long as it worked
+    assert len(seen) < 10  # it keeps still for many times as long as it worked
 
 
 def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
-    make_run: MakeRun, tmp_path: Path
+    to: Sending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Retries slow down, and new rounds do not hurry them."""
+    monkeypatch.setattr(background, "_FIRST_PAUSE", 0.25)
     said: list[str] = []
-    journal = make_run()
+    journal = to.start()
     tracker = Tracker(NOWHERE, said.append)
-    tracker.register(tmp_path / "run")
+    tracker.register(to.folder / "run")
+    retries: list[float] = []
     longest = 0.0
-    for round_ in range(200):
+
+    def retried_thrice() -> bool:
+        nonlocal longest
         before = time.thread_time()
-        journal.record_round(round_, {"loss": 1.0})
+        journal.record_round(len(journal.rounds()), {"loss": 1.0})
         longest = max(longest, time.thread_time() - before)
-        time.sleep(0.005)
-    deadline = time.monotonic() + 30
-    while not said:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        if tracker._retry_at and tracker._retry_at not in retries:
+            retries.append(tracker._retry_at)
+        return len(retries) == 3
+
+    wait(retried_thrice)
     before = time.monotonic()
-    assert tracker.close(20) == 201
-    assert time.monotonic() - before < 10  # one more try, refused at once: not the whole timeout
+    assert tracker.close(60) == len(journal.rounds()) + 1
+    assert time.monotonic() - before < 30  # one more try, refused at once: not the whole timeout
     assert tracking_threads() == []
     (line,) = said
     assert line.startswith(
         f"tracking at {NOWHERE} is away: nobody answers there (connection refused)"
     )
-    assert longest < 0.01
-    assert cursor.read(tmp_path / "run") == cursor.Cursor(NOWHERE)
+    assert longest < 0.1
+    assert retries[1] - retries[0] >= 0.5 and retries[2] - retries[1] >= 1.0
+    assert cursor.read(to.folder / "run") == cursor.Cursor(NOWHERE)
 
 
-def test_retries_slow_down_and_news_do_not_hurry_them(make_run: MakeRun, tmp_path: Path) -> None:
-    journal = make_run()
-    tracker = Tracker(NOWHERE, lambda _: None)
-    pauses = []
-    tracker.register(tmp_path / "run")
-    deadline = time.monotonic() + 30
-    while len(pauses) < 3:
-        journal.record_round(len(journal.rounds()), {"loss": 1.0})
-        if tracker._retry_at and tracker._retry_at not in pauses:
-            pauses.append(tracker._retry_at)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    tracker.close(0)
-    assert pauses[1] - pauses[0] >= 2.0
-    assert pauses[2] - pauses[1] >= 4.0
-
-
-def test_a_refusal_is_said_once_and_the_other_runs_go_on(
-    make_run: MakeRun, store: str, tmp_path: Path, points: Points, recorded: Recorded
-) -> None:
+def test_a_refusal_is_said_once_and_the_other_runs_go_on(to: Sending) -> None:
     said: list[str] = []
-    good = make_run("good")
-    bad = Journal(tmp_path / "bad" / "journal.jsonl")  # a journal without a start
-    tracker = Tracker(store, said.append)
+    good = to.start("good")
+    bad = Journal(to.folder / "bad" / "journal.jsonl")  # a journal without a start
+    tracker = Tracker(to.uri, said.append)
     for name in ("bad", "good"):
-        tracker.register(tmp_path / name)
+        tracker.register(to.folder / name)
     for round_ in range(3):
         good.record_round(round_, {"loss": 1.0})
         bad.record_round(round_, {"loss": 1.0})
@@ -139,22 +108,5 @@ def test_a_refusal_is_said_once_and_the_other_runs_go_on(
     assert tracker.close(60) == 3
     (line,) = said
     assert "the run's start is missing" in line
-    assert f"{tmp_path / 'bad'} is no longer sent" in line
-    assert points(store, run_id_of(tmp_path / "good"), "loss") == recorded(good, "loss")
-
-
-def test_nothing_new_means_no_work(make_run: MakeRun, store: str, tmp_path: Path) -> None:
-    make_run()
-    tracker = Tracker(store, print)
-    started(tracker, tmp_path / "run")
-    time.sleep(0.2)
-    before = time.process_time()
-    time.sleep(1.0)
-    assert time.process_time() - before < 0.02
-    assert tracker.close(10) == 0
-
-
-def test_an_address_of_no_use_is_refused_before_any_thread(tmp_path: Path) -> None:
-    with pytest.raises(FlrayError, match="tracking address 'htp://x'"):
-        Tracker("htp://x", print)
-    assert tracking_threads() == []
+    assert f"{to.folder / 'bad'} is no longer sent" in line
+    assert to.points("loss", "good") == recorded(good, "loss")

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
-from flray.records.journal import Journal
 from flray.tracking.cursor import Cursor, save
-from flray.tracking.exporter import MlflowExporter
 from flray.tracking.links import ui_links
+from tests.tracking.helpers import Sending
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
 
@@ -27,16 +25,14 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
 
 
-def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(
-    make_run: Callable[..., Journal], tmp_path: Path
-) -> None:
+def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "100%20 what?x=1#y 'z' ü"
     folder.mkdir()
-    with make_run() as journal:
+    to = Sending(tmp_path, f"sqlite:///{folder / 'mlflow.db'}")
+    with to.start() as journal:
         journal.record_round(1, {"a": 0.5})
-    sender = MlflowExporter(tmp_path / "run", f"sqlite:///{folder / 'mlflow.db'}")
-    assert sender.flush() == 0, sender.reason
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([folder.name, "run"])
+    to.send()
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, "run"}
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
         assert database.execute("select key, value, step from metrics").fetchall() == [
             ("a", 0.5, 1)
