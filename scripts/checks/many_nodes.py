@@ -143,7 +143,7 @@ def main() -> int:
     from flray import api
 
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tests.tracking.conftest import Server
+    from tests.tracking.helpers import Server
 
     with tempfile.TemporaryDirectory() as place:
         cluster = Cluster(
