@@ -4,17 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from flray import registry
 from flray.cli.main import invoke
-from flray.cli.papers import Suite, list_suites, papers_table, show_papers
+from flray.cli.papers import Suite, list_suites, show_papers
 from flray.cli.tables import show_list
-from flray.config import suites
 from flray.config.setting_labels import setting_label
-from flray.config.yaml_files import read_with_base
 from flray.errors import FlrayError
+from flray.metrics.catalogue import MEASURES_IN_WORDS, VIEWS_IN_WORDS, is_test, is_validation
+from flray.metrics.names import VIEWS
+from flray.tasks.binary import Binary
+from flray.tasks.classification import Classification
+from flray.tasks.few_shot import FewShot
+from flray.tasks.segmentation import Segmentation
 
+DIGITS = "data: digits-sklearn, model: linear, tracking: {uri: null}"
 SUITE = """
 paper: {name: fedskc, table: table5, title: "made up"}
 experiment: {data: DATA, model: linear, algorithm: fedavg, rounds: 3}
@@ -57,12 +61,8 @@ def test_a_plan_of_a_search_says_how_many_it_will_suggest(
 
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     there, absent, unknown = list_suites()
-    assert (there.name, there.title, there.runs, there.data) == (
-        "fedskc/table1",
-        "made up",
-        2,
-        ("digits-sklearn",),
-    )
+    assert (there.name, there.title, there.runs) == ("fedskc/table1", "made up", 2)
+    assert there.data == ("digits-sklearn",)
     assert there.problem == "" and there.hours is None and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
@@ -77,46 +77,14 @@ def test_suites_with_their_runs_data_and_what_is_missing() -> None:
 
 def test_hours_are_estimated_where_it_can_be_run() -> None:
     there, absent, _ = list_suites(timed=True)
-    assert there.hours is not None and 0 < there.hours < 0.1
-    assert absent.hours is None
+    assert there.hours is not None and 0 < there.hours < 0.1 and absent.hours is None
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     show_papers("fedskc/table1", False)
     text = capsys.readouterr().out
-    assert (
-        "fedskc/table1" in text
-        and "fedskc/table2" not in text
-        and "yes" in text
-        and "--time" in text
-    )
-
-
-def test_every_suite_fits_two_lines_of_120_columns() -> None:
-    files = suites.files(Path(__file__).parents[1] / "search_spaces" / "papers")
-    found = []
-    for name, path in files.items():
-        content = read_with_base(path)
-        data = tuple(suites.data_names(content))
-        title = (content.get("paper") or {}).get(
-            "title", "the paper's question on data that can be had offline"
-        )
-        found.append(
-            Suite(name, title, suites.run_count(content), data, "", absent=dict.fromkeys(data, ""))
-        )
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(papers_table(found, timed=True))
-    lines = capture.get().splitlines()
-    first = next(i for i, line in enumerate(lines) if next(iter(files)) in line)
-    wide = max(map(len, files))
-    starts = [
-        line[2 : 2 + wide].strip()
-        for line in lines[first:]
-        if line.strip() and "not here" not in line
-    ]
-    assert [start for start in starts if start] == list(files)
-    assert "  " not in "".join(start or " " for start in starts), "a row takes three lines"
+    assert all(word in text for word in ("fedskc/table1", "yes", "--time"))
+    assert "fedskc/table2" not in text
 
 
 def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
@@ -145,3 +113,46 @@ def test_a_partition_is_listed_with_the_seed_that_it_may_have(
 def test_a_partitions_seed_is_not_taken_for_the_runs() -> None:
     setting = {"algorithm.mu": 0.1, "partition.seed": 3}
     assert setting_label(setting) == "mu=0.1 partition.seed=3"
+
+
+def test_every_view_and_every_measure_has_a_line() -> None:
+    assert tuple(VIEWS_IN_WORDS) == VIEWS
+    tasks = (*Classification.base_measures, *Binary.base_measures, *FewShot.measures)
+    assert {*tasks, *Segmentation(["disc"]).measures, "topK"} == set(MEASURES_IN_WORDS)
+
+
+def test_validation_and_test_metrics_are_told_apart() -> None:
+    assert is_test("auto") and is_test("personal/local/accuracy/worst")
+    assert is_validation("global/validation/loss") and not is_test("global/validation/loss")
+    assert not is_test("train/loss") and not is_validation("train/loss")
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["list", "metrics"]) == 0
+    text = capsys.readouterr().out
+    for name in (*VIEWS, "global/validation/MEASURE", "auto", "/worst10", "hausdorff95"):
+        assert name in text
+
+
+def test_the_list_of_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = (
+        f"experiment: {{{DIGITS}, algorithm: fedbn, evaluation: {{validation: 0.2, top_k: 3}}}}"
+    )
+    (tmp_path / "e.yaml").write_text(content)
+    assert invoke(["list", "metrics", str(tmp_path / "e.yaml")]) == 0
+    text = capsys.readouterr().out
+    assert "personal/validation/accuracy" in text and "personal/local/top3" in text
+    assert "global/common" not in text
+
+
+def test_a_metric_that_is_not_measured_points_to_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.yaml").write_text(
+        f"experiment: {{{DIGITS}, algorithm: fedavg, output: {tmp_path}/runs}}\n"
+        "sweep: {metric: validation/accuracy}\n"
+    )
+    assert invoke(["tune", str(tmp_path / "s.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "sweep.metric" in said and "flray list metrics says what each is" in said
+    assert not (tmp_path / "runs").exists()

@@ -43,7 +43,9 @@ def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_ls_compare_and_rm(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_compare_and_rm(
+    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = shown(["ls"], capsys)
     assert [row["run"] for row in rows] == ["small/001", "small/002"]
     assert rows[0]["status"] == "finished" and rows[0]["done"] == "2 of 2 rounds"
@@ -62,6 +64,15 @@ def test_ls_compare_and_rm(runs: list[Path], capsys: pytest.CaptureFixture[str])
     assert invoke(["compare", "small/001", "small/002"]) == 0
     assert "small/002 less small/001, over the clients" in capsys.readouterr().out
 
+    directory.update(runs[0], status="running")
+    assert shown(["ls"], capsys)[0]["status"] == "running"
+    before = time.time() - 20 * 60
+    os.utime(runs[0] / JOURNAL, (before, before))
+    assert shown(["ls"], capsys)[0]["status"] == "running, but silent for 20 min"
+
+    monkeypatch.setattr("typer.confirm", lambda question: False)
+    assert invoke(["rm", "small/001"]) == 0
+    assert "nothing was removed" in capsys.readouterr().out and runs[0].is_dir()
     assert invoke(["rm", "small", "--yes"]) == 2
     assert "name the one to be removed, for example small/002" in capsys.readouterr().err
     with Journal(runs[0] / JOURNAL):
@@ -113,16 +124,6 @@ def test_sweeps_are_compared_setting_by_setting(
     assert rows["local"]["difference"] and not rows["local"]["95 % interval"], "other partitions"
 
 
-def test_one_that_runs_no_more_is_silent(
-    runs: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory.update(runs[0], status="running")
-    assert shown(["ls"], capsys)[0]["status"] == "running"
-    before = time.time() - 20 * 60
-    os.utime(runs[0] / JOURNAL, (before, before))
-    assert shown(["ls"], capsys)[0]["status"] == "running, but silent for 20 min"
-
-
 def test_watching_goes_on_until_it_is_interrupted(
     runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,14 +141,6 @@ def test_watching_goes_on_until_it_is_interrupted(
     out = capsys.readouterr().out
     assert "small/002" in out and "interrupted" in out and len(looks) == 3
     assert invoke(["ls", "--watch", "--json"]) == 2
-
-
-def test_it_asks_before_it_removes(
-    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("typer.confirm", lambda question: False)
-    assert invoke(["rm", "small/001"]) == 0
-    assert "nothing was removed" in capsys.readouterr().out and runs[0].is_dir()
 
 
 def test_only_runs_are_removed_and_of_a_link_the_link(
@@ -180,10 +173,8 @@ def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert shown(["resume", "small"], capsys)["sha256"] == made["sha256"]
     space = {"local.lr": {"grid": [0.1, 0.2]}}
     (tmp_cwd / "two.yaml").write_text(json.dumps({"experiment": SMALL, "space": space}))
-    assert [row["number"] for row in shown(["tune", "two.yaml", "--plan"], capsys)] == [
-        "0001",
-        "0002",
-    ]
+    planned = shown(["tune", "two.yaml", "--plan"], capsys)
+    assert [row["number"] for row in planned] == ["0001", "0002"]
     assert invoke(["list", "nothing"]) == 2
     kinds = capsys.readouterr().err.rpartition("one of ")[2].split(", ")
     assert len(kinds) == len(set(kinds)) > 8

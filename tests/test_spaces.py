@@ -60,13 +60,9 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_cwd / "installed")
     empty.mkdir()
-    settings = [
-        "data={name: digits-sklearn, samples: 96}",
-        "algorithm=fedavg",
-        "rounds=1",
-        "tracking.uri=null",
-    ]
-    settings += ["space={}", "arms={}", "sweep={}", "resources.executor=inline"]
+    settings = ["data={name: digits-sklearn, samples: 96}", "algorithm=fedavg", "rounds=1"]
+    settings += ["tracking.uri=null", "space={}", "arms={}", "sweep={}"]
+    settings += ["resources.executor=inline"]
     done = subprocess.run(
         [sys.executable, "-m", "flray", "run", "quickstart", *settings],
         cwd=empty,

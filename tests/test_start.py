@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 
 from flray import declarations, registry
 from flray.cli import tables
+from flray.cli.main import app
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
 QUICK = (
@@ -39,39 +40,39 @@ MISTAKES = {
 }
 
 
-def loaded_by(arguments: list[str], cwd: Path) -> tuple[int, list[str]]:
-    """Return the exit code of a command, and which heavy packages it imported."""
+def loaded_by(commands: list[list[str]], cwd: Path) -> list[tuple[int, list[str]]]:
+    """Return for each command of one process its exit code, and which heavy packages are there after it."""
     code = (
-        "import sys\nfrom flray.cli.main import invoke\n"
-        f"code = invoke({arguments!r})\n"
-        f"print('LOADED', code, sorted(set({HEAVY!r}) & set(sys.modules)))"
+        "import contextlib, io, json, sys\nfrom flray.cli.main import invoke\n"
+        f"for command in {commands!r}:\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        code = invoke(command)\n"
+        f"    print(json.dumps([code, sorted({{*{HEAVY!r}}} & set(sys.modules))]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120
     )
-    last = done.stdout.strip().splitlines()[-1].split(" ", 2)
-    assert last[0] == "LOADED", done.stdout + done.stderr
-    return int(last[1]), eval(last[2])
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", QUICK)
-def test_what_only_shows_imports_nothing_heavy(command: str, tmp_path: Path) -> None:
-    assert loaded_by(command.split(), tmp_path) == (0, [])
+def test_what_only_shows_imports_nothing_heavy(tmp_path: Path) -> None:
+    found = loaded_by([command.split() for command in QUICK], tmp_path)
+    assert dict(zip(QUICK, found, strict=True)) == {command: (0, []) for command in QUICK}
 
 
 def test_a_report_needs_none_of_what_trains(tmp_path: Path) -> None:
     kept = Path(__file__).parents[1] / "search_spaces" / "tuned.results.csv"
-    code, loaded = loaded_by(["report", str(kept), "--to", "tables"], tmp_path)
+    ((code, loaded),) = loaded_by([["report", str(kept), "--to", "tables"]], tmp_path)
     assert code == 0 and not {"torch", "ray", "mlflow", "torchvision"} & set(loaded)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("command", ["run", "tune"])
-def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(
-    command: str, name: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(MISTAKES[name])
-    assert loaded_by([command, name], tmp_path) == (2, [])
+def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    for name, text in MISTAKES.items():
+        (tmp_path / name).write_text(text)
+    commands = [[command, name] for name in MISTAKES for command in ("run", "tune")]
+    found = loaded_by(commands, tmp_path)
+    assert [one for one in zip(commands, found, strict=True) if one[1] != (2, [])] == []
 
 
 @pytest.mark.parametrize("kind", sorted(registry.ALL))
@@ -117,21 +118,16 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
     ],
 )
 def test_a_shell_completes_commands_data_sets_methods_and_suites(
-    typed: str, expected: list[str], tmp_path: Path
+    typed: str,
+    expected: list[str],
+    tmp_cwd: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "mine.yaml").write_text("")
-    environment = {
-        **os.environ,
-        "_FLRAY_COMPLETE": "complete_zsh",
-        "_TYPER_COMPLETE_ARGS": f"flray {typed}",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "from flray.cli.main import app; app(prog_name='flray')"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    for word in expected:
-        assert word in done.stdout, done.stdout + done.stderr
+    Path("mine.yaml").write_text("")
+    monkeypatch.setenv("_FLRAY_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"flray {typed}")
+    with pytest.raises(SystemExit):
+        app(prog_name="flray")
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in expected), shown
