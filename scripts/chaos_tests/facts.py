@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import sqlite3
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ def sweep_facts(folder: Path) -> dict[str, Any]:
     return {"status": status, "trials": trials, "best": best[-1:], **tables}
 
 
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Return what a finished run or sweep is."""
+    return (sweep_facts if (folder / "sweep.json").exists() else run_facts)(folder)
+
+
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if path.exists():
         with path.open(newline="") as file:
@@ -93,40 +99,20 @@ def compare(found: Any, wanted: Any, where: str = "") -> list[str]:
             for key in sorted(found.keys() & wanted.keys())
             for line in compare(found[key], wanted[key], f"{where}/{key}")
         ]
-    if (
-        isinstance(found, list)
-        and isinstance(wanted, list)
-        and len(found) == len(wanted)
-        and found
-        and isinstance(found[0], dict)
-    ):
-        return [
-            line
-            for i, (a, b) in enumerate(zip(found, wanted, strict=True))
-            for line in compare(a, b, f"{where}/{i}")
-        ]
+    lists = [part for part in (found, wanted) if isinstance(part, list) and part]
+    if len(lists) == 2 and len(found) == len(wanted) and isinstance(found[0], dict):
+        return compare(dict(enumerate(found)), dict(enumerate(wanted)), where)
     return [] if found == wanted else [f"{where}: {_short(found)}, without kills {_short(wanted)}"]
 
 
 def promised(found: dict[str, Any], wanted: dict[str, Any], rounds: int) -> list[str]:
-    """Compare every trial of a sweep up to the round that it came to; see `catalogue.Federation`.
-
-    Parameters
-    ----------
-    found, wanted : dict
-        From `sweep_facts`.
-    rounds : int
-        Of a whole trial.
-    """
+    """Compare every trial of a sweep up to the round that it came to; whole trials have so many rounds."""
     lines = [] if found["status"] == "finished" else [f"/status: {found['status']}"]
     lines += compare(sorted(found["trials"]), sorted(wanted["trials"]), "/trials")
     for number in found["trials"].keys() & wanted["trials"].keys():
         trial, other = found["trials"][number], wanted["trials"][number]
-        lines += compare(
-            {k: trial[k] for k in ("setting", "seed")},
-            {k: other[k] for k in ("setting", "seed")},
-            f"/trials/{number}",
-        )
+        for key in ("setting", "seed"):
+            lines += compare(trial[key], other[key], f"/trials/{number}/{key}")
         done = len(trial["rounds"])
         lines += compare(trial["rounds"], list(range(1, done + 1)), f"/trials/{number}/rounds")
         if (trial["status"], done) != ("finished", rounds) and trial["status"] != "stopped":
@@ -135,20 +121,16 @@ def promised(found: dict[str, Any], wanted: dict[str, Any], rounds: int) -> list
         lines += compare(trial["metrics"], same, f"/trials/{number}/metrics")
         if trial["status"] == "finished":
             lines += compare(trial["sha256"], other["sha256"], f"/trials/{number}/sha256")
-    scores = {}
+    scores = []
     for row in found["results.csv"]:
-        last = found["trials"][row["trial"]]["metrics"][row["rounds"]]
-        scores[row["trial"]] = float(row["score"]), float(last["score"])
-    lines += [
-        f"/results.csv/{number}: score {a}, in the journal {b}"
-        for number, (a, b) in scores.items()
-        if a != b
-    ]
-    top = max(score for score, _ in scores.values()) if scores else math.nan
-    if float(found["summary.csv"][0]["score"]) != top:
-        lines.append(
-            f"/summary.csv: the best is {found['summary.csv'][0]['score']}, in results.csv {top}"
-        )
+        number, score = row["trial"], float(row["score"])
+        scores.append(score)
+        kept = float(found["trials"][number]["metrics"][row["rounds"]]["score"])
+        if score != kept:
+            lines.append(f"/results.csv/{number}: score {score}, in the journal {kept}")
+    top, best = max(scores, default=math.nan), found["summary.csv"][0]["score"]
+    if float(best) != top:
+        lines.append(f"/summary.csv: the best is {best}, in results.csv {top}")
     return lines
 
 
@@ -160,117 +142,89 @@ def _short(value: Any) -> str:
 def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list[str]:
     """Compare what MLflow holds with the journals: one run each, every metric of every round exactly once.
 
-    Parameters
-    ----------
-    folder : Path
-        A run's or sweep's.
-    database : Path
-        Of MLflow; holds nothing else.
-    artifacts : Path, optional
-        Where the tracking server keeps files.
+    The database holds nothing else than this run or sweep; `artifacts` is where a tracking server keeps files.
     """
     lines: list[str] = []
-    connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
-    try:
+    with contextlib.closing(
+        sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+    ) as db:
         above = dict(run_directories(folder))
-        journals = list(above)
         runs = {
-            row[0]: row[1:]
-            for row in connection.execute("select run_uuid, status, artifact_uri from runs")
+            uid: rest
+            for uid, *rest in db.execute("select run_uuid, status, artifact_uri from runs")
         }
-        if len(runs) != len(journals):
-            lines.append(f"MLflow: {len(runs)} runs for {len(journals)} journals")
-        parents = dict(
-            connection.execute("select run_uuid, value from tags where key = 'mlflow.parentRunId'")
-        )
+        if len(runs) != len(above):
+            lines.append(f"MLflow: {len(runs)} runs for {len(above)} journals")
+        tags = "select run_uuid, value from tags where key = ?"
+        parents = dict(db.execute(tags, ("mlflow.parentRunId",)))
+        named: dict[str, list[str]] = defaultdict(list)
+        for run, uid in db.execute(tags, ("flray.uid",)):
+            named[uid].append(run)
         own: dict[Path, str] = {}
-        for journal in journals:
+        for journal in above:
             happened = events(journal)
             uid = next(event["uid"] for event in happened if event["type"] == "start")
-            named = [
-                row[0]
-                for row in connection.execute(
-                    "select run_uuid from tags where key = 'flray.uid' and value = ?", (uid,)
-                )
-            ]
-            if len(named) != 1:
-                lines.append(f"MLflow: {len(named)} runs of {journal.name} ({uid})")
+            if len(named[uid]) != 1:
+                lines.append(f"MLflow: {len(named[uid])} runs of {journal.name} ({uid})")
                 continue
-            own[journal] = named[0]
-            status, uri = runs[named[0]]
-            lines += _one(connection, journal, happened, named[0], str(status))
+            own[journal] = named[uid][0]
+            status, uri = runs[own[journal]]
+            lines += _one(db, journal, happened, own[journal], str(status))
             lines += _files(journal, happened, str(uri), artifacts)
-        lines += [
-            f"MLflow: the run of {journal.name} is not shown under its parent's"
-            for journal, run in own.items()
-            if (parent := above[journal]) is not None
-            and parents.get(run) not in [own.get(one) for one in own if one.samefile(parent)]
-        ]
-    finally:
-        connection.close()
+    lines += [
+        f"MLflow: the run of {journal.name} is not shown under its parent's"
+        for journal, run in own.items()
+        if (parent := above[journal]) is not None
+        and parents.get(run) not in [own.get(one) for one in own if one.samefile(parent)]
+    ]
     return lines
 
 
 def _one(
-    connection: sqlite3.Connection,
-    journal: Path,
-    happened: list[dict[str, Any]],
-    run: str,
-    status: str,
+    db: sqlite3.Connection, journal: Path, happened: list[dict[str, Any]], run: str, status: str
 ) -> list[str]:
-    lines = [] if status == "FINISHED" else [f"MLflow: {journal.name} is {status}"]
+    """Compare a run of MLflow with its journal."""
+    lines = [] if status == "FINISHED" else [f"is {status}"]
     wanted: dict[tuple[str, int], float] = {}
+    sha256 = None
     for event in happened:
+        sha256 = event.get("tags", {}).get("model.sha256", sha256)
         if event["type"] == "round":
-            wanted |= {
-                (name, event["round"]): float(value) for name, value in event["metrics"].items()
-            }
-    there: Counter[tuple[str, int]] = Counter()
-    values: dict[tuple[str, int], float] = {}
-    for name, step, value, is_nan in connection.execute(
-        "select key, step, value, is_nan from metrics where run_uuid = ?", (run,)
-    ):
-        there[name, step] += 1
-        values[name, step] = (
-            math.nan if is_nan else math.inf * value if abs(value) >= LARGEST else value
-        )
+            number, metrics = event["round"], event["metrics"]
+            wanted |= {(name, number): float(value) for name, value in metrics.items()}
+    there: dict[tuple[str, int], list[float]] = defaultdict(list)
+    found = "from metrics where run_uuid = ?"
+    for name, step, value, is_nan in db.execute(f"select key, step, value, is_nan {found}", (run,)):
+        value = math.inf * value if abs(value) >= LARGEST else value
+        there[name, step].append(math.nan if is_nan else value)
+    both = wanted.keys() & there.keys()
     for what, keys in (
         ("missing", wanted.keys() - there.keys()),
         ("unknown", there.keys() - wanted.keys()),
-        ("doubled", {key for key, count in there.items() if count > 1}),
-        (
-            "different",
-            {
-                key
-                for key in wanted.keys() & values.keys()
-                if wanted[key] != values[key] and not math.isnan(wanted[key] + values[key])
-            },
-        ),
+        ("doubled", {key for key, values in there.items() if len(values) > 1}),
+        ("different", {key for key in both if _differ(wanted[key], there[key][-1])}),
     ):
         if keys:
             steps = sorted({step for _, step in keys})
-            lines.append(
-                f"MLflow: {journal.name}: {len(keys)} points {what}, of rounds {steps[:20]}"
-            )
-    latest = connection.execute(
+            lines.append(f"{len(keys)} points {what}, of rounds {steps[:20]}")
+    (latest,) = db.execute(
         "select count(*) from latest_metrics where run_uuid = ?", (run,)
-    ).fetchone()[0]
-    if latest != len({name for name, _ in wanted}):
-        lines.append(
-            f"MLflow: {journal.name}: {latest} latest metrics, {len({n for n, _ in wanted})} names"
-        )
-    tags = dict(connection.execute("select key, value from tags where run_uuid = ?", (run,)))
-    for event in happened:
-        if (
-            "model.sha256" in event.get("tags", {})
-            and tags.get("model.sha256") != event["tags"]["model.sha256"]
-        ):
-            lines.append(f"MLflow: {journal.name}: model.sha256 is {tags.get('model.sha256')}")
+    ).fetchone()
+    names = {name for name, _ in wanted}
+    if latest != len(names):
+        lines.append(f"{latest} latest metrics, {len(names)} names")
+    tags = dict(db.execute("select key, value from tags where run_uuid = ?", (run,)))
+    if sha256 is not None and tags.get("model.sha256") != sha256:
+        lines.append(f"model.sha256 is {tags.get('model.sha256')}")
     start = next(event for event in happened if event["type"] == "start")
-    params = dict(connection.execute("select key, value from params where run_uuid = ?", (run,)))
+    params = dict(db.execute("select key, value from params where run_uuid = ?", (run,)))
     if len(params) != len(start["params"]):
-        lines.append(f"MLflow: {journal.name}: {len(params)} settings of {len(start['params'])}")
-    return lines
+        lines.append(f"{len(params)} settings of {len(start['params'])}")
+    return [f"MLflow: {journal.name}: {line}" for line in lines]
+
+
+def _differ(a: float, b: float) -> bool:
+    return a != b and not math.isnan(a + b)
 
 
 def _files(
@@ -280,18 +234,11 @@ def _files(
     if parts.scheme in ("", "file"):
         place = Path(unquote(parts.path))
     elif artifacts is not None:
-        place = artifacts / parts.path.lstrip("/").removeprefix(
-            "api/2.0/mlflow-artifacts/artifacts/"
-        )
+        served = "/api/2.0/mlflow-artifacts/artifacts/"
+        place = artifacts / parts.path.removeprefix(served).lstrip("/")
     else:
         return []
-    names = {
-        f"{e['to']}/{Path(e['path']).name}" if e["to"] else Path(e["path"]).name
-        for e in happened
-        if e["type"] == "artifact"
-    }
-    return [
-        f"MLflow: {journal.name}: the file {name} is missing"
-        for name in sorted(names)
-        if not (place / name).exists()
-    ][:MORE]
+    sent = [event for event in happened if event["type"] == "artifact"]
+    names = {str(Path(event["to"] or "", Path(event["path"]).name)) for event in sent}
+    missing = sorted(name for name in names if not (place / name).exists())
+    return [f"MLflow: {journal.name}: the file {name} is missing" for name in missing[:MORE]]

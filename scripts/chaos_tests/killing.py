@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -22,8 +19,9 @@ import processes
 import psutil
 import yaml
 from catalogue import Federation
+from place import BUCKET, Place
 
-BUCKET = "flray-chaos"
+TRACEBACK = "Traceback (most recent call last)"
 IDLE = 150.0
 """Seconds without a new round after which a session is taken for hung."""
 TITLES = {
@@ -37,32 +35,24 @@ SIGNALS = {
     for to in ("", " to all")
 }
 """Victims that are asked to end: the driver alone, or its whole process group."""
+FATAL = ("driver", "head", *SIGNALS)
+"""Victims whose session is over."""
 
 
 @dataclass
 class Kill:
-    """One kill: `victim` dies `seconds` after `rounds` rounds were recorded since the session began.
-
-    Attributes
-    ----------
-    operation : int or None
-        Rather at the driver's so many-th operation on a file.
-    hit : str
-        What happened: empty if it was never reached.
-    """
+    """One kill: `victim` dies `seconds` after `rounds` rounds were recorded since the session began."""
 
     victim: str
     rounds: int
     seconds: float
-    operation: int | None = None
-    hit: str = ""
+    operation: int | None = None  # rather at the driver's so many-th operation on a file
+    hit: str = ""  # what happened; empty if it was never reached
 
     def __str__(self) -> str:
-        when = (
-            f"operation {self.operation}"
-            if self.operation
-            else f"{self.rounds} rounds + {self.seconds:.3f} s"
-        )
+        when = f"{self.rounds} rounds + {self.seconds:.3f} s"
+        if self.operation:
+            when = f"operation {self.operation}"
         return f"{self.victim} at {when}: {self.hit or 'not reached'}"
 
 
@@ -80,135 +70,8 @@ class Outcome:
     sessions: int = 0
 
 
-class Place:
-    """Where cases are run: warm processes, references, servers that several cases share."""
-
-    def __init__(self, folder: Path, cold: bool) -> None:
-        self.folder = folder.resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.token = hashlib.sha256(os.urandom(16)).hexdigest()
-        os.environ["RAY_AUTH_TOKEN"] = self.token
-        self._warm: processes.Warm | None = None
-        self._cold, self._used = cold, 0
-        self._second: Any = None
-        self._bucket: processes.Service | None = None
-        self._nodes: processes.Nodes | None = None
-        self._version = _version()
-
-    def drivers(self) -> Any:
-        """Return what starts commands; another interpreter, so another order of sets, now and then."""
-        if self._cold:
-            return processes.Cold()
-        if self._warm is not None and self._used >= 40:
-            self._warm.close()
-            self._warm = None
-        if self._warm is None:
-            self._warm, self._used = processes.Warm(self.folder / "warm.log"), 0
-        self._used += 1
-        return self._warm
-
-    def second(self) -> Any:
-        """Return what starts commands beside those of `drivers`."""
-        if self._second is None:
-            self._second = processes.Warm(self.folder / "second.log")
-        return self._second
-
-    def bucket(self) -> processes.Service:
-        """Return the S3-compatible server."""
-        if self._bucket is None:
-            self._bucket = processes.bucket_server(self.folder / "bucket", BUCKET)
-        return self._bucket
-
-    def nodes(self) -> processes.Nodes:
-        """Return the cluster of two nodes."""
-        if self._nodes is None:
-            self._nodes = processes.Nodes(self.folder / "nodes", f"nodes-{os.getpid()}")
-        return self._nodes
-
-    def leave_nodes(self) -> None:
-        """End the cluster; the next case that needs one gets a new one."""
-        if self._nodes is not None:
-            self._nodes.close()
-            self._nodes = None
-
-    def reference(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the facts of the undisturbed run or sweep, which a new interpreter runs once."""
-        key = hashlib.sha256(
-            json.dumps([content, self._version], sort_keys=True).encode()
-        ).hexdigest()[:20]
-        path = self.folder / "references" / f"{key}.json"
-        if not path.exists():
-            work = self.folder / "references" / key
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
-            file = {
-                **content,
-                "experiment": {**content["experiment"], "name": "case", "tracking": {"uri": None}},
-            }
-            (work / "x.yaml").write_text(yaml.safe_dump(file))
-            sweep = "sweep" in content
-            driver = processes.Cold().start(
-                ["tune" if sweep else "run", "x.yaml"],
-                work,
-                {processes.MARK: f"reference-{key}"},
-                work / "output.txt",
-            )
-            code = driver.wait(900)
-            assert code == 0, (
-                f"the undisturbed run ended with {code}: "
-                f"{work / 'output.txt'}\n{driver.text[-2000:]}"
-            )
-            found = (facts.sweep_facts if sweep else facts.run_facts)(
-                work / "runs" / "case" / "001"
-            )
-            path.write_text(json.dumps(found))
-            shutil.rmtree(work)
-        expected: dict[str, Any] = json.loads(path.read_text())
-        return expected
-
-    def database(self) -> Path:
-        """Return an empty MLflow database, which cases copy: making one takes seconds."""
-        path = self.folder / "empty.db"
-        if not path.exists():
-            code = "import sys; from flray.tracking.client import connect; connect(sys.argv[1])"
-            subprocess.run(
-                [sys.executable, "-c", code, f"sqlite:///{path}"], check=True, timeout=300
-            )
-        return path
-
-    def close(self) -> None:
-        """End all that was started."""
-        for warm in (self._warm, self._second):
-            if warm is not None:
-                warm.close()
-        if self._bucket is not None:
-            self._bucket.kill()
-        self.leave_nodes()
-
-
-def _version() -> str:
-    """Return what tells one state of the code from another."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for path in sorted((root / "flray").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 class Case:
-    """A federation with its kills.
-
-    Parameters
-    ----------
-    place : Place
-        Where.
-    federation : Federation
-        What.
-    seed, index : int
-        Decide all moments and victims.
-    kills : int or None
-        How many; None: by the seed.
-    """
+    """A federation with its kills; seed and index decide all moments and victims, and how many if `kills` does not."""
 
     def __init__(
         self, place: Place, federation: Federation, seed: int, index: int, kills: int | None = None
@@ -267,11 +130,9 @@ class Case:
 
     def _prepare(self, wanted: dict[str, Any]) -> None:
         content = self._federation.content
-        self._all = (
-            sum(len(t["rounds"]) for t in wanted["trials"].values())
-            if self._federation.sweep
-            else self._rounds
-        )
+        self._all = self._rounds
+        if self._federation.sweep:
+            self._all = sum(len(trial["rounds"]) for trial in wanted["trials"].values())
         experiment = {**content["experiment"], "name": "case"}
         self._environment = {
             processes.MARK: self._mark,
@@ -301,43 +162,30 @@ class Case:
     def _run(self) -> Path | None:
         """Return the newest folder that can be resumed."""
         base = "work/*/case/*" if self._federation.place == "bucket" else "runs/case/*"
-        found = [
-            p
-            for p in self.folder.glob(base)
-            if (p / "run.json").exists() or (p / "sweep.json").exists()
-        ]
+        files = ("run.json", "sweep.json")
+        found = [p for p in self.folder.glob(base) if any((p / file).exists() for file in files)]
         return max(found, default=None)
 
     def _arguments(self) -> list[str]:
-        file = "sweep.json" if self._federation.sweep else "run.json"
-        there = self._run() is not None or (
-            self._federation.place == "bucket" and file in self._in_bucket()
-        )
-        address = (
-            ["--address", self._place.nodes().address] if self._federation.place == "nodes" else []
-        )
+        sweep, place, address = self._federation.sweep, self._federation.place, []
+        if place == "nodes":
+            address = ["--address", self._place.nodes().address]
+        there = self._run() is not None
+        if not there and place == "bucket":
+            file = "sweep.json" if sweep else "run.json"
+            there = any(info.base_name == file for info in self._stored()[1])
         if there:
             return ["resume", "case", "--output", self._output, *address]
-        return ["tune" if self._federation.sweep else "run", "x.yaml", *address]
+        return ["tune" if sweep else "run", "x.yaml", *address]
 
-    def _in_bucket(self) -> set[str]:
-        return {name.rpartition("/")[2] for name in self._bucket_names()}
-
-    def _bucket_names(self) -> list[str]:
+    def _stored(self) -> tuple[Any, list[Any]]:
+        """Return the file system of the bucket, and what lies there of this case."""
         from pyarrow.fs import FileSelector, S3FileSystem
 
-        system = S3FileSystem(
-            endpoint_override=self._place.bucket().uri,
-            access_key="one",
-            secret_key="two",
-            region="us-east-1",
-        )
-        return [
-            info.path
-            for info in system.get_file_info(
-                FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True)
-            )
-        ]
+        keys = {"access_key": "one", "secret_key": "two", "region": "us-east-1"}
+        system = S3FileSystem(endpoint_override=self._place.bucket().uri, **keys)
+        whole = FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True)
+        return system, system.get_file_info(whole)
 
     def _draw(self, number: int) -> Kill:
         """Return the so many-th kill: at the start, between rounds, at the end, or at a file operation."""
@@ -359,11 +207,7 @@ class Case:
         run = self._run()
         if run is None:
             return 0
-        for path in (
-            run.glob("trials/*/journal.jsonl")
-            if self._federation.sweep
-            else [run / "journal.jsonl"]
-        ):
+        for path in run.glob(f"{'trials/*/' if self._federation.sweep else ''}journal.jsonl"):
             with contextlib.suppress(OSError):
                 size = path.stat().st_size
                 if journals.get(path, (-1, 0))[0] != size:
@@ -378,24 +222,15 @@ class Case:
         """Start and resume until it ends by itself."""
         failed = 0
         while failed < 4:
-            driver_kills = sum(bool(k.hit) for k in self._outcome.kills)
-            kill = (
-                self._draw(len(self._outcome.kills))
-                if driver_kills < self._wanted and len(self._outcome.kills) < 3 * self._wanted
-                else None
-            )
+            kill = self._draw(len(self._outcome.kills)) if self._more() else None
             before = len(self._outcome.kills)
             code, text = self._session(kill)
             self._outcome.sessions += 1
-            if "Traceback (most recent call last)" in text:
+            if TRACEBACK in text:
                 self._different(f"a traceback: {last_lines(text)}", keep=True)
             if code == 0:
                 return
-            fatal = [
-                k
-                for k in self._outcome.kills[before:]
-                if k.hit and k.victim in ("driver", "head", *SIGNALS)
-            ]
+            fatal = [k for k in self._outcome.kills[before:] if k.hit and k.victim in FATAL]
             if fatal and fatal[-1].victim in SIGNALS:
                 self._asked(fatal[-1], code, text)
             elif not fatal:
@@ -404,6 +239,11 @@ class Case:
                 self._different(f"exit code {code} after [{latest}]: {last_lines(text)}", keep=True)
         self._different("given up after four failures")
 
+    def _more(self) -> bool:
+        """Return whether more kills are wanted; there is an end to those that reach nothing."""
+        hits = sum(bool(kill.hit) for kill in self._outcome.kills)
+        return hits < self._wanted and len(self._outcome.kills) < 3 * self._wanted
+
     def _asked(self, kill: Kill, code: int | None, text: str) -> None:
         """Check what a driver said and returned that was asked to end."""
         number = SIGNALS[kill.victim]
@@ -411,30 +251,21 @@ class Case:
         if code != 128 + number and not (code == -number and not began):
             self._different(f"exit code {code} after {kill}: {last_lines(text)}", keep=True)
         elif began and "stopped; go on with: flray resume" not in text:
-            self._different(
-                f"it does not say how to go on after {kill}: {last_lines(text)}", keep=True
-            )
+            said = last_lines(text)
+            self._different(f"it does not say how to go on after {kill}: {said}", keep=True)
 
     def _different(self, line: str, keep: bool = False) -> None:
         self._outcome.differences.append(line)
         if keep:
+            copy = self._said.with_suffix(f".{len(self._outcome.differences)}.txt")
             with contextlib.suppress(OSError):
-                shutil.copy(
-                    self._said, self._said.with_suffix(f".{len(self._outcome.differences)}.txt")
-                )
+                shutil.copy(self._said, copy)
 
     def _session(self, kill: Kill | None) -> tuple[int | None, str]:
         """Run one driver; kill what is to be killed meanwhile, one after another."""
-        arguments = self._arguments()
+        extra = {"operation": kill.operation if kill else None, **self._extra()}
         self._said.unlink(missing_ok=True)
-        driver = self._place.drivers().start(
-            arguments,
-            self.folder,
-            self._environment,
-            self._said,
-            operation=kill.operation if kill else None,
-            **self._extra(),
-        )
+        driver = self._start(self._arguments(), self._said, **extra)
         beside = threading.Thread(target=self._meanwhile, args=(driver,))
         beside.start()
         self._threads.append(beside)
@@ -452,27 +283,22 @@ class Case:
             if kill is not None and not kill.hit and kill.operation is None:
                 if reached is None and done - first >= kill.rounds:
                     reached = now
-                if (
-                    reached is not None
-                    and now - reached >= kill.seconds
-                    and self._strike(kill, driver)
-                ):
+                due = reached is not None and now - reached >= kill.seconds
+                if due and self._strike(kill, driver):
                     moved = now
-                    if kill.victim not in ("driver", "head") and kill.victim not in SIGNALS:
+                    if kill.victim not in FATAL:
                         first, reached, kill = done, None, self._next()
             if now - moved > IDLE:
-                self._different(
-                    f"hung: no round for {IDLE:g} s after {done} of {self._all}; "
-                    f"{driver.text[-300:]!r}",
-                    keep=True,
-                )
+                where = f"after {done} of {self._all}; {driver.text[-300:]!r}"
+                self._different(f"hung: no round for {IDLE:g} s {where}", keep=True)
                 driver.signal(signal.SIGKILL)
                 moved = now
-        if kill is not None and kill.operation is not None and code == -signal.SIGKILL:
-            kill.hit = f"{self._done()} rounds"
-        if kill is not None and kill.victim == "head" and kill.hit:
-            processes.gone(self._mark, 0)
-            shutil.rmtree(self.folder / "work", ignore_errors=True)
+        if kill is not None:
+            if kill.operation is not None and code == -signal.SIGKILL:
+                kill.hit = f"{self._done()} rounds"
+            if kill.victim == "head" and kill.hit:
+                processes.gone(self._mark, 0)
+                shutil.rmtree(self.folder / "work", ignore_errors=True)
         if code:
             left = processes.gone(self._mark, 60)
             if left:
@@ -482,10 +308,15 @@ class Case:
         self._threads.clear()
         return code, driver.text
 
+    def _start(self, arguments: list[str], said: Path, **extra: Any) -> processes.Driver:
+        """Begin a command of this case."""
+        begin = self._place.drivers().start
+        driver: processes.Driver = begin(arguments, self.folder, self._environment, said, **extra)
+        return driver
+
     def _next(self) -> Kill | None:
         """Return the kill that follows in the same session."""
-        hits = sum(bool(k.hit) for k in self._outcome.kills)
-        if hits >= self._wanted or len(self._outcome.kills) >= 3 * self._wanted:
+        if not self._more():
             return None
         kill = self._draw(len(self._outcome.kills))
         kill.operation = None
@@ -535,7 +366,7 @@ class Case:
         lines = self._sync(run)
         if self._federation.place == "bucket":
             run = self._downloaded(run)
-        found = (facts.sweep_facts if self._federation.sweep else facts.run_facts)(run)
+        found = facts.facts_of(run)
         if self._federation.promise == "all":
             lines += facts.compare(found, wanted)
         else:
@@ -546,22 +377,13 @@ class Case:
 
     def _downloaded(self, run: Path) -> Path:
         """Return a copy of what the bucket holds."""
-        from pyarrow.fs import S3FileSystem
-
-        system = S3FileSystem(
-            endpoint_override=self._place.bucket().uri,
-            access_key="one",
-            secret_key="two",
-            region="us-east-1",
-        )
-        copy = self.folder / "downloaded"
-        root = f"{BUCKET}/{self._mark}/case/{run.name}"
-        for name in self._bucket_names():
-            info = system.get_file_info(name)
-            if info.is_file and name.startswith(f"{root}/") and "/tune/" not in name:
-                target = copy / name.removeprefix(f"{root}/")
+        copy, root = self.folder / "downloaded", f"{BUCKET}/{self._mark}/case/{run.name}/"
+        system, found = self._stored()
+        for info in found:
+            if info.is_file and info.path.startswith(root) and "/tune/" not in info.path:
+                target = copy / info.path.removeprefix(root)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with system.open_input_stream(name) as source:
+                with system.open_input_stream(info.path) as source:
                     target.write_bytes(source.read())
         return copy
 
@@ -574,12 +396,8 @@ class Case:
             waiting |= journal.exists() and sent < journal.stat().st_size
         if not waiting:
             return []
-        driver = self._place.drivers().start(
-            ["sync", "case", "--output", self._output],
-            self.folder,
-            self._environment,
-            self._said.with_suffix(".sync.txt"),
-        )
+        arguments = ["sync", "case", "--output", self._output]
+        driver = self._start(arguments, self._said.with_suffix(".sync.txt"))
         code = driver.wait(120)
         return [] if code == 0 else [f"flray sync ended with {code}: {last_lines(driver.text)}"]
 

@@ -13,81 +13,58 @@ import random
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from catalogue import Federation, catalogue
-from killing import SIGNALS, Case, Outcome, Place
+from killing import SIGNALS, Case, Outcome
 from modes import MODES
+from place import Place
+
+VICTIMS = ("driver", "head", "client", "server", "trial", "node", "tracking", "asked")
+HELP_OF_MODE = """signals: processes are not killed but asked to end by SIGINT, SIGTERM or SIGHUP; disk:
+everything lies on a small file system, which is full now and then (needs root); clock: every session has another
+time; two: other commands look at the run, or want to go on with it too, while it runs"""
 
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    groups = sorted({f.group for f in catalogue()})
+    groups = ", ".join(sorted({f.group for f in catalogue()}))
     parser = argparse.ArgumentParser(
         prog="scripts/chaos",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=20, help="end after so many (default 20)")
-    parser.add_argument("--hours", type=float, help="or after so long")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="KIND",
-        help=f"groups ({', '.join(groups)}) or parts of names of federations",
-    )
-    parser.add_argument(
-        "--mode",
-        choices=("kills", "signals", "disk", "clock", "two"),
-        default="kills",
-        help="signals: processes are not killed but asked to end by SIGINT, SIGTERM or SIGHUP; disk: "
-        "everything lies on a small file system, which is full now and then (needs root); clock: "
-        "every session has another time; two: other commands look at the run, or want to go on "
-        "with it too, while it runs",
-    )
-    parser.add_argument(
-        "--victims", nargs="+", default=[], help="only these die, where a federation has them"
-    )
-    parser.add_argument("--case", type=int, help="only this case, again; its folder is kept")
-    parser.add_argument(
-        "--cold", action="store_true", help="a new interpreter for every command, as a person does"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("build/chaos"), help="references, cases, log"
-    )
-    parser.add_argument("--list", action="store_true", help="show the federations")
-    parser.add_argument(
-        "--table", action="store_true", help="only show the table of all cases logged in the folder"
-    )
+    add = parser.add_argument
+    add("--seed", type=int, default=0)
+    add("--kills", type=int, default=20, help="end after so many (default 20)")
+    add("--hours", type=float, help="or after so long")
+    help_only = f"groups ({groups}) or parts of names of federations"
+    add("--only", nargs="+", default=[], metavar="KIND", help=help_only)
+    add("--mode", choices=("kills", "signals", *MODES), default="kills", help=HELP_OF_MODE)
+    add("--victims", nargs="+", default=[], help="only these die, where a federation has them")
+    add("--case", type=int, help="only this case, again; its folder is kept")
+    add("--cold", action="store_true", help="a new interpreter for every command, as a person does")
+    add("--folder", type=Path, default=Path("build/chaos"), help="references, cases, log")
+    add("--list", action="store_true", help="show the federations")
+    help_table = "only show the table of all cases logged in the folder"
+    add("--table", action="store_true", help=help_table)
     return parser.parse_args()
 
 
 def chosen(options: argparse.Namespace) -> list[Federation]:
     """Return the federations to run."""
     groups = {f.group for f in catalogue()}
-    found = [
-        f
-        for f in catalogue()
-        if not options.only
-        or any(f.group == part if part in groups else part in f.name for part in options.only)
-    ]
-    if options.victims:
-        found = [
-            Federation(
-                **{
-                    **vars(f),
-                    "victims": {v: w for v, w in f.victims.items() if v in options.victims},
-                }
-            )
-            for f in found
-        ]
-        found = [f for f in found if f.victims]
-    if options.mode == "signals":
-        found = [Federation(**{**vars(f), "victims": dict.fromkeys(SIGNALS, 1.0)}) for f in found]
+    found = []
+    for one in catalogue():
+        named = any(one.group == k if k in groups else k in one.name for k in options.only)
+        victims = {v: w for v, w in one.victims.items() if v in (options.victims or one.victims)}
+        if victims and (named or not options.only):
+            if options.mode == "signals":
+                victims = dict.fromkeys(SIGNALS, 1.0)
+            found.append(replace(one, victims=victims))
     return found
 
 
@@ -116,28 +93,21 @@ def run(options: argparse.Namespace) -> bool:
             kills += hits
             good &= not outcome.differences
             log(options.folder, outcome)
+            victims = ", ".join(k.victim for k in outcome.kills if k.hit)
             print(
                 f"[{kills}] seed {options.seed} case {index}: {federation.name}, {hits} kills "
-                f"({', '.join(k.victim for k in outcome.kills if k.hit)}), {outcome.sessions} "
-                f"sessions, "
-                f"{outcome.seconds:.0f} s: {'DIFFERENT' if outcome.differences else 'the same'}",
+                f"({victims}), {outcome.sessions} sessions, {outcome.seconds:.0f} s: "
+                f"{'DIFFERENT' if outcome.differences else 'the same'}",
                 flush=True,
             )
             if outcome.differences:
-                for kill in outcome.kills:
-                    print(f"    {kill}")
-                for line in outcome.differences[:12]:
-                    print(f"  ! {line}")
-                print(
-                    f"    kept in {options.folder / 'cases' / f'{options.seed}-{index}'}",
-                    flush=True,
-                )
+                print(*(f"    {kill}" for kill in outcome.kills), sep="\n")
+                print(*(f"  ! {line}" for line in outcome.differences[:12]), sep="\n")
+                folder = options.folder / "cases" / f"{options.seed}-{index}"
+                print(f"    kept in {folder}", flush=True)
             index += 1
-            if (
-                options.case is not None
-                or (kills >= options.kills and end is None)
-                or (end is not None and time.monotonic() > end)
-            ):
+            enough = kills >= options.kills if end is None else time.monotonic() > end
+            if enough or options.case is not None:
                 return good
     finally:
         place.close()
@@ -152,7 +122,7 @@ def log(folder: Path, outcome: Outcome) -> None:
 
 def table(folder: Path) -> None:
     """Print all logged cases by federation and victim."""
-    rows: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
     seeds: set[int] = set()
     path = folder / "log.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -163,18 +133,12 @@ def table(folder: Path) -> None:
         row["different"] += bool(case["differences"])
         for kill in case["kills"]:
             row["asked" if kill["victim"] in SIGNALS else kill["victim"]] += bool(kill["hit"])
-    victims = ["driver", "head", "client", "server", "trial", "node", "tracking", "asked"]
-    print(f"{'federation':28}" + "".join(f"{v:>9}" for v in (*victims, "cases", "different")))
-    total: dict[str, int] = defaultdict(int)
+    columns, total = (*VICTIMS, "cases", "different"), sum(rows.values(), Counter[str]())
+    print(f"{'federation':28}" + "".join(f"{name:>9}" for name in columns))
     for name in sorted(rows):
-        print(
-            f"{name:28}"
-            + "".join(f"{rows[name][v] or '-':>9}" for v in (*victims, "cases", "different"))
-        )
-        for key, value in rows[name].items():
-            total[key] += value
-    print(f"{'all':28}" + "".join(f"{total[v]:>9}" for v in (*victims, "cases", "different")))
-    print(f"{sum(total[v] for v in victims)} kills, seeds {sorted(seeds)}")
+        print(f"{name:28}" + "".join(f"{rows[name][column] or '-':>9}" for column in columns))
+    print(f"{'all':28}" + "".join(f"{total[column]:>9}" for column in columns))
+    print(f"{sum(total[victim] for victim in VICTIMS)} kills, seeds {sorted(seeds)}")
 
 
 def main() -> None:

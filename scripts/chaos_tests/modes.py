@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import processes
-from killing import Case, Kill, Outcome, last_lines
+from killing import TRACEBACK, Case, Kill, Outcome, last_lines
 
 ROOM = 64 * 2**20
 """Bytes of a disk with room for everything."""
@@ -21,10 +21,8 @@ class Disk(Case):
     def run(self) -> Outcome:
         """Mount, run, unmount."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)],
-            check=True,
-        )
+        command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "flray-chaos", str(self.folder)]
+        subprocess.run(command, check=True)
         try:
             outcome = super().run()
             if outcome.differences:
@@ -49,17 +47,12 @@ class Disk(Case):
             self._resize(size)
             code, text = self._session(None)
             self._outcome.sessions += 1
-            self._outcome.kills.append(
-                Kill("disk", 0, 0.0, size, f"{self._done()} rounds, exit code {code}")
-            )
-            if (
-                "Traceback (most recent call last)" in text
-                or code not in (0, 1)
-                or (code == 1 and "no space left on the disk" not in text)
-            ):
-                self._different(
-                    f"exit code {code} on a disk of {size}: {last_lines(text)}", keep=True
-                )
+            hit = f"{self._done()} rounds, exit code {code}"
+            self._outcome.kills.append(Kill("disk", 0, 0.0, size, hit))
+            said = code == 0 or (code == 1 and "no space left on the disk" in text)
+            if not said or TRACEBACK in text:
+                where = f"exit code {code} on a disk of {size}"
+                self._different(f"{where}: {last_lines(text)}", keep=True)
             if code == 0:
                 break
         self._resize(ROOM)
@@ -72,10 +65,9 @@ class Disk(Case):
         return shutil.disk_usage(self.folder).used
 
     def _resize(self, size: int) -> None:
-        subprocess.run(
-            ["mount", "-o", f"remount,size={(size + 4095) // 4096 * 4096}", str(self.folder)],
-            check=True,
-        )
+        pages = -(-size // 4096)
+        command = ["mount", "-o", f"remount,size={pages * 4096}", str(self.folder)]
+        subprocess.run(command, check=True)
 
 
 class Clock(Case):
@@ -83,13 +75,9 @@ class Clock(Case):
 
     def _extra(self) -> dict[str, Any]:
         draw = random.Random(f"{self._seed}/{self._index}/{self._outcome.sessions}/clock")
-        return {
-            "clock": [
-                draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6),
-                draw.uniform(0.2, 4),
-                draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6),
-            ]
-        }
+        first = draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6)
+        seconds = draw.uniform(0.2, 4)
+        return {"clock": [first, seconds, draw.choice([-1, 1]) * 10 ** draw.uniform(0, 6)]}
 
 
 class Two(Case):
@@ -108,15 +96,12 @@ class Two(Case):
         code = other.wait(200)
         text = other.text
         lines = [line for line in text.splitlines() if line.strip()]
-        if "Traceback (most recent call last)" in text or code not in (0, 2):
+        going = "is being written by a process that still runs" in text
+        if TRACEBACK in text or code not in (0, 2):
             self._different(f"{command} meanwhile: exit code {code}: {last_lines(text)}")
         elif code == 2 and len(lines) != 1:
             self._different(f"{command} meanwhile: {len(lines)} lines: {last_lines(text)}")
-        elif (
-            command == "resume"
-            and code == 2
-            and "is being written by a process that still runs" not in text
-        ):
+        elif command == "resume" and code == 2 and not going:
             self._different(f"{command} meanwhile: {last_lines(text)}")
         else:
             said.unlink(missing_ok=True)

@@ -14,12 +14,13 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
 HERE = Path(__file__).parent
 MARK = "FLRAY_CHAOS"
+Variables = dict[str, str]
 COLD = "import sys; from flray.cli.main import main; main()"
 
 
@@ -75,22 +76,30 @@ def _title(process: psutil.Process) -> str:
     return "a process that ended"
 
 
+def _obeying(
+    script: str, log: BinaryIO, environment: dict[str, str], **how: Any
+) -> subprocess.Popen[str]:
+    """Start a script of this folder that is told what to do through pipes."""
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        text=True,
+        bufsize=1,
+        **how,
+    )
+
+
 class Warm:
     """Starts commands as forks of a process that has imported everything."""
 
-    def __init__(self, log: Path, threads: int | None = None) -> None:
+    def __init__(self, log: Path) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "random"}
         environment.pop(MARK, None)
         self._log = log.open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "warm.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            text=True,
-            bufsize=1,
-        )
+        self._process = _obeying("warm.py", self._log, environment)
         assert self._say(300) == ["ready"], f"no warm process: {log}"
 
     def _say(self, seconds: float) -> list[Any] | None:
@@ -99,22 +108,12 @@ class Warm:
         return json.loads(self._process.stdout.readline() or "null") if ready else None
 
     def start(
-        self,
-        arguments: list[str],
-        folder: Path,
-        environment: dict[str, str],
-        output: Path,
-        **extra: Any,
+        self, arguments: list[str], folder: Path, environment: Variables, output: Path, **extra: Any
     ) -> Driver:
         """Begin a command; what else the process does: see `warm.obey`."""
         assert self._process.stdin is not None
-        order = {
-            "arguments": arguments,
-            "folder": str(folder),
-            "environment": environment,
-            "output": str(output),
-            **extra,
-        }
+        places = {"folder": str(folder), "output": str(output)}
+        order = {"arguments": arguments, "environment": environment, **places, **extra}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._say(60)
@@ -136,12 +135,7 @@ class Cold:
     """Starts commands as a person does: a new interpreter each."""
 
     def start(
-        self,
-        arguments: list[str],
-        folder: Path,
-        environment: dict[str, str],
-        output: Path,
-        **extra: Any,
+        self, arguments: list[str], folder: Path, environment: Variables, output: Path, **extra: Any
     ) -> Driver:
         """Begin a command; nothing else can be done in it."""
         with output.open("ab") as file:
@@ -169,23 +163,14 @@ class Cold:
 
 
 class Driver:
-    """A command under way.
+    """A command under way: its process, which leads a process group, and the file that gets what it prints.
 
-    Parameters
-    ----------
-    pid : int
-        Its process, which leads a process group.
-    output : Path
-        Gets what it prints.
-    wait : callable
-        Waits so many seconds for its end and returns the exit code, negative for a signal; None if
-        it goes on.
+    `wait` waits so many seconds for its end and returns the exit code, negative for a signal; None if it goes on.
     """
 
     def __init__(self, pid: int, output: Path, wait: Callable[[float], int | None]) -> None:
         self.pid, self.output, self._wait = pid, output, wait
         self.code: int | None = None
-        self.began = time.monotonic()
 
     def wait(self, seconds: float) -> int | None:
         """Wait for the end and return the exit code; None if it is not over."""
@@ -226,10 +211,8 @@ class Service:
     def start(self) -> None:
         """Start it and wait until it answers."""
         environment = {k: v for k, v in os.environ.items() if k != MARK}
-        environment |= {
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-        }
+        environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+        environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
         with (self._folder / "log.txt").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(self.port),
@@ -267,24 +250,16 @@ class Service:
 
 def tracking_server(folder: Path) -> Service:
     """Return a tracking server with its database in a folder."""
+    options = {
+        "--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination": str(folder / "artifacts"),
+        "--host": "127.0.0.1",
+        "--workers": "1",
+    }
+    words = [word for pair in options.items() for word in pair]
     return Service(
         folder,
-        lambda port: [
-            sys.executable,
-            "-m",
-            "mlflow",
-            "server",
-            "--backend-store-uri",
-            f"sqlite:///{folder / 'mlflow.db'}",
-            "--artifacts-destination",
-            str(folder / "artifacts"),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "--workers",
-            "1",
-        ],
+        lambda port: [sys.executable, "-m", "mlflow", "server", *words, "--port", str(port)],
         lambda uri: urllib.request.urlopen(f"{uri}/health", timeout=2).close(),
     )
 
@@ -308,16 +283,7 @@ class Nodes:
         self.mark = mark
         environment = {**os.environ, MARK: mark}
         self._log = (folder / "log.txt").open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "nodes.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
+        self._process = _obeying("nodes.py", self._log, environment, start_new_session=True)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
         assert self.address, folder / "log.txt"

@@ -19,10 +19,9 @@ from typing import Any
 def obey(order: dict[str, Any]) -> None:
     """Become the command of an order."""
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for mine, there in ((nothing, 0), (output, 1), (output, 2)):
@@ -44,11 +43,11 @@ def die_at(last: int, folder: str) -> None:
         nonlocal done
         if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate"):
             return
-        path, rest = arguments[0], arguments[1:]
-        if event == "open" and not (
-            isinstance(rest[1], int) and rest[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        ):
-            return
+        path, *rest = arguments
+        if event == "open":
+            flags = rest[1] if isinstance(rest[1], int) else 0
+            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                return
         if isinstance(path, str | os.PathLike) and os.path.abspath(path).startswith(folder):  # noqa: PTH100
             done += 1
             if done == last:
@@ -82,23 +81,11 @@ def serve() -> bool:
 
 def prepare() -> None:
     """Import what commands import, also what they import late."""
-    for name in (
-        "flray.cli.display",
-        "flray.reporting",
-        "flray.runs.runner",
-        "flray.drawing.charts",
-        "flray.tracking.background",
-        "flray.api",
-        "flray.tuning.callback",
-        "flray.tuning.tuner",
-        "matplotlib.backends.backend_agg",
-        "mlflow.store.tracking.sqlalchemy_store",
-        "optuna",
-        "scipy.stats",
-        "sklearn.datasets",
-        "torch._dynamo",
-        "torch.onnx",
-    ):
+    ours = ("cli.display", "reporting", "runs.runner", "drawing.charts", "tracking.background")
+    tuning = ("api", "tuning.callback", "tuning.tuner")
+    theirs = ("matplotlib.backends.backend_agg", "mlflow.store.tracking.sqlalchemy_store", "optuna")
+    others = ("scipy.stats", "sklearn.datasets", "torch._dynamo", "torch.onnx")
+    for name in (*(f"flray.{one}" for one in ours + tuning), *theirs, *others):
         importlib.import_module(name)
 
 

@@ -19,12 +19,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(scripts)
         patch.setenv("RAY_AUTH_TOKEN", "")  # Place sets one, and the tests before had none
-        from killing import Place
+        from place import Place
 
         place = Place(tmp_path_factory.mktemp("chaos"), cold=False)
         yield place
         place.close()
-        for name in ("killing", "catalogue", "facts", "processes"):
+        for name in ("killing", "catalogue", "facts", "place", "processes"):
             sys.modules.pop(name, None)
 
 
