@@ -22,23 +22,7 @@ def test_names_below_a_folder(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "/a",
-        "a/",
-        "a//b",
-        ".",
-        "..",
-        "a/../b",
-        "a/..",
-        "a\\b",
-        "C:a",
-        "a\nb",
-        "a\0",
-        "\x9b",
-        "\ud800",
-    ],
+    "name", ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "C:a", "a\nb", "\x9b", "\ud800"]
 )
 def test_names_that_may_lead_elsewhere(name: str) -> None:
     with pytest.raises(

@@ -41,46 +41,52 @@ def limited() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def asked(arguments: Sequence[str], accepted: Sequence[int] = (2,)) -> str:
-    """Return what is wrong with how a command line ends in this process; empty if nothing is."""
-    before, out, err = listing(), io.StringIO(), io.StringIO()
+def answer(arguments: Sequence[str]) -> tuple[int | str, str, str]:
+    """Return a command line's exit code in this process, or what is wrong, with both outputs."""
+    out, err = io.StringIO(), io.StringIO()
+    code: int | str
     try:
         with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = invoke(list(arguments))
     except LateError:
-        return f"no answer within {LIMIT} s"
+        code = f"no answer within {LIMIT} s"
     except BaseException:
-        return "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
-    return judged(code, err.getvalue(), before, accepted)
+        code = "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
+    return code, out.getvalue(), err.getvalue()
 
 
-def started(arguments: Sequence[str], accepted: Sequence[int] = (2,), **environment: str) -> str:
-    """Return what is wrong with how a command line ends in a process of its own; empty if nothing is."""
+def asked(arguments: Sequence[str]) -> str:
+    """Return what is wrong with how a bad command line ends in this process; empty if nothing is."""
+    before = listing()
+    code, _, err = answer(arguments)
+    return judged(code, err, before)
+
+
+def started(arguments: Sequence[str]) -> str:
+    """Return what is wrong with how a bad command line ends in a process of its own; empty if nothing is."""
     before = listing()
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "flray", *arguments],
+            [sys.executable, "-B", "-m", "flray", *arguments],
             capture_output=True,
             text=True,
             timeout=2 * WAIT,
-            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return f"no answer within {2 * WAIT} s"
-    return judged(ended.returncode, ended.stderr, before, accepted)
+    return judged(ended.returncode, ended.stderr, before)
 
 
-def judged(code: int, stderr: str, before: set[str], accepted: Sequence[int]) -> str:
+def judged(code: int | str, stderr: str, before: set[str]) -> str:
     """Return what is wrong with an exit code, a text and what was left; empty if nothing is."""
     lines = stderr.removesuffix("\n").split("\n")
-    if code not in accepted:
-        return f"exit code {code}: {stderr[-300:]!r}"
-    if code and (len(lines) != 1 or not lines[0].strip() or not lines[0].isprintable()):
+    if code != 2:
+        return f"{code}: {stderr[-300:]!r}"
+    if len(lines) != 1 or not lines[0].strip() or not lines[0].isprintable():
         return f"{len(lines)} lines: {stderr[:600]!r}"
-    if code and (left := listing() - before):
-        return f"left behind: {sorted(left)}"
-    return ""
+    left = listing() - before
+    return f"left behind: {sorted(left)}" if left else ""
 
 
 def listing() -> set[str]:

@@ -19,44 +19,17 @@ from flray.config.yaml_files import dump, parse
 from flray.errors import ConfigErrors, FlrayError
 from tests.hostile.values import places, with_value
 
+WORDS = ["iid", "fedavg", "fedprox", "lenet", "digits-sklearn", "auto", "ray", "1e-3", "name"]
 LEAVES = (
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(
-        [
-            "iid",
-            "fedavg",
-            "fedprox",
-            "lenet",
-            "digits-sklearn",
-            "auto",
-            "ray",
-            "crop",
-            "asha",
-            "1e-3",
-            "name",
-        ]
-    )
+    | st.sampled_from(WORDS)
 )
-KEYS = st.text(max_size=6) | st.sampled_from(
-    [
-        "name",
-        "preset",
-        "lr",
-        "rounds",
-        "local",
-        "experiment",
-        "sweep",
-        "grid",
-        "choice",
-        "uniform",
-        "mu",
-        "clients",
-    ]
-)
+NAMES = ["name", "preset", "lr", "local", "experiment", "sweep", "grid", "uniform", "mu"]
+KEYS = st.text(max_size=6) | st.sampled_from(NAMES)
 CONTENT = st.recursive(
     LEAVES,
     lambda part: st.lists(part, max_size=3) | st.dictionaries(KEYS, part, max_size=3),
@@ -86,14 +59,11 @@ def test_any_content_is_a_configuration_or_a_line_per_mistake(content: dict[str,
 
 @QUICK
 @given(st.sampled_from(PLACES), CONTENT)
-def test_any_value_at_any_place_is_taken_or_refused(path: tuple[str, ...], value: Any) -> None:
+def test_any_value_at_any_place_is_taken_or_refused_and_so_as_an_override(
+    path: tuple[str, ...], value: Any
+) -> None:
     assert well_said(with_value(path, value))
-
-
-@QUICK
-@given(st.text(max_size=20) | st.sampled_from([".".join(path) for path in PLACES]), CONTENT)
-def test_any_override_is_taken_or_refused(path: str, value: Any) -> None:
-    assert well_said(with_value(("experiment", "rounds"), 1), (path, value))
+    assert well_said(with_value(("experiment", "rounds"), 1), (".".join(path), value))
 
 
 @QUICK
@@ -127,25 +97,7 @@ def test_what_yaml_wrote_is_read_as_it_was(content: Any) -> None:
         again = parse(dump(value))
     except ValueError:
         return  # a character that YAML cannot have
-    assert same(again, value)
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and list(one) == list(other)
-            and all(same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, list):
-        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
-    both_nan = (
-        isinstance(one, float)
-        and isinstance(other, float)
-        and math.isnan(one)
-        and math.isnan(other)
-    )
-    return both_nan or (type(one) is type(other) and bool(one == other))
+    assert repr(again) == repr(value)  # with types, order and nan
 
 
 @pytest.mark.parametrize(
@@ -164,18 +116,15 @@ def same(one: Any, other: Any) -> bool:
     ],
 )
 def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, value: Any) -> None:
+    """Only a setting that is a number takes an exponent without a point, which YAML takes for text."""
     assert parse(text) == value
-
-
-def test_an_exponent_without_a_point_is_a_number_though_yaml_takes_it_for_text() -> None:
-    assert load(with_value(("experiment", "local"), {"lr": "1e-3"})).experiment.local.lr == 0.001
+    local = with_value(("experiment", "local"), {"lr": "1e-3"})
+    assert load(local).experiment.local.lr == 0.001
 
 
 def test_without_libyaml_every_file_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [
-        path.read_text()
-        for path in sorted((Path(__file__).parents[2] / "search_spaces").rglob("*.yaml"))
-    ]
+    paths = sorted((Path(__file__).parents[2] / "search_spaces").rglob("*.yaml"))
+    texts = [path.read_text() for path in paths[::6]]
     quick = [yaml_files.parse(text) for text in texts]
     monkeypatch.setattr(yaml_files, "_FastLoader", yaml_files.Loader)
-    assert len(texts) > 60 and quick == [yaml_files.parse(text) for text in texts]
+    assert len(texts) > 10 and quick == [yaml_files.parse(text) for text in texts]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -58,36 +59,25 @@ def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("flray: no space left")
 
 
-class _Dripping(http.server.BaseHTTPRequestHandler):
-    """Answers with one byte at a time, for ever."""
-
-    ended = threading.Event()
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
-        while not self.ended.wait(0.2):
-            try:
-                self.wfile.write(b" ")
-            except OSError:
-                return
-
-    do_POST = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
 @pytest.fixture
 def dripping() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Dripping)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    _Dripping.ended.set()
-    server.shutdown()
-    server.server_close()
+    """A server that answers with one byte at a time, for ever."""
+    ended = threading.Event()
+
+    def drip(server: socket.socket) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError), server.accept()[0] as asked:
+                asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not ended.wait(0.2):
+                    asked.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        thread = threading.Thread(target=drip, args=(server,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.timeout(PATIENCE)

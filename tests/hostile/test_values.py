@@ -64,7 +64,7 @@ def test_bad_values_in_a_file_are_one_line_exit_code_two_and_nothing_left(tmp_cw
     assert not answers, "\n".join(f"{name}: {said}" for name, said in answers.items())
 
 
-@pytest.mark.parametrize("kind", sorted(registry.ALL))
+@pytest.mark.parametrize("kind", sorted({*registry.ALL} - {"callbacks", "metrics", "samplers"}))
 def test_no_option_of_any_component_is_infinite(kind: str) -> None:
     asked = 0
     for name in registry.ALL[kind].names():
@@ -77,4 +77,4 @@ def test_no_option_of_any_component_is_infinite(kind: str) -> None:
                 with pytest.raises(ValidationError) as caught:
                     params.model_validate({option: value})
                 assert option in {error["loc"][0] for error in caught.value.errors()}, name
-    assert asked or kind in ("callbacks", "metrics", "samplers")
+    assert asked

@@ -24,29 +24,9 @@ GOOD: dict[str, Any] = {
         "tracking": {"uri": None},
     }
 }
-WRONG: tuple[Any, ...] = (
-    True,
-    1.5,
-    -1,
-    "many",
-    "1",
-    [],
-    {},
-    [[1]],
-    {"x": 1},
-    None,
-    2**70,
-    -(2**70),
-    math.nan,
-    math.inf,
-    "nul\0",
-    "two\nlines",
-    "\x1b[31m",
-    "x" * 5000,
-    ["a"],
-    1e300,
-    -1e300,
-)
+HUGE, TEXTS = (2**70, -(2**70), 1e300, -1e300), ("nul\0", "two\nlines", "\x1b[31m", "x" * 5000)
+ODD = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, math.nan, math.inf, ["a"])
+WRONG: tuple[Any, ...] = (*ODD, *HUGE, *TEXTS)
 Case = tuple[tuple[str, ...], Any]
 KINDS = {
     "data": "datasets",
