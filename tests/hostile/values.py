@@ -78,7 +78,8 @@ def of_settings() -> Iterator[Case]:
     for path, form in places():
         for value in WRONG:
             # each key that is missing is a mistake of its own
-            several = path in (("experiment",), ("paper",)) and isinstance(value, dict)
+            whole = ("experiment",), ("paper",), ("sweep", "scheduler")
+            several = path in whole and isinstance(value, dict)
             if refused(form, value) and not several:
                 yield path, value
 
