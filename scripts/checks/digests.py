@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from digest_cases import Case, cases
 
@@ -49,26 +49,18 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write everything that was found here"
-    )
-    parser.add_argument(
-        "--compare", type=Path, metavar="FILE", help="what --json wrote, to compare with"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="TEXT",
-        help="only configurations with one of these in the name",
-    )
+    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    parser.add_argument("--json", **file, help="write everything that was found here")
+    parser.add_argument("--compare", **file, help="what --json wrote, to compare with")
+    named = "only configurations with one of these in the name"
+    parser.add_argument("--only", nargs="+", metavar="TEXT", default=[""], help=named)
     parser.add_argument("--no-ray", action="store_true", help="only what one process runs")
     options = parser.parse_args()
     before = json.loads(options.compare.read_text()) if options.compare else None
     chosen = [
         case
         for case in cases()
-        if not (options.no_ray and case.ray)
-        and (not options.only or any(text in case.name for text in options.only))
+        if not (options.no_ray and case.ray) and any(text in case.name for text in options.only)
     ]
     began = time.monotonic()
     found = run(chosen)
@@ -107,14 +99,12 @@ def run(chosen: list[Case]) -> Facts:
                         run = place / _played(case)
                     made[case.name] = facts(run)
                     noted = noted or json.loads(next(run.rglob("run.json")).read_text())
-                except (
-                    Exception
-                ) as error:  # one that fails keeps none of the others from being compared
+                # One that fails keeps none of the others from being compared.
+                except Exception as error:
                     made[case.name] = {"error": f"{type(error).__name__}: {error}"}
                 seconds = made[case.name]["seconds"] = round(time.monotonic() - began, 1)
-                say(
-                    f"[{number}/{len(chosen)}] {case.name}: {_short(made[case.name])} ({seconds} s)"
-                )
+                said = _short(made[case.name])
+                say(f"[{number}/{len(chosen)}] {case.name}: {said} ({seconds} s)")
         finally:
             if (ray := sys.modules.get("ray")) is not None:
                 ray.shutdown()
@@ -145,46 +135,32 @@ def _start_ray() -> None:
     import ray
 
     if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=4,
-            num_gpus=0,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-        )
+        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+        ray.init(address="local", num_cpus=4, num_gpus=0, **quiet)
 
 
 def _command(*arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "flray", *arguments],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-    )
-    if done.returncode:
-        raise BrokenCaseError(
-            f"flray {' '.join(arguments)} ended with {done.returncode}: "
-            f"{' | '.join(done.stdout.strip().splitlines()[-3:])}"
-        )
+    with Path("log").open("w") as log:
+        code = _begin(log, *arguments).wait()
+    if code:
+        last = " | ".join(Path("log").read_text().strip().splitlines()[-3:])
+        raise BrokenCaseError(f"flray {' '.join(arguments)} ended with {code}: {last}")
+
+
+def _begin(log: IO[str], *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flray", *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def _kill(folder: Path) -> None:
     """Begin a run and kill its process once it has a checkpoint."""
     with Path("log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flray", "run", FILE],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-        )
+        process = _begin(log, "run", FILE)
         try:
             while not (folder / "checkpoint" / f"round-{KILLED_AFTER:06d}.json").exists():
                 if process.poll() is not None:
-                    raise BrokenCaseError(
-                        f"the run ended before it was killed: {Path('log').read_text()[-300:]}"
-                    )
+                    said = Path("log").read_text()[-300:]
+                    raise BrokenCaseError(f"the run ended before it was killed: {said}")
                 time.sleep(0.005)
             process.send_signal(signal.SIGKILL)
         finally:
@@ -203,13 +179,9 @@ def facts(folder: Path) -> Facts:
         tables = {name: list(_rows(folder / name)) for name in ("results.csv", "summary.csv")}
         identities = {trial.name: json.loads((trial / "run.json").read_text()) for trial in trials}
         learnt = {row["trial"]: row["sha256"] or row["status"] for row in tables["results.csv"]}
-        settings = {
-            "sweep": whole["settings"],
-            **{
-                name: {key: identity[key] for key in ("setting", "seed")}
-                for name, identity in identities.items()
-            },
-        }
+        settings = {"sweep": whole["settings"]}
+        for name, identity in identities.items():
+            settings[name] = {key: identity[key] for key in ("setting", "seed")}
         values: Facts = {**{trial.name: _rounds(trial) for trial in trials}, **tables}
     else:
         whole = json.loads((folder / "run.json").read_text())
@@ -218,13 +190,8 @@ def facts(folder: Path) -> Facts:
         values = {"": _rounds(folder)}
     if whole["status"] != "finished":
         raise BrokenCaseError(f"it is {whole['status']}")
-    return {
-        "learnt": learnt,
-        "values": _digest(values),
-        "settings": _digest(settings),
-        "measured": values,
-        "set": settings,
-    }
+    digests = {"values": _digest(values), "settings": _digest(settings)}
+    return {"learnt": learnt, **digests, "measured": values, "set": settings}
 
 
 def _rounds(folder: Path) -> Facts:
@@ -233,11 +200,9 @@ def _rounds(folder: Path) -> Facts:
     for line in (folder / "journal.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["type"] == "round":
-            rounds[str(event["round"])] = {
-                name: value
-                for name, value in event["metrics"].items()
-                if not name.startswith(VARIES)
-            }
+            metrics = event["metrics"].items()
+            kept = {name: value for name, value in metrics if not name.startswith(VARIES)}
+            rounds[str(event["round"])] = kept
     return rounds
 
 
@@ -259,10 +224,8 @@ def table(found: dict[str, Facts]) -> str:
             lines.append(f"| {name} | failed | | |")
             continue
         for trial, digest in case["learnt"].items():
-            lines.append(
-                f"| {name}{f' / {trial}' if trial else ''} | {digest} | {case['values'][:12]} | "
-                f"{case['settings'][:12]} |"
-            )
+            digests = f"{digest} | {case['values'][:12]} | {case['settings'][:12]}"
+            lines.append(f"| {f'{name} / {trial}' if trial else name} | {digests} |")
     return "\n".join(lines)
 
 
@@ -272,26 +235,14 @@ def unlike(chosen: list[Case], found: dict[str, Facts]) -> list[str]:
     for case in chosen:
         ours, theirs = found[case.name], found.get(case.like or "", {"error": ""})
         if "error" not in ours and "error" not in theirs:
-            lines += [
-                f"{case.name} should be as {case.like}: {line}"
-                for line in _differing(
-                    {key: ours[key] for key in ("learnt", "measured")},
-                    {key: theirs[key] for key in ("learnt", "measured")},
-                )
-            ]
+            both = ({key: one[key] for key in ("learnt", "measured")} for one in (ours, theirs))
+            told = f"{case.name} should be as {case.like}"
+            lines += [f"{told}: {line}" for line in _differing(*both)]
     return lines
 
 
 def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
-    """Return a line for each difference between what was found and what a file holds.
-
-    Parameters
-    ----------
-    found, before : dict
-        Of `run`.
-    whole : bool
-        Whether all cases were run, so that one that only the file has is missed.
-    """
+    """Return a line for each difference from what a file holds; what only the file has counts if all were run."""
     for key in ("versions", "cpu"):
         if found[key] != before[key]:
             say(f"NOTE: the file is of other {key}, whose last bits may be others: {before[key]}")
@@ -303,17 +254,11 @@ def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
         elif "error" in theirs and "error" not in case:
             say(f"NOTE: {name} failed in the file: {theirs['error']}")
         elif "error" not in case:
-            lines += [
-                f"{name} differs: {line}"
-                for key in ("learnt", "measured", "set")
-                for line in _differing({key: case[key]}, {key: theirs[key]})
-            ]
-    if whole:
-        lines += [
-            f"{name}: in the file, and not here"
-            for name in before["cases"].keys() - found["cases"].keys()
-        ]
-    return lines
+            for key in ("learnt", "measured", "set"):
+                differing = _differing({key: case[key]}, {key: theirs[key]})
+                lines += [f"{name} differs: {line}" for line in differing]
+    gone = before["cases"].keys() - found["cases"].keys() if whole else ()
+    return lines + [f"{name}: in the file, and not here" for name in gone]
 
 
 def _differing(ours: Any, theirs: Any) -> list[str]:
@@ -327,7 +272,7 @@ def _leaves(ours: Any, theirs: Any, where: str) -> Iterator[str]:
     if isinstance(ours, list) and isinstance(theirs, list):
         ours, theirs = (dict(enumerate(part)) for part in (ours, theirs))
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
+        for key in {**ours, **theirs}:
             place = f"{where}/{key}".strip("/")
             if key in ours and key in theirs:
                 yield from _leaves(ours[key], theirs[key], place)

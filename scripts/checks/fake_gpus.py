@@ -78,28 +78,18 @@ def seen(folder: Path) -> tuple[int, set[str], float]:
 
 def check(gpus: int, cpus: int, kinds: list[str]) -> bool:
     fine = True
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=cpus,
-        num_gpus=gpus,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
+    quiet = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+    ray.init(address="local", num_cpus=cpus, num_gpus=gpus, **quiet)
     try:
         for kind in kinds:
             with tempfile.TemporaryDirectory() as base:
                 folder = Path(base) / "seen"
                 folder.mkdir()
+                content = {"experiment": experiment(folder, WAIT_S[kind])}
                 if kind == "run":
-                    runner.run({"experiment": experiment(folder, WAIT_S[kind])})
+                    runner.run(content)
                 else:
-                    api.tune(
-                        {
-                            "experiment": experiment(folder, WAIT_S[kind]),
-                            "sweep": {"seeds": list(range(TRIALS))},
-                        }
-                    )
+                    api.tune({**content, "sweep": {"seeds": list(range(TRIALS))}})
                 actors, used, asked = seen(folder)
             good = len(used) == min(gpus, cpus) and (kind == "sweep" or asked <= cpus)
             fine &= good

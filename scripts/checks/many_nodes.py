@@ -24,29 +24,36 @@ import time
 from pathlib import Path
 from typing import Any
 
+ROUNDS = 6
 MEASURED = ("score", "train/loss", "bytes/up")
 
 
-def sweep_of(trials: int, output: Path, name: str) -> dict[str, Any]:
+def sweep_of(
+    trials: int,
+    output: Path,
+    name: str,
+    seeds: int = 4,
+    growth: float = 1.02,
+    changes: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the sweep: FedAvg on small digits, a learning rate and a seed per trial."""
-    rates = [round(0.01 * 1.02**i, 6) for i in range(-(-trials // 4))]
-    return {
-        "experiment": {
-            "name": name,
-            "rounds": 6,
-            "data": {"name": "digits-sklearn", "samples": 120},
-            "partition": "domains",
-            "model": "lenet",
-            "algorithm": "fedavg",
-            "local": {"lr": 0.05, "batch_size": 16},
-            "resources": {"executor": "inline"},
-            "checkpoint": {"min_seconds": 0},
-            "tracking": {"uri": None},
-            "output": str(output),
-        },
-        "space": {"local.lr": {"grid": rates}},
-        "sweep": {"seeds": [0, 1, 2, 3], "reuse": False, "metric": "auto"},
+    rates = [round(0.01 * growth**i, 6) for i in range(-(-trials // seeds))]
+    experiment = {
+        "name": name,
+        "rounds": ROUNDS,
+        "data": {"name": "digits-sklearn", "samples": 120},
+        "partition": "domains",
+        "model": "lenet",
+        "algorithm": "fedavg",
+        "local": {"batch_size": 16},
+        "resources": {"executor": "inline"},
+        "checkpoint": {"min_seconds": 0},
+        "tracking": {"uri": None},
+        "output": str(output),
+        **(changes or {}),
     }
+    sweep = {"seeds": [*range(seeds)], "reuse": False}
+    return {"experiment": experiment, "space": {"local.lr": {"grid": rates}}, "sweep": sweep}
 
 
 def facts(folder: Path) -> dict[str, Any]:
@@ -59,12 +66,9 @@ def facts(folder: Path) -> dict[str, Any]:
         events = read_events(trial.path)
         rounds = [event for event in events if event["type"] == "round"]
         identity = trial.identity
-        found[trial.number] = (
-            identity["status"],
-            identity.get("sha256"),
-            sum(event["type"] == "end" for event in events),
-            [(one["round"], *(one["metrics"][name] for name in MEASURED)) for one in rounds],
-        )
+        ends = sum(event["type"] == "end" for event in events)
+        course = [(one["round"], *(one["metrics"][name] for name in MEASURED)) for one in rounds]
+        found[trial.number] = identity["status"], identity.get("sha256"), ends, course
     return found
 
 
@@ -104,11 +108,8 @@ def untracked(uri: str, found: dict[str, Any]) -> list[str]:
     wrong = []
     for number, (_, digest, _, rounds) in found.items():
         mine = [run for run in runs if run.data.tags.get("trial") == number]
-        course = [
-            (metric.step, metric.value)
-            for run in mine
-            for metric in client.get_metric_history(run.info.run_id, "train/loss")
-        ]
+        histories = (client.get_metric_history(run.info.run_id, "train/loss") for run in mine)
+        course = [(metric.step, metric.value) for history in histories for metric in history]
         kept = [(one[0], one[1 + MEASURED.index("train/loss")]) for one in rounds]
         same = len(course) == len(kept) and all(
             a[0] == b[0] and math.isclose(a[1], b[1], rel_tol=1e-12)
@@ -126,9 +127,8 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--nodes", type=int, default=4, help="with the head")
     parser.add_argument("--seconds", type=float, default=4.0, help="between two kills, about")
-    parser.add_argument(
-        "--away", type=float, default=0.0, help="seconds, about, of a server's time"
-    )
+    about = "seconds, about, of a server's time"
+    parser.add_argument("--away", type=float, default=0.0, help=about)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     # A node is known to be gone after a second or two.
@@ -146,9 +146,8 @@ def main() -> int:
     from tests.tracking.helpers import Server
 
     with tempfile.TemporaryDirectory() as place:
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
+        head = {"num_cpus": 1, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(options.nodes - 1):
             cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
@@ -175,19 +174,19 @@ def main() -> int:
             if name == "disturbed" and options.away:
                 done.set()
                 going.join()
-                # what a server that was away at the end lacks, as the sweep's last line says
-                subprocess.run(
-                    [sys.executable, "-m", "flray", "sync", f"{place}/disturbed/001"], check=True
-                )
+                # What a server that was away at the end lacks, as the sweep's last line says.
+                command = [sys.executable, "-m", "flray", "sync", f"{place}/disturbed/001"]
+                subprocess.run(command, check=True)
                 lacking = untracked(server.uri, found[name])
                 server.kill()
         ray.shutdown()
         cluster.shutdown()
     disturbed, quiet = found["disturbed"], found["quiet"]
     wrong = [number for number in quiet if disturbed.get(number) != quiet[number]]
+    rounds = [*range(1, ROUNDS + 1)]
     whole = all(
-        status == "finished" and ends == 1 and [one[0] for one in rounds] == [1, 2, 3, 4, 5, 6]
-        for status, _, ends, rounds in disturbed.values()
+        (status, ends, [one[0] for one in course]) == ("finished", 1, rounds)
+        for status, _, ends, course in disturbed.values()
     )
     for number in wrong[:5]:
         print(f"trial {number}: found {disturbed.get(number)}, and quiet {quiet[number]}")

