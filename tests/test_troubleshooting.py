@@ -55,6 +55,15 @@ from torch import nn
 def short(shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes - 1))
 """
+AT_THE_SERVER = """import flray
+from flray.algorithms import Algorithm
+
+@flray.register_algorithm("mine")
+class Mine(Algorithm):
+    def aggregate(self, server, stage, replies):
+        {}["weight"]
+"""
+GPU = {"model": "One", "driver": "1", "cuda": "1", "cudnn": "1"}
 Scenario = Callable[[], int]
 
 
@@ -70,17 +79,12 @@ def broken(what: str, line: str = "", *settings: str) -> Scenario:
     return trouble
 
 
-def own_data(name: str) -> Scenario:
+def own(text: str, setting: str, file: str = "own.py") -> Scenario:
     def trouble() -> int:
-        Path("own.py").write_text(DATA)
-        return run(f"data={name}", "plugins=[own.py]")()
+        Path(file).write_text(text)
+        return run(setting, f"plugins=[{file}]")()
 
     return trouble
-
-
-def own_network() -> int:
-    Path("own.py").write_text(NETWORK)
-    return run("model=short", "plugins=[own.py]")()
 
 
 def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
@@ -91,8 +95,7 @@ def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
         np.save("x.npy", np.zeros((20, 3, 32, 32), np.uint8))
         assert run("rounds=1", "name=half", *settings)() == 0
         folder = Path("runs/half/001")
-        identity = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps({**identity, "status": "interrupted"}))
+        other("status", lambda _: "interrupted")(folder)
         kept = change(folder)
         code = invoke(["resume", "half"])
         del kept
@@ -117,30 +120,19 @@ def damage(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def at_the_server() -> int:
-    Path("mine.py").write_text(
-        "import flray\nfrom flray.algorithms import Algorithm\n\n"
-        "@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
-        "    def aggregate(self, server, stage, replies):\n        {}['weight']\n"
-    )
-    return run("algorithm=mine", "plugins=[mine.py]")()
-
-
 def key_twice() -> int:
     Path("twice.yaml").write_text("experiment:\n  rounds: 1\n  rounds: 2\n")
     return invoke(["run", "twice.yaml"])
 
 
-def other_cpu(folder: Path) -> None:
-    run = json.loads((folder / "run.json").read_text())
-    run["cpu"]["kinds"]["mkl"] = "0"
-    (folder / "run.json").write_text(json.dumps(run))
+def other(key: str, value: Any) -> Callable[[Path], Any]:
+    """Return what says that the run began on another machine."""
 
+    def change(folder: Path) -> None:
+        run = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(run | {key: value(run[key])}))
 
-def other_gpu(folder: Path) -> None:
-    run = json.loads((folder / "run.json").read_text())
-    run["gpus"] = [{"model": "One", "driver": "1", "cuda": "1", "cudnn": "1"}]
-    (folder / "run.json").write_text(json.dumps(run))
+    return change
 
 
 def far_folder() -> int:
@@ -175,14 +167,14 @@ TROUBLES: dict[str, Scenario] = {
     "resources.gpus_per_actor": run("resources={executor: ray, gpus_per_actor: 99}"),
     "is no finite number": run("local.lr=1e30", "rounds=1"),
     "ValueError": broken("raise ValueError('a mistake')"),
-    "at the server": at_the_server,
+    "at the server": own(AT_THE_SERVER, "algorithm=mine", "mine.py"),
     "that is a sweep": run("sweep.seeds=[0, 1]"),
     "a second time": key_twice,
     "found '1'": run("rounds='1'"),
     "is away": run("rounds=1", "tracking.uri=http://127.0.0.1:9"),
     "experiment.plugins": broken("pass", "import nosuchmodule"),
-    "samples are [32, 32, 3]": own_data("last-axis"),
-    "labels from 1": own_data("from-one"),
+    "samples are [32, 32, 3]": own(DATA, "data=last-axis"),
+    "labels from 1": own(DATA, "data=from-one"),
     "the data differ": resumed(
         other_samples, "data=from-file", "partition={name: iid, clients: 2}", "plugins=[own.py]"
     ),
@@ -190,10 +182,12 @@ TROUBLES: dict[str, Scenario] = {
         lambda folder: Path("own.py").write_text(DATA + "\n"), "plugins=[own.py]"
     ),
     "experiment.rounds is 3": resumed(more_rounds),
-    "mkl compute other last bits": resumed(other_cpu),
-    "with other last bits": resumed(other_gpu),
+    "mkl compute other last bits": resumed(
+        other("cpu", lambda cpu: cpu | {"kinds": cpu["kinds"] | {"mkl": "0"}})
+    ),
+    "with other last bits": resumed(other("gpus", lambda _: [GPU])),
     "experiment.resources.bits": run("resources={executor: inline, bits: portable}"),
-    "one logit for each": own_network,
+    "one logit for each": own(NETWORK, "model=short"),
     "--address auto": run("--address", "auto"),
     "is damaged": resumed(damage),
     "a process that still runs": resumed(lambda folder: Journal(folder / "journal.jsonl")),
@@ -201,7 +195,7 @@ TROUBLES: dict[str, Scenario] = {
     "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
     "path length": far_folder,
 }
-ON_RAY: dict[str, Scenario] = {
+SLOW = {
     "its actor died 3 times": broken(
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "", "resources.executor=ray"
     )
@@ -212,13 +206,9 @@ PASSING = {"is no finite number", "is away"}
 
 @pytest.fixture
 def demo(tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
-    content = {
-        **digits,
-        "name": "demo",
-        "rounds": 2,
-        "data": {"name": "digits-sklearn", "samples": 60},
-        "resources": {"executor": "inline"},
-    }
+    data = {"name": "digits-sklearn", "samples": 60}
+    own = {"name": "demo", "rounds": 2, "data": data, "resources": {"executor": "inline"}}
+    content = {**digits, **own}
     (tmp_cwd / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "data"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -226,33 +216,24 @@ def demo(tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
     return tmp_cwd
 
 
-def matched(part: str, shown: str) -> None:
-    (text,) = [text for text in SEEN if part in text]
-    pattern = ".*".join(re.escape(piece) for piece in text.split("..."))
-    assert re.search(pattern, " ".join(shown.split())), shown
-
-
 def test_every_trouble_of_the_table_is_made_here() -> None:
-    parts = [*TROUBLES, *ON_RAY]
+    parts = [*TROUBLES, *SLOW]
     assert len(SEEN) == len(parts)
     for text in SEEN:
         assert len([part for part in parts if part in text]) == 1, text
 
 
-@pytest.mark.parametrize("part", TROUBLES)
+@pytest.mark.parametrize(
+    "part", [*TROUBLES, *(pytest.param(part, marks=pytest.mark.slow) for part in SLOW)]
+)
 def test_a_trouble_is_printed_as_the_table_has_it(
     demo: Path, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:
-    code = TROUBLES[part]()
+    code = (TROUBLES | SLOW)[part]()
     captured = capfd.readouterr()
-    matched(part, captured.out + captured.err)
+    (text,) = [text for text in SEEN if part in text]
+    pattern = ".*".join(re.escape(piece) for piece in text.split("..."))
+    shown = " ".join((captured.out + captured.err).split())
+    assert re.search(pattern, shown), shown
     assert code == 0 if part in PASSING else code in (1, 2)
     assert "Traceback" not in captured.err or part in ("ValueError", "at the server")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ON_RAY)
-def test_a_trouble_on_ray(demo: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
-    assert ON_RAY[part]() in (1, 2)
-    captured = capfd.readouterr()
-    matched(part, captured.out + captured.err)
