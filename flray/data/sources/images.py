@@ -31,6 +31,13 @@ def bundled_photos() -> tuple[Images, ...]:
     return tuple(photos)
 
 
+@cache  # some 4 MB, and most of the time that a few crops take
+def _pyramid(max_scale: int) -> tuple[tuple[Images, ...], ...]:
+    """Return each bundled photo averaged in blocks of 1, 2, ... `max_scale` pixels."""
+    scales = range(1, max_scale + 1)
+    return tuple(tuple(_block_mean(photo, n) for n in scales) for photo in bundled_photos())
+
+
 def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: int = 8) -> Images:
     """Return random square crops of the bundled photos; a crop of nearly one colour is drawn again, up to 10 times.
 
@@ -50,10 +57,7 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
     -------
     ndarray of uint8 [n, 3, size, size]
     """
-    pyramid = [
-        [_block_mean(photo, scale) for scale in range(1, max_scale + 1)]
-        for photo in bundled_photos()
-    ]
+    pyramid = _pyramid(max_scale)
     crops = np.empty((n, 3, size, size), dtype=np.uint8)
     for crop in crops:
         for _ in range(10):
