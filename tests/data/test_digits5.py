@@ -103,7 +103,7 @@ def test_every_domain_has_as_many_samples_as_usps(built: Path) -> None:
         assert domain.train_x.shape[1:] == domain.test_x.shape[1:] == (3, 32, 32)
         assert domain.train_x.dtype == domain.test_x.dtype == np.uint8
     assert dataset.public is not None
-    assert dataset.public.shape == (5000, 3, 32, 32)
+    assert dataset.public.shape == (50, 3, 32, 32)
     some = {"domains": ["usps", "mnist"], "samples": 7, "seed": 3}
     fewer = load_dataset("digits5-local", some, built)
     assert [(d.name, len(d.train_y), len(d.test_y)) for d in fewer.domains] == [

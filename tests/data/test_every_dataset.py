@@ -114,7 +114,7 @@ def test_one_domain_of_digit_five_comes_alone(name: str, domain: str, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("name", ["digits5-local", "emnist", "fundus", "tiny-imagenet"])
+@pytest.mark.parametrize("name", ["emnist", "fundus", "svhn"])
 def test_it_is_drawn(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,11 @@ def test_colours_become_their_luma() -> None:
 
 
 def test_an_experiment_names_its_public_data_and_trains_on_it() -> None:
-    chosen = ({}, {"name": "photos", "samples": 40}, {"name": "photos", "samples": 20})
+    chosen = (
+        {},
+        {"name": "photos", "crops": 60, "samples": 40},
+        {"name": "photos", "crops": 60, "samples": 20},
+    )
     specs = [world_of(**({"public": one} if one else {})) for one in chosen]
     digests = set()
     for spec in specs:
