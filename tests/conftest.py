@@ -10,10 +10,13 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.end_to_end.pool import Pools
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -57,6 +60,20 @@ def ray_here() -> dict[str, float]:
             address="local", include_dashboard=False, num_cpus=5, num_gpus=0, logging_level="ERROR"
         )
     return {**ray.cluster_resources(), "CPU": 4.0}
+
+
+_POOLS: dict[str, Pools] = {}
+"""By the address of their Ray: pools of one that has ended are of no use."""
+
+
+@pytest.fixture
+def pools(ray_here: dict[str, float]) -> Pools:
+    """Client actors by their number: ``pools[2]``. They serve one test after the other."""
+    import ray
+
+    from tests.end_to_end.pool import Pools
+
+    return _POOLS.setdefault(ray.get_runtime_context().gcs_address, Pools())
 
 
 def pytest_sessionfinish() -> None:

@@ -1,4 +1,4 @@
-"""An actor killed while a round is run."""
+"""A client actor killed while a stage is run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,53 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from flray.federation.federation import Federation
-from flray.federation.ray_backend.handle import RayFederation
+import psutil
+import pytest
+
+from flray.federation.ray_backend.executor import RayExecutor
 
 
-def step_while_an_actor_is_killed(
-    federation: RayFederation | Federation, actors: list[int], after: float = 0.15
-) -> int:
-    """Run a round, kill the first of its client actors so many seconds into it, and return the process that died."""
-    victim = actors[0]
-    killer = threading.Timer(after, os.kill, (victim, signal.SIGKILL))
-    killer.start()
-    began = time.monotonic()
-    federation.step()
-    killer.join()
-    assert time.monotonic() - began > after, "the round was over before the actor was killed"
-    return victim
+def kill_an_actor(
+    executor: RayExecutor,
+    method: str,
+    when: Callable[[Any], bool],
+    cpu_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[int]:
+    """Kill the first actor in the first call for whose first task `when` holds; return where its process id will be.
+
+    Parameters
+    ----------
+    method : str
+        Of the executor: what is called.
+    cpu_seconds : float
+        How long the actor has computed by then, however busy the machine is; 0: it is killed before
+        the tasks go out.
+    """
+    run, victims = getattr(executor, method), list[int]()
+
+    def watched(tasks: Sequence[Any], *limits: Any, **more: Any) -> Iterator[Any]:
+        if victims or not tasks or not when(tasks[0]):
+            yield from run(tasks, *limits, **more)
+            return
+        victims.append(executor.pids()[0])
+        killer = threading.Thread(target=_kill, args=(victims[0], cpu_seconds))
+        killer.start()
+        if not cpu_seconds:
+            killer.join()
+        yield from run(tasks, *limits, **more)
+        assert not killer.is_alive(), "the stage was over before the actor was killed"
+
+    monkeypatch.setattr(executor, method, watched)
+    return victims
+
+
+def _kill(victim: int, cpu_seconds: float) -> None:
+    process = psutil.Process(victim)
+    end, deadline = process.cpu_times().user + cpu_seconds, time.monotonic() + 300
+    while cpu_seconds and process.cpu_times().user < end and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.kill(victim, signal.SIGKILL)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import yaml
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.placement import PoolPlanner
+from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.runs import runner
 from flray.runs.progress import NullProgress
+from tests.end_to_end.pool import Pools
+from tests.end_to_end.test_same_bits import inline_digest, world_of
 
 BROKEN = '''
 import os
@@ -54,16 +53,6 @@ class Hangs(Local):
         return super().predictor(client, view)
 
 
-@register_algorithm("mute")
-class Mute(Algorithm):
-    """Raises at every client from round 2 on."""
-
-    def loss(self, client, batch):
-        if client.round > 0:
-            raise ValueError("not a word")
-        return super().loss(client, batch)
-
-
 @register_algorithm("crashes")
 class Crashes(Algorithm):
     """Takes its process down at client 0, every time."""
@@ -72,7 +61,20 @@ class Crashes(Algorithm):
         if client.id == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(client, batch)
+
+
+@register_algorithm("mute")
+class Mute(Algorithm):
+    """Raises at every client from round 2 on."""
+
+    def loss(self, client, batch):
+        if client.round > 0:
+            raise ValueError("not a word")
+        return super().loss(client, batch)
 '''
+
+TIMEOUT = 6.0
+"""Seconds for a round; tasks take a hundredth of it."""
 
 
 def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
@@ -84,9 +86,14 @@ def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_first_line_names_client_round_exception_file_and_line(
-    tmp_cwd: Path, digits: dict[str, Any], executor: str, capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    ray_here: dict[str, float],
+    executor: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file = broken(tmp_cwd, digits, algorithm="breaks", resources={"executor": executor})
+    resources = {"executor": executor, "actors": 1 if executor == "ray" else "auto"}
+    file = broken(tmp_cwd, digits, algorithm="breaks", resources=resources)
     assert invoke(["run", file]) == 1
     lines = capsys.readouterr().err.splitlines()
     line = (
@@ -119,35 +126,41 @@ def test_a_failing_client_can_be_left_out_and_is_reported(
 
 @pytest.mark.slow
 def test_a_client_that_hangs_is_left_out_after_the_timeout(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+    tmp_cwd: Path, digits: dict[str, Any], pools: Pools
 ) -> None:
-    file = broken(
-        tmp_cwd,
-        digits,
-        algorithm="hangs",
-        rounds=3,
-        faults={"round_timeout": 8.0},
-        resources={"actors": 2},
-    )
-    lines: list[str] = []
+    faults = {"round_timeout": TIMEOUT}
+    file = broken(tmp_cwd, digits, algorithm="hangs", rounds=3, faults=faults)
     spec = build_spec(load(tmp_cwd / file).experiment)
-    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
-    try:
-        rounds = [federation.step().metrics for _ in range(3)]
-    finally:
-        federation.close()
-    assert rounds[1]["cohort/left_out"] >= 1
+    ship_user_modules()
+    lines: list[str] = []
+    federation = pools[2].federation(spec, lines.append)
+    rounds = [federation.step().metrics for _ in range(3)]
+    silent = f"no answer within {TIMEOUT:g} s"
+    assert rounds[1]["cohort/left_out"] >= 1  # the client's actor may have had others
+    assert any(f"client 1 (inverted), round 2, train: {silent}" in line for line in lines)
     assert rounds[2]["cohort/left_out"] == 0
-    assert any(
-        "client 1 (inverted), round 2, train: no answer within 8 s" in line for line in lines
-    )
-    assert "left out: client 2 (rotated), evaluation after round 3: no answer within 8 s" in lines
+    assert f"left out: client 2 (rotated), evaluation after round 3: {silent}" in lines
     measured = [
         {name for name in metrics if name.startswith("personal/local/accuracy/client/")}
         for metrics in rounds
     ]
     assert [len(clients) for clients in measured] == [4, 4, 3]
     assert measured[1] - measured[2] == {"personal/local/accuracy/client/rotated"}
+
+
+@pytest.mark.slow
+def test_a_client_that_kills_its_process_is_named_after_some_attempts(
+    tmp_cwd: Path, digits: dict[str, Any], pools: Pools
+) -> None:
+    faults = {"on_client_error": "skip", "attempts": 2}
+    file = broken(tmp_cwd, digits, algorithm="crashes", faults=faults)
+    spec = build_spec(load(tmp_cwd / file).experiment)
+    ship_user_modules()
+    lines: list[str] = []
+    metrics = pools[2].federation(spec, lines.append).step().metrics
+    assert metrics["cohort/left_out"] == 1
+    (line,) = lines
+    assert "client 0 (plain), round 1, train: its actor died 2 times" in line
 
 
 def test_a_round_in_which_nobody_answers_ends_the_run(
@@ -166,60 +179,35 @@ def test_a_round_in_which_nobody_answers_ends_the_run(
     assert len(message.splitlines()) == 1
 
 
-@pytest.mark.slow
-def test_a_client_that_kills_its_process_is_named_after_some_attempts(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
-    file = broken(
-        tmp_cwd,
-        digits,
-        algorithm="crashes",
-        faults={"on_client_error": "skip", "attempts": 2},
-        resources={"actors": 2},
-    )
-    lines: list[str] = []
-    spec = build_spec(load(tmp_cwd / file).experiment)
-    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), lines.append)
-    try:
-        metrics = federation.step().metrics
-    finally:
-        federation.close()
-    assert metrics["cohort/left_out"] == 1
-    assert len(lines) == 1
-    assert "client 0 (plain), round 1, train: its actor died 2 times" in lines[0]
-
-
 def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     whole = runner.run(
-        {"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=4"]
+        {"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=3"]
     )
     killed: list[int] = []
-
     lines: list[str] = []
 
     class Killer(NullProgress):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
-                servers = [
-                    p
-                    for p in psutil.Process().children(recursive=True)
-                    if " ".join(p.cmdline()).startswith("ray::ServerActor")
-                ]
-                killed.append(servers[0].pid)
-                os.kill(servers[0].pid, signal.SIGKILL)
+                server = next(
+                    process
+                    for process in psutil.Process().children(recursive=True)
+                    if " ".join(process.cmdline()).startswith("ray::ServerActor")
+                )
+                killed.append(server.pid)
+                server.kill()
 
         def say(self, line: str) -> None:
             lines.append(line)
 
-    result = runner.run(
-        {"experiment": digits}, ["rounds=4", "resources.actors=2"], progress=Killer()
-    )
+    changes = ["rounds=3", "resources.actors=1"]
+    result = runner.run({"experiment": digits}, changes, progress=Killer())
     assert killed
     assert "the server actor died; going on from the last checkpoint" in lines
     assert result.sha256 == whole.sha256
-    assert list(result.history["round"]) == [1, 2, 3, 4]
+    assert list(result.history["round"]) == [1, 2, 3]
 
 
 AT_THE_SERVER = {
@@ -255,21 +243,11 @@ def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_an
     tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     block = ["aggregation.block=2"] if hook == "apply" else []
-    assert (
-        invoke(
-            [
-                "run",
-                breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']"),
-                *block,
-            ]
-        )
-        == 1
-    )
-    lines = capsys.readouterr().err.splitlines()
-    assert (
-        lines[0]
-        == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {tmp_cwd / 'mine.py'}:6"
-    )
+    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']")
+    assert invoke(["run", file, *block]) == 1
+    place = f"{tmp_cwd / 'mine.py'}:6"
+    (line, *_) = capsys.readouterr().err.splitlines()
+    assert line == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {place}"
 
 
 def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
@@ -299,18 +277,15 @@ def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("hook", ["server_setup", "refine"])
 def test_a_method_that_raises_in_the_server_actor_is_named_too(
     tmp_cwd: Path,
     digits: dict[str, Any],
-    hook: str,
     ray_here: dict[str, float],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")])
-        == 1
-    )
+    hook = "server_setup"
+    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")
+    assert invoke(["run", file]) == 1
     assert (
         f"mine at the server, round 1, {hook}: ZeroDivisionError"
         in capsys.readouterr().err.splitlines()[0]
@@ -329,24 +304,9 @@ class HalfWay(Algorithm):
 '''
 
 
-def test_a_new_algorithm_from_a_string_runs_on_ray(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
-    exec(
-        compile(
-            f"from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n{OWN}",
-            "own",
-            "exec",
-        ),
-        {"__name__": "own"},
-    )
-    results = {
-        (method, executor): runner.run(
-            {"experiment": digits},
-            [f"algorithm={method}", f"resources.executor={executor}", "resources.actors=2"],
-        ).sha256
-        for method, executor in (("half-way", "ray"), ("half-way", "inline"), ("fedavg", "inline"))
-    }
-    assert (
-        results["half-way", "ray"] == results["half-way", "inline"] != results["fedavg", "inline"]
-    )
+def test_a_new_algorithm_from_a_string_runs_on_ray(digits: dict[str, Any], pools: Pools) -> None:
+    header = "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
+    exec(compile(f"{header}{OWN}", "own", "exec"), {"__name__": "own"})
+    spec, plain = (world_of(digits, method) for method in ("half-way", "fedavg"))
+    found = pools[2].run_federation(spec).sha256()
+    assert found == inline_digest(spec) != inline_digest(plain)

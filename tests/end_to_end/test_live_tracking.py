@@ -29,57 +29,41 @@ def seen(uri: str, metric: str) -> set[int]:
     }
 
 
-def wait_for(round_: int, uri: str) -> None:
-    """Hold the run up until MLflow shows one of its rounds."""
-    deadline = time.monotonic() + 60
-    while round_ not in seen(uri, "train/loss"):
-        assert time.monotonic() < deadline, f"round {round_} is not in MLflow while the run goes on"
-        time.sleep(0.05)
+class Watched(NullProgress):
+    """Holds the run up after each round until MLflow shows the round."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.rounds: list[int] = []
+
+    def round(self, finished: Any, label: str, done: int = 0, *more: Any) -> None:
+        number = done or finished.number
+        deadline = time.monotonic() + 300
+        while number not in seen(self.uri, "train/loss"):
+            assert time.monotonic() < deadline, f"round {number} is not in MLflow"
+            time.sleep(0.1)
+        self.rounds.append(number)
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
-def test_every_round_of_a_run_is_seen_while_it_goes_on(
-    tmp_cwd: Path, digits: dict[str, Any], executor: str, request: pytest.FixtureRequest
-) -> None:
-    if executor == "ray":
-        request.getfixturevalue("ray_here")
+def watched(tmp_cwd: Path, digits: dict[str, Any]) -> tuple[dict[str, Any], Watched]:
     uri = f"sqlite:///{tmp_cwd}/mlflow.db"
-    waited: list[int] = []
+    inline = {"rounds": 2, "tracking": {"uri": uri}, "resources": {"executor": "inline"}}
+    return {**digits, **inline}, Watched(uri)
 
-    class Watched(NullProgress):
-        def round(self, finished: Any, metric: str) -> None:
-            wait_for(finished.number, uri)
-            waited.append(finished.number)
 
-    runner.run(
-        {
-            "experiment": {
-                **digits,
-                "tracking": {"uri": uri},
-                "resources": {"executor": executor, "actors": 1}
-                if executor == "ray"
-                else {"executor": executor},
-            }
-        },
-        progress=Watched(),
-    )
-    assert waited == [1, 2, 3]
+def test_every_round_of_a_run_is_seen_while_it_goes_on(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    experiment, progress = watched(tmp_cwd, digits)
+    runner.run({"experiment": experiment}, progress=progress)
+    assert progress.rounds == [1, 2]
 
 
 @pytest.mark.slow
 def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
-    uri = f"sqlite:///{tmp_cwd}/mlflow.db"
-    waited: list[int] = []
-
-    class Watched(NullProgress):
-        def round(
-            self, number: str, label: str, done: int, rounds: int, score: float, left: float
-        ) -> None:
-            wait_for(done, uri)
-            waited.append(done)
-
-    content = {**digits, "tracking": {"uri": uri}, "checkpoint": {"min_seconds": 0}}
-    api.tune({"experiment": content, "space": {"local.lr": {"grid": [0.02]}}}, progress=Watched())
-    assert waited == [1, 2, 3]
+    experiment, progress = watched(tmp_cwd, digits)
+    space = {"local.lr": {"grid": [0.02]}}
+    api.tune({"experiment": experiment, "space": space}, progress=progress)
+    assert progress.rounds == [1, 2]

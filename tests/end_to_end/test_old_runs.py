@@ -53,18 +53,12 @@ def copied(here: Path, fixture: str, name: str) -> Path:
 def rounds(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return all rounds in a journal, in its order, with what no clock measured."""
     events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    return [
-        (
-            event["round"],
-            {
-                name: value
-                for name, value in event["metrics"].items()
-                if not name.startswith(VARIES)
-            },
-        )
-        for event in events
-        if event["type"] == "round"
-    ]
+    found = []
+    for event in events:
+        if event["type"] == "round":
+            metrics = {k: v for k, v in event["metrics"].items() if not k.startswith(VARIES)}
+            found.append((event["round"], metrics))
+    return found
 
 
 def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
@@ -76,13 +70,12 @@ def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
         set(metrics) for metrics in wanted["rounds"].values()
     ]
     # Other versions of the libraries may have other last bits, whatever flray does.
-    if all(
-        metadata.version(name).partition("+")[0] == version
+    same = {
+        name: metadata.version(name).partition("+")[0] == version
         for name, version in UNBROKEN["versions"].items()
-    ):
-        assert dict(history) == {
-            int(number): metrics for number, metrics in wanted["rounds"].items()
-        }
+    }
+    if all(same.values()):
+        assert dict(history) == {int(n): metrics for n, metrics in wanted["rounds"].items()}
         assert run["sha256"] == wanted["sha256"]
 
 
@@ -93,13 +86,6 @@ def test_a_run(tmp_path: Path) -> None:
     flray(tmp_path, "resume", "begun")
     assert_as_unbroken(folder, UNBROKEN["run"])
     assert (folder / "journal.jsonl").read_bytes().startswith(before)
-
-
-@pytest.mark.slow
-def test_the_settings_of_a_run(tmp_path: Path) -> None:
-    """They say everything: run anew they come to the same."""
-    flray(tmp_path, "run", str(FIXTURES / "begun_run" / "config.yaml"), "name=again")
-    assert_as_unbroken(tmp_path / "runs" / "again" / "001", UNBROKEN["run"])
 
 
 @pytest.mark.slow
@@ -118,11 +104,9 @@ def test_a_sweep(tmp_path: Path) -> None:
         assert (trial / "journal.jsonl").read_bytes().startswith(before[name])
     with (folder / "results.csv").open(newline="") as file:
         rows = {row["trial"]: row for row in csv.DictReader(file)}
-    assert {
-        name: (row["arms.method"], row["seed"], row["status"], row["rounds"])
-        for name, row in rows.items()
-    } == {"0001": ("skc", "3", "finished", "5"), "0002": ("mix", "3", "finished", "5")}
-    assert all(
-        row["sha256"] == json.loads((trials[name] / "run.json").read_text())["sha256"]
-        for name, row in rows.items()
-    )
+    for name, method in (("0001", "skc"), ("0002", "mix")):
+        row = rows.pop(name)
+        found = [row[key] for key in ("arms.method", "seed", "status", "rounds", "sha256")]
+        digest = json.loads((trials[name] / "run.json").read_text())["sha256"]
+        assert found == [method, "3", "finished", "5", digest]
+    assert not rows

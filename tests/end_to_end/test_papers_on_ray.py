@@ -7,16 +7,11 @@ process, where a test can look at what the federation has learnt and step in bet
 from __future__ import annotations
 
 import gc
-import os
-import signal
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from ray import cloudpickle
 
@@ -25,23 +20,14 @@ from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.data.types import DataSet, Domain
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import Ref, TaskInput, TaskResult
-from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.messages import TaskInput
 from flray.federation.spec import FederationSpec
 from flray.models import SplitModel
-from flray.trees import Packed
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.helpers import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.algorithms.test_identities import (
-    GLOBAL,
-    NORMED,
-    PERSONAL,
-    Options,
-    label,
-    opt,
-    personal_sha,
-)
+from tests.algorithms.test_identities import NORMED, Options, opt
+from tests.end_to_end.killing import kill_an_actor
 from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
@@ -73,8 +59,6 @@ def pool(pools: Pools) -> Iterator[Pool]:
 # --- identities
 # ---------------------------------------------------------------------------------------------------
 
-LOCAL, FEDAVG, FEDBN = opt("local"), opt("fedavg"), opt("fedbn")
-ALONE = opt("fedco2", mu=0, intra="none")
 SMALL_PUBLIC = {"public_size": 40, "public_batch_size": 16}
 FCCL = opt("fccl", pretrain_epochs=1, **SMALL_PUBLIC)
 ALL: dict[str, Any] = {"participation": {"fraction": 1.0}}
@@ -83,49 +67,35 @@ DISJOINT: dict[str, Any] = {
     "data": {"name": "disjoint"},
     "model": "mlp",
     "local": {"batch_size": 4, "lr": 0.1},
+    "aggregation": {"weights": "uniform"},
 }
-IDENTITIES: dict[str, tuple[Options, str, Options, str, dict[str, Any]]] = {
-    "FedSKC(all off) = FedAvg": (
-        opt("fedskc", lcl=False, gda=False, gpr=False),
-        "all",
-        FEDAVG,
-        "all",
-        {},
-    ),
+IDENTITIES: dict[str, tuple[Options, Options, str, dict[str, Any]]] = {
     "GDA with equal N and equal d = uniform mean": (
         opt("fedskc", lcl=False, gpr=False, sample_scale="fraction"),
+        opt("fedavg"),
         "global",
-        FEDAVG,
-        "global",
-        {**DISJOINT, "aggregation": {"weights": "uniform"}},
+        DISJOINT,
     ),
-    "LG-Mix(lambda=0) = FedAvg": (opt("lgmix", ratio=0), "global", FEDAVG, "global", ALL),
-    "LG-Mix(lambda=1) = Local": (opt("lgmix", ratio=1), "own", LOCAL, "personal", ALL),
-    "Fed-CO2(mu=0, intra off): online part = FedBN": (ALONE, "online", FEDBN, "online", {}),
-    "Fed-CO2(mu=0, intra off): offline part = Local": (ALONE, "offline", LOCAL, "personal", {}),
-    "FCCL+(no public step, no FNTD) = Local": (
-        opt("fcclplus", public_passes=0, local_term="none"),
-        "personal",
-        LOCAL,
-        "personal",
+    "LG-Mix(lambda=0) = FedAvg": (opt("lgmix", ratio=0), opt("fedavg"), "global", ALL),
+    "Fed-CO2(mu=0, intra off): online part = FedBN": (
+        opt("fedco2", mu=0, intra="none"),
+        opt("fedbn"),
+        "online",
         {},
     ),
     "FCCL+(omega=0, FNTD replaced by the two KD terms) = FCCL": (
         opt("fcclplus", omega=0, local_term="two_teachers", pretrain_epochs=1, **SMALL_PUBLIC),
-        "personal",
         FCCL,
         "personal",
         {},
     ),
 }
-"""A method and what is compared of it, the other one, settings. LG-Mix lets all clients take part in every round: one
-that had been away would otherwise start from a model of its own that is not u."""
+"""One of each paper: two methods, what is compared of them, settings. LG-Mix lets all clients take part in every
+round: one that had been away would otherwise start from a model of its own that is not u."""
 
 
 def part_of(federation: Federation, part: str) -> str:
     states = [state_of(federation, i) for i in range(len(federation.states))]
-    if part == "all":
-        return federation.sha256()
     if part == "global":
         return models_sha(federation)
     if part == "online":
@@ -138,26 +108,11 @@ def part_of(federation: Federation, part: str) -> str:
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], identity: str) -> None:
-    one, part, other, other_part, settings = IDENTITIES[identity]
+    one, other, part, settings = IDENTITIES[identity]
     settings = {"data": {"name": "digits-sklearn", "samples": 48}, **settings}
     found = [
-        part_of(pool.run_federation(world_of(digits, method, **settings)), which)
-        for method, which in ((one, part), (other, other_part))
-    ]
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(
-    ("method", "other", "settings", "digest"),
-    [*((*row, models_sha) for row in GLOBAL), *((*row, personal_sha) for row in PERSONAL)],
-    ids=label,
-)
-def test_identities_of_the_baselines(
-    pool: Pool, method: Options, other: Options, settings: Options, digest: Any
-) -> None:
-    settings = {"model": NORMED, **settings}
-    found = [
-        digest(pool.run_federation(hand_made.spec_of(name, **settings))) for name in (method, other)
+        part_of(pool.run_federation(world_of(digits, method, **settings)), part)
+        for method in (one, other)
     ]
     assert found[0] == found[1]
 
@@ -186,115 +141,37 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
 # ------------------------------------------------------------------------------------------------
 
 
-class Killing:
-    """Runs on a pool, and kills an actor in one stage: before its tasks go out, or in the middle of one.
-
-    Attributes
-    ----------
-    stages : list of str
-        What was run, by name and number, with ``"killed"`` where it happened.
-    """
-
-    def __init__(self, pool: RayExecutor, at: tuple[int, str, int], cpu_seconds: float) -> None:
-        self.pool, self.at, self.cpu_seconds = pool, at, cpu_seconds
-        self.stages: list[str] = []
-        self.victim = 0
-
-    def put(self, packed: Packed) -> Ref:
-        return self.pool.put(packed)
-
-    def fetch(self, handle: Ref) -> Packed:
-        return self.pool.fetch(handle)
-
-    def watch_over(self, *what: Any) -> None:
-        self.pool.watch_over(*what)
-
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        client_task = jobs[0].client_task
-        killing = (
-            client_task.kind == "stage"
-            and (client_task.round, client_task.stage.name, client_task.stage.index) == self.at
-        )
-        if killing:
-            self.victim = self.pool.pids()[0]
-            killer = threading.Thread(target=self.kill)
-            killer.start()
-            if not self.cpu_seconds:
-                killer.join()
-        self.stages.append(f"{client_task.stage.name} {client_task.stage.index}")
-        yield from self.pool.run_tasks(jobs, timeout, idle)
-        if killing:
-            assert not killer.is_alive(), "the stage was over before the actor was killed"
-
-    def kill(self) -> None:
-        """Kill once the actor has computed for so long in this stage, however busy the machine is."""
-        process = psutil.Process(self.victim)
-        begun = process.cpu_times().user
-        deadline = time.monotonic() + 60
-        while (
-            self.cpu_seconds
-            and process.cpu_times().user - begun < self.cpu_seconds
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.002)
-        os.kill(self.victim, signal.SIGKILL)
-        self.stages.append("killed")
-
-    def memory(self) -> dict[str, int]:
-        return self.pool.memory()
-
-    def close(self) -> None:
-        """Leave the pool as it is."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "at", "cpu_seconds"),
-    [
-        (opt("fedskc"), (1, "train", 0), 0.05),
-        (opt("lgmix"), (1, "train", 0), 0.05),
-        (opt("lgmix"), (1, "mix", 0), 0),
-        (opt("fedco2"), (1, "train", 0), 0.05),
-        (FCCL, (1, "collaborate", 1), 0),
-        (opt("fcclplus", **SMALL_PUBLIC), (1, "collaborate", 2), 0),
-        (opt("fcclplus", **SMALL_PUBLIC), (1, "train", 0), 0.05),
-    ],
-    ids=lambda value: (
-        value["name"]
-        if isinstance(value, dict)
-        else f"{value[1]}{value[2]}"
-        if isinstance(value, tuple)
-        else "midway"
-        if value
-        else "between"
-    ),
+    ("method", "stage", "index", "cpu_seconds"),
+    [(opt("fedco2"), "train", 0, 0.05), (opt("fcclplus", **SMALL_PUBLIC), "collaborate", 2, 0.0)],
+    ids=["midway", "between"],
 )
 def test_actor_killed_in_the_middle_of_a_round(
     pool: Pool,
     digits: dict[str, Any],
     method: Options,
-    at: tuple[int, str, int],
+    stage: str,
+    index: int,
     cpu_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    epochs = (
-        8 if cpu_seconds else 1
-    )  # a turn that takes several times as long as the actor is left alive
+    # tasks that take several times as long as the actor is left alive
+    epochs = 8 if cpu_seconds else 1
     spec = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
-    killing = Killing(pool.executor_for(spec), at, cpu_seconds)
-    federation = Federation(spec, killing, warn=lambda line: None)
+    executor = pool.executor_for(spec)
+
+    def in_stage(job: TaskInput) -> bool:
+        task = job.client_task
+        found = (task.kind, task.round, task.stage.name, task.stage.index)
+        return found == ("stage", 1, stage, index)
+
+    victims = kill_an_actor(executor, "run_tasks", in_stage, cpu_seconds, monkeypatch)
+    federation = Federation(spec, executor, warn=lambda line: None)
     for _ in range(spec.config.rounds):
         federation.step()
-    pids = killing.pool.pids()
-    assert killing.victim and killing.victim not in pids and len(pids) == ACTORS
-    if at[1] == "collaborate":
-        where = killing.stages.index("killed")
-        assert killing.stages[where - 1 : where + 2] == [
-            f"collaborate {at[2] - 1}",
-            "killed",
-            f"collaborate {at[2]}",
-        ]
+    (victim,), pids = victims, executor.pids()
+    assert victim not in pids and len(pids) == ACTORS
     assert federation.sha256() == inline_digest(spec)
 
 

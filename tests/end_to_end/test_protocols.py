@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 import flray
 from flray import trees
 from flray.cli.display import show_result
-from flray.cli.main import invoke
 from flray.config.experiment import Config
+from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
 from flray.federation import evaluation, spec
 from flray.federation.building import build_spec
@@ -90,14 +89,8 @@ def test_the_protocol_decides_what_is_reported(
     assert result.metrics["global/common/accuracy"] == measured["global/common/accuracy"].iloc[-1]
     again = runner.resume(result.folder)
     assert again.reported == result.reported
-    means = flray.run(
-        {
-            "experiment": {
-                **settings,
-                "evaluation": {**settings["evaluation"], "protocol": "mean-last"},
-            }
-        }
-    )
+    settings["evaluation"] |= {"protocol": "mean-last"}
+    means = flray.run({"experiment": settings})
     assert means.reported.values["global/common/accuracy"] == pytest.approx(
         measured["global/common/accuracy"].iloc[-2:].mean()
     )
@@ -110,20 +103,11 @@ def test_the_protocol_decides_what_is_reported(
     )
 
 
-def test_the_best_round_needs_validation_samples(digits: dict[str, Any]) -> None:
+def test_a_protocol_that_cannot_be_is_refused(digits: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match=r"experiment\.evaluation\.protocol: found best; .*evaluation\.validation"
     ):
         federation(digits, evaluation={"protocol": "best"})
     federation(digits, evaluation={"protocol": "best"}, split=[0.6, 0.2, 0.2])
-
-
-def test_a_wrong_protocol_is_refused(
-    digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": {**digits, **INLINE}}))
-    assert invoke(["run", "x.yaml", "evaluation.protocol=mean"]) == 2
-    assert (
-        "experiment.evaluation.protocol: found 'mean'; input should be 'last', 'best' or "
-        "'mean-last'" in capsys.readouterr().err
-    )
+    with pytest.raises(ConfigErrors, match="input should be 'last', 'best' or 'mean-last'"):
+        load({"experiment": {**digits, "evaluation": {"protocol": "mean"}}})

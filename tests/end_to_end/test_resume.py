@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
+from flray.records.journal import Journal
 from flray.runs import resume_checks, runner
 from flray.tuning.space import resolve_sweep
 
@@ -49,7 +51,7 @@ def driver(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def until(condition: Any, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def until(condition: Any, process: subprocess.Popen[str], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[0]
@@ -71,61 +73,52 @@ def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "executor", "kill_at"),
-    [("fedbn", "inline", (2, 3)), ("scaffold", "ray", (2,)), ("fedskc", "inline", (2,))],
-)
-def test_driver_killed_and_resumed(
-    tmp_cwd: Path, digits: dict[str, Any], method: str, executor: str, kill_at: tuple[int, ...]
+def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
+    """By Ctrl-C, then by SIGKILL. In this process: tests/test_stopping.py."""
+    import ray
+
     changes: dict[str, Any] = {
-        "algorithm": method,
-        "rounds": 5,
+        "algorithm": "scaffold",
+        "rounds": 8,
         "participation": {"fraction": 0.75},
         "tracking": {"uri": "sqlite:///mlflow.db"},
         "local": {**digits["local"], "epochs": 3},
+        "resources": {"actors": 1},
     }
     file = write(tmp_cwd, digits, **changes)
-    whole = runner.run(
-        {
-            "experiment": {
-                **digits,
-                **changes,
-                "name": "whole",
-                "tracking": {"uri": None},
-                "resources": {"executor": "inline"},
-            }
-        }
-    )
+    apart = {"name": "whole", "tracking": {"uri": None}, "resources": {"executor": "inline"}}
+    whole = runner.run({"experiment": {**digits, **changes, **apart}})
     run = tmp_cwd / "runs" / "digits" / "001"
-    command = [sys.executable, "-m", "flray.run", "x.yaml", f"resources.executor={executor}"]
-    for number, kill in enumerate(kill_at):
-        if number:
-            command = [
-                sys.executable,
-                "-c",
-                "import sys; from flray.cli.main import invoke; "
-                "sys.exit(invoke(['resume', 'digits']))",
-            ]
-        process = subprocess.Popen(
-            command, cwd=file.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        until(lambda kill=kill: len(recorded(run)) >= kill, process)
-        process.kill()
-        process.communicate(timeout=60)
-        assert len(recorded(run)) < 5, "the run was over before it was killed"
+    address = ray.get_runtime_context().gcs_address
+
+    asked = driver("run", str(file), "--address", address, cwd=tmp_cwd)
+    until(lambda: len(recorded(run)) >= 2, asked)
+    asked.send_signal(signal.SIGINT)
+    output, _ = asked.communicate(timeout=240)
+    assert asked.returncode == 130, output
+    assert "go on with: flray resume runs/digits/001" in output
+    assert "Traceback" not in output
+    assert directory.read(run)["status"] == "interrupted"
+    assert list((run / directory.CHECKPOINT).glob("round-*.json"))
+
+    killed = driver("resume", "digits", "--address", address, cwd=tmp_cwd)
+    before = len(recorded(run))
+    until(lambda: len(recorded(run)) > before, killed)
+    killed.kill()
+    killed.communicate(timeout=60)
+    assert len(recorded(run)) < 8, "the run was over before it was killed"
+
     resumed = runner.resume(run)
     assert resumed.sha256 == whole.sha256
-    assert list(resumed.history["round"]) == [1, 2, 3, 4, 5]
-    steady = [
-        c
-        for c in whole.history.columns
-        if not str(c).startswith(("time/", "memory/", "system/", "train/seconds"))
-    ]
+    rounds = [*range(1, 9)]
+    assert list(resumed.history["round"]) == rounds
+    measured = ("time/", "memory/", "system/", "train/seconds")
+    steady = [c for c in whole.history.columns if not str(c).startswith(measured)]
     assert resumed.history[steady].equals(whole.history[steady])
-    points = mlflow_points(tmp_cwd / "mlflow.db", "train/loss")
-    assert [step for step, _ in points] == [1, 2, 3, 4, 5]
-    assert [value for _, value in points] == list(whole.history["train/loss"])
+    losses = list(zip(rounds, whole.history["train/loss"], strict=True))
+    assert mlflow_points(tmp_cwd / "mlflow.db", "train/loss") == losses
 
 
 WATCHED = """
@@ -147,27 +140,12 @@ class Watched(registry.algorithms.get({method!r})):
 """A method that stands still once, in the middle of a stage of round 2: two clients have run it, two have not."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "options", "stage", "index", "executor"),
+    ("method", "options", "stage", "index"),
     [
-        pytest.param("lgmix", {}, "mix", 0, "inline", marks=pytest.mark.slow),
-        ("fedco2", {}, "train", 0, "inline"),
-        pytest.param(
-            "fccl",
-            {"pretrain_epochs": 1, "public_size": 40, "public_batch_size": 16},
-            "collaborate",
-            1,
-            "inline",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "fcclplus",
-            {"public_size": 40, "public_batch_size": 16},
-            "collaborate",
-            2,
-            "ray",
-            marks=pytest.mark.slow,
-        ),
+        ("fedco2", {}, "train", 0),
+        ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2),
     ],
 )
 def test_driver_killed_in_the_middle_of_a_round(
@@ -177,30 +155,17 @@ def test_driver_killed_in_the_middle_of_a_round(
     options: dict[str, Any],
     stage: str,
     index: int,
-    executor: str,
 ) -> None:
-    """FCCL's and FCCL+'s in the middle of their three public batches."""
+    """FCCL+'s in the middle of its three public batches."""
     mark = tmp_cwd / "killed here"
     (tmp_cwd / "watched.py").write_text(
         WATCHED.format(method=method, stage=stage, index=index, mark=str(mark))
     )
+    inline = {**digits, "resources": {"executor": "inline"}}
     whole = runner.run(
-        {
-            "experiment": {
-                **digits,
-                "name": "whole",
-                "algorithm": {"name": method, **options},
-                "resources": {"executor": "inline"},
-            }
-        }
+        {"experiment": {**inline, "name": "whole", "algorithm": {"name": method, **options}}}
     )
-    file = write(
-        tmp_cwd,
-        digits,
-        plugins=["watched.py"],
-        algorithm={"name": "watched", **options},
-        resources={"executor": executor, "actors": 2 if executor == "ray" else "auto"},
-    )
+    file = write(tmp_cwd, inline, plugins=["watched.py"], algorithm={"name": "watched", **options})
     process = driver("run", str(file), cwd=tmp_cwd)
     until(mark.exists, process)
     process.kill()
@@ -210,66 +175,32 @@ def test_driver_killed_in_the_middle_of_a_round(
     assert runner.resume(run).sha256 == whole.sha256
 
 
-@pytest.mark.slow
-def test_a_run_on_ray_that_is_asked_to_end_can_be_resumed(
-    tmp_cwd: Path, digits: dict[str, Any]
+def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> runner.Result:
+    inline = {"resources": {"executor": "inline"}, "rounds": rounds}
+    return runner.run({"experiment": {**digits, **inline, **changes}})
+
+
+def test_a_finished_run_is_read_and_a_running_one_is_left_alone(
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By Ctrl-C, then once more by SIGTERM. In this process: tests/test_stopping.py."""
-    file = write(tmp_cwd, digits, rounds=8, local={**digits["local"], "epochs": 3})
-    whole = runner.run(
-        load(file).model_dump(mode="json"), ["resources.executor=inline", "name=whole"]
-    )
-    run = tmp_cwd / "runs" / "digits" / "001"
-    arguments = ["run", str(file), "resources.executor=ray"]
-    for number, code, reached in ((signal.SIGINT, 130, 2), (signal.SIGTERM, 143, 4)):
-        process = driver(*arguments, cwd=tmp_cwd)
-        until(lambda reached=reached: len(recorded(run)) >= reached, process)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == code, output
-        assert "go on with: flray resume runs/digits/001" in output
-        assert "Traceback" not in output
-        assert directory.read(run)["status"] == "interrupted"
-        assert list((run / directory.CHECKPOINT).glob("round-*.json"))
-        arguments = ["resume", "digits"]
-    rewrite(run, lambda experiment: experiment["resources"].update(executor="inline"))
-    resumed = runner.resume(run)
-    assert resumed.sha256 == whole.sha256
-    assert list(resumed.history["round"]) == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_resuming_a_finished_run_returns_its_result(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    first = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=2"])
+    first, second = inline_run(digits, 2), inline_run(digits, 2)
+    assert [str(r.folder) for r in (first, second)] == ["runs/digits/001", "runs/digits/002"]
     again = runner.resume(first.folder)
-    assert again.sha256 == first.sha256
+    assert again.sha256 == first.sha256 == second.sha256
     assert again.history.equals(first.history)
-
-
-def test_a_second_run_of_the_same_name_gets_a_folder_of_its_own(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
-    runs = [
-        runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-        for _ in range(2)
-    ]
-    assert [str(r.folder) for r in runs] == ["runs/digits/001", "runs/digits/002"]
-    assert runs[0].sha256 == runs[1].sha256
-
-
-def test_a_run_that_still_runs_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    from flray.records.journal import Journal
-
-    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    directory.update(result.folder, status="running")
-    with Journal(result.folder / directory.JOURNAL), pytest.raises(FlrayError, match="still runs"):
-        runner.resume(result.folder)
+    directory.update(first.folder, status="running")
+    with Journal(first.folder / directory.JOURNAL), pytest.raises(FlrayError, match="still runs"):
+        runner.resume(first.folder)
+    assert invoke(["resume", "digit"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+    assert [p.name for p in tmp_cwd.iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     tmp_cwd: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=3"])
+    result = inline_run(digits, 3)
     directory.update(result.folder, status="interrupted")
     kept = result.folder / directory.CHECKPOINT
 
@@ -312,13 +243,11 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_other_data_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    directory.update(result.folder, status="interrupted")
+    result = inline_run(digits, 1)
     rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
-    settings = directory.read(result.folder)[
-        "settings"
-    ]  # so that these are those of the beginning, and the files are not
-    directory.update(result.folder, settings={**settings, "data.samples": "95"})
+    # So that the settings are those of the beginning, and the files are not.
+    settings = {**directory.read(result.folder)["settings"], "data.samples": "95"}
+    directory.update(result.folder, status="interrupted", settings=settings)
     with pytest.raises(FlrayError, match="the data differ from those the run began with"):
         runner.resume(result.folder)
 
@@ -327,7 +256,7 @@ def test_other_data_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[st
 def test_other_settings_than_at_the_start_are_refused(
     tmp_cwd: Path, digits: dict[str, Any], status: str
 ) -> None:
-    result = runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
+    result = inline_run(digits, 1)
     directory.update(result.folder, status=status)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
     with pytest.raises(
@@ -336,33 +265,26 @@ def test_other_settings_than_at_the_start_are_refused(
         r"was \d+; put it back",
     ):
         runner.resume(result.folder)
-    rewrite(
-        result.folder, lambda experiment: experiment.update(rounds=1, seed=digits.get("seed", 0))
-    )
+    rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=0))
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=2))
     with pytest.raises(FlrayError, match=r"resources\.cpus_per_actor is 2\.0 and was 1\.0"):
         runner.resume(result.folder)
-    rewrite(
-        result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1, actors=2)
-    )
+    rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1))
+    rewrite(result.folder, lambda experiment: experiment["resources"].update(actors=2))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert runner.resume(result.folder).sha256 == result.sha256
 
 
-@pytest.mark.parametrize("kept", ["run.json", "journal"])
-def test_settings_taken_out_or_put_in_are_noticed(
-    tmp_cwd: Path, digits: dict[str, Any], kept: str
-) -> None:
-    inline = ["resources.executor=inline", "rounds=1", "algorithm=local"]
-    result = runner.run({"experiment": digits}, inline)
-    if kept == "journal":  # where an older flray kept them
-        content = directory.read(result.folder)
-        del content["settings"]
-        directory.write(result.folder, "run", content)
-    directory.update(result.folder, status="interrupted")
+def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    result = inline_run(digits, 1, algorithm="local")
     rewrite(result.folder, lambda experiment: experiment.update(models={"mnist": "mlp"}))
-    with pytest.raises(FlrayError, match=r"experiment\.models is not there and was \{\}"):
-        runner.resume(result.folder)
+    for _ in range(2):
+        directory.update(result.folder, status="interrupted")
+        with pytest.raises(FlrayError, match=r"experiment\.models is not there and was \{\}"):
+            runner.resume(result.folder)
+        content = directory.read(result.folder)
+        content.pop("settings", None)  # an older flray kept them in the journal
+        directory.write(result.folder, "run", content)
 
 
 SWEEP = {
@@ -372,61 +294,46 @@ SWEEP = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (
-            lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
-            r'space\.local\.lr is {"grid": \[0\.3, 0\.02\]} and was {"grid": \[0\.01, 0\.02\]}',
-        ),
-        (
-            lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}),
-            r"space\.local\.epochs is .* and was not there",
-        ),
-        (
-            lambda c: c["arms"]["method"].update(three={"algorithm": "local"}),
-            r"arms\.method\.three is .* and was not",
-        ),
-        (lambda c: c["arms"]["method"].pop("two"), r"arms\.method\.two is not there and was"),
-        (
-            lambda c: c["experiment"].update(algorithm={"name": "fedprox", "mu": 1.0}),
-            r"experiment\.algorithm\.mu is 1\.0",
-        ),
-        (lambda c: c["sweep"].update(seeds=[0, 1]), r"sweep\.seeds is \[0, 1\] and was \[0\]"),
-        (
-            lambda c: c["sweep"].update(metric="global/common/loss", mode="min"),
-            r"sweep\.metric is global/common/loss",
-        ),
-    ],
-)
+CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+    (
+        lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
+        r'space\.local\.lr is {"grid": \[0\.3, 0\.02\]} and was {"grid": \[0\.01, 0\.02\]}',
+    ),
+    (
+        lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}),
+        r"space\.local\.epochs is .* and was not there",
+    ),
+    (lambda c: c["arms"]["method"].pop("two"), r"arms\.method\.two is not there and was"),
+    (lambda c: c["experiment"].update(algorithm="fedbn"), r"experiment\.algorithm\.name is fedbn"),
+    (lambda c: c["sweep"].update(seeds=[0, 1]), r"sweep\.seeds is \[0, 1\] and was \[0\]"),
+    (
+        lambda c: c["sweep"].update(metric="global/common/loss", mode="min"),
+        r"sweep\.metric is global/common/loss",
+    ),
+]
+
+
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_a_sweep_whose_settings_were_edited_is_not_resumed(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    change: Callable[[dict[str, Any]], None],
-    said: str,
-    status: str,
+    tmp_cwd: Path, digits: dict[str, Any], status: str
 ) -> None:
     config = resolve_sweep(load({"experiment": digits, **SWEEP}))
     folder = directory.create(config.experiment.output, config.experiment.name)
     directory.save_config(folder, config)
-    directory.write(
-        folder,
-        "sweep",
-        {
-            **directory.new_identity(),
-            "status": status,
-            "settings": resume_checks.settings_text(config, "sweep"),
-        },
-    )
-    content = yaml.safe_load((folder / directory.CONFIG).read_text())
+    settings = resume_checks.settings_text(config, "sweep")
+    begun = {**directory.new_identity(), "status": status, "settings": settings}
+    directory.write(folder, "sweep", begun)
+    file = folder / directory.CONFIG
+    content = yaml.safe_load(file.read_text())
     content["sweep"].update(concurrency=1, max_failures=0)  # these may be
-    (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
-    resume_checks.check_unchanged(folder, resolve_sweep(load(folder / directory.CONFIG)))
-    change(content)
-    (folder / directory.CONFIG).write_text(yaml.safe_dump(content))
-    with pytest.raises(FlrayError, match=said):
-        api.resume_sweep(folder)
+    file.write_text(yaml.safe_dump(content))
+    resume_checks.check_unchanged(folder, resolve_sweep(load(file)))
+    for change, said in CHANGES:
+        changed = copy.deepcopy(content)
+        change(changed)
+        file.write_text(yaml.safe_dump(changed))
+        with pytest.raises(FlrayError, match=said):
+            api.resume_sweep(folder)
 
 
 def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
@@ -438,16 +345,7 @@ def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any
 def test_a_run_is_resumed_from_another_folder_into_the_same_database(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = runner.run(
-        {
-            "experiment": {
-                **digits,
-                "rounds": 2,
-                "resources": {"executor": "inline"},
-                "tracking": {"uri": "sqlite:///mlflow.db"},
-            }
-        }
-    )
+    result = inline_run(digits, 2, tracking={"uri": "sqlite:///mlflow.db"})
     folder = result.folder.resolve()
     directory.update(folder, status="interrupted")
     (tmp_cwd / "elsewhere").mkdir()
@@ -455,12 +353,3 @@ def test_a_run_is_resumed_from_another_folder_into_the_same_database(
     assert runner.resume(folder).sha256 == result.sha256
     assert list((tmp_cwd / "elsewhere").iterdir()) == []
     assert [step for step, _ in mlflow_points(tmp_cwd / "mlflow.db", "train/loss")] == [1, 2]
-
-
-def test_unknown_runs_name_the_nearest(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    runner.run({"experiment": digits}, ["resources.executor=inline", "rounds=1"])
-    assert invoke(["resume", "digit"]) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
-    assert [p.name for p in tmp_cwd.iterdir()] == ["runs"]

@@ -17,12 +17,9 @@ from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
-from tests.end_to_end.killing import step_while_an_actor_is_killed
 from tests.end_to_end.pool import Pools
 
-METHODS = ("fedavg", "fedbn", "scaffold")
 TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
-everywhere = pytest.mark.parametrize("method", [*METHODS, TRAINS_AT_SERVER], ids=str)
 
 
 def world_of(
@@ -48,7 +45,7 @@ class Backwards(InlineExecutor):
         yield from reversed(list(super().run_tasks(list(reversed(jobs)), timeout, idle)))
 
 
-@everywhere
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold", TRAINS_AT_SERVER], ids=str)
 def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> None:
     spec = world_of(digits, method)
     federation = Federation(spec, Backwards(spec))
@@ -57,30 +54,18 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> No
     assert federation.sha256() == inline_digest(spec)
 
 
-@everywhere
-@pytest.mark.parametrize("actors", [1, 4])
-def test_number_of_actors_does_not_matter(
-    digits: dict[str, Any], pools: Pools, method: Any, actors: int
-) -> None:
-    spec = world_of(digits, method)
-    assert pools[actors].run_federation(spec).sha256() == inline_digest(spec)
-
-
 @pytest.mark.slow
-def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
-    spec = world_of(digits, "scaffold", resources={"actors": 2})
-    federation = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), print)
-    try:
-        for _ in range(spec.config.rounds):
-            federation.step()
-        assert federation.sha256() == inline_digest(spec)
-    finally:
-        federation.close()
-
-
-def test_a_methods_warning_comes_from_the_server_actor_once(
-    digits: dict[str, Any], ray_here: dict[str, float]
+@pytest.mark.parametrize("method", ["scaffold", TRAINS_AT_SERVER], ids=str)
+def test_number_of_actors_does_not_matter(
+    digits: dict[str, Any], pools: Pools, method: Any
 ) -> None:
+    """Here one; two of them, with every method: tests/end_to_end/test_papers_on_ray.py."""
+    spec = world_of(digits, method)
+    assert pools[1].run_federation(spec).sha256() == inline_digest(spec)
+
+
+def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
+    """What the method has to say comes from there once."""
     algorithm = {"name": "fedhkd", "threshold": 0.9}
     spec = world_of(digits, algorithm, resources={"actors": 1})
     lines: list[str] = []
@@ -88,14 +73,14 @@ def test_a_methods_warning_comes_from_the_server_actor_once(
     try:
         for _ in range(spec.config.rounds):
             federation.step()
+        assert federation.sha256() == inline_digest(spec)
     finally:
         federation.close()
     assert len(lines) == 1 and "algorithm.threshold=0.9" in lines[0]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
-    digits: dict[str, Any], pools: Pools, method: str
+    digits: dict[str, Any], pools: Pools
 ) -> None:
     def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return images.flip(-2)
@@ -104,7 +89,7 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
     try:
         spec = world_of(
             digits,
-            method,
+            "fedbn",
             split=[0.6, 0.2, 0.2],
             shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
             local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]},
@@ -118,21 +103,3 @@ def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
         assert federation.sha256() == inline.sha256()
     finally:
         del registry.augmentations._entries["upside-down"]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [one if one == "scaffold" else pytest.param(one, marks=pytest.mark.slow) for one in METHODS],
-)
-def test_client_actor_killed_in_the_middle_of_a_round(
-    digits: dict[str, Any], pools: Pools, method: str
-) -> None:
-    spec = world_of(digits, method, local={**digits["local"], "epochs": 10})
-    executor = pools[2].executor_for(spec)
-    federation = Federation(spec, executor)
-    federation.step()
-    victim = step_while_an_actor_is_killed(federation, executor.pids())
-    federation.step()
-    after = executor.pids()
-    assert victim not in after and len(after) == 2
-    assert federation.sha256() == inline_digest(spec)

@@ -17,9 +17,8 @@ from flray.federation.building import build_spec
 from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import SharedDataset
+from tests.end_to_end.pool import Pools
 
 FUNDUS: dict[str, Any] = {
     "name": "fundus",
@@ -55,26 +54,33 @@ EEG: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("method", "view"),
-    [
-        pytest.param("fedavg", "global/common", marks=pytest.mark.slow),
-        pytest.param("fedbn", "personal/local", marks=pytest.mark.slow),
-        ("lgmix", "personal/local"),
-    ],
-)
-def test_dice_rises_over_the_rounds(tmp_cwd: Path, method: str, view: str) -> None:
-    history = flray.run({"experiment": {**FUNDUS, "algorithm": method}}).history
-    dice, distance = history[f"{view}/dice"].to_numpy(), history[f"{view}/hausdorff95"].to_numpy()
+SMALL_FUNDUS: dict[str, Any] = {
+    **FUNDUS,
+    "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
+    "model": {"name": "unet", "width": 2, "depth": 2},
+}
+SMALL_GLYPHS: dict[str, Any] = {
+    **GLYPHS,
+    "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
+    "partition": {"name": "iid", "clients": 2},
+    "model": {"name": "protonet", "width": 2},
+    "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
+}
+
+
+@pytest.mark.slow
+def test_dice_rises_over_the_rounds(tmp_cwd: Path) -> None:
+    history = flray.run({"experiment": {**FUNDUS, "algorithm": "lgmix"}}).history
+    dice, distance = (
+        history[f"personal/local/{name}"].to_numpy() for name in ("dice", "hausdorff95")
+    )
     assert dice[-1] > 0.45 and dice[-1] > dice[0] + 0.25
     assert distance[-1] < distance[0]
     assert history["train/loss"].iloc[-1] < history["train/loss"].iloc[0] - 0.1
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedskc"])
-def test_unseen_characters_are_told_apart(tmp_cwd: Path, method: str) -> None:
-    history = flray.run({"experiment": {**GLYPHS, "algorithm": method}}).history
-    accuracy = history["global/common/accuracy"]
+def test_unseen_characters_are_told_apart(tmp_cwd: Path) -> None:
+    accuracy = flray.run({"experiment": GLYPHS}).history["global/common/accuracy"]
     assert accuracy.iloc[-1] > 0.6 and accuracy.iloc[-1] > accuracy.iloc[0] + 0.05  # chance is 0.2
 
 
@@ -82,33 +88,20 @@ def test_auc_of_eeg(tmp_cwd: Path) -> None:
     result = flray.run({"experiment": EEG})
     assert result.metric == "personal/local/accuracy"
     assert result.metrics["personal/local/auc"] > 0.8
-    assert {
-        f"personal/local/{m}/client/{c}"
-        for m in ("auc", "f1", "sensitivity", "specificity")
-        for c in "ABCD"
-    } <= result.metrics.keys()
+    for name in ("auc", "f1", "sensitivity", "specificity"):
+        assert {f"personal/local/{name}/client/{c}" for c in "ABCD"} <= result.metrics.keys()
 
 
 def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = {
-        **FUNDUS,
-        "rounds": 2,
-        "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-        "model": {"name": "unet", "width": 2, "depth": 2},
-        "tracking": {"uri": "sqlite:///mlflow.db"},
-    }
+    small = {**SMALL_FUNDUS, "rounds": 2, "tracking": {"uri": "sqlite:///mlflow.db"}}
     Path("fundus.yaml").write_text(json.dumps({"experiment": small}))
     assert invoke(["run", "fundus.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "round 2/2  global/common/dice 0." in shown
     assert "global/common: dice_disc " in shown and ", hausdorff95_cup " in shown
     (run,) = Path("runs/fundus").iterdir()
-    assert {p.name for p in (run / "figures").iterdir()} == {
-        "curves.png",
-        "curves-hausdorff95.png",
-        "clients.png",
-        "partition.png",
-    }
+    names = ("curves", "curves-hausdorff95", "clients", "partition")
+    assert {p.name for p in (run / "figures").iterdir()} == {f"{name}.png" for name in names}
     import mlflow
 
     client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
@@ -123,12 +116,7 @@ def test_from_the_command_line(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
 
 def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
     """What reports keep of every run exists for masks too; what they draw of logits does not."""
-    small = {
-        **FUNDUS,
-        "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-        "model": {"name": "unet", "width": 2, "depth": 2},
-    }
-    spec = build_spec(load({"experiment": small}).experiment)
+    spec = build_spec(load({"experiment": SMALL_FUNDUS}).experiment)
     kept = partition_summary(spec)
     assert kept["classes"] == ["with masks of disc, cup"]
     assert [client["train"] for client in kept["clients"]] == [[4]] * 6
@@ -160,60 +148,33 @@ def test_masks_lie_in_the_shared_samples_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "changes"),
-    [
-        (
-            FUNDUS,
-            {
-                "data": {"name": "fundus-synthetic", "samples": 5, "size": 16},
-                "model": {"name": "unet", "width": 2, "depth": 2},
-                "algorithm": "lgmix",
-            },
-        ),
-        (
-            GLYPHS,
-            {
-                "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
-                "partition": {"name": "iid", "clients": 2},
-                "model": {"name": "protonet", "width": 2},
-                "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
-                "algorithm": "fedskc",
-            },
-        ),
-    ],
+    ("experiment", "algorithm"),
+    [(SMALL_FUNDUS, "lgmix"), (SMALL_GLYPHS, "fedskc")],
+    ids=["fundus", "glyphs"],
 )
-def test_ray_gives_the_same_bits(
-    ray_here: dict[str, float], experiment: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    spec = build_spec(
-        load({"experiment": {**experiment, **changes, "resources": {"actors": 2}}}).experiment
-    )
+def test_ray_gives_the_same_bits(pools: Pools, experiment: dict[str, Any], algorithm: str) -> None:
+    spec = build_spec(load({"experiment": {**experiment, "algorithm": algorithm}}).experiment)
     inline = Federation(spec, InlineExecutor(spec))
-    ray = RayFederation(spec, PoolPlanner(spec, ray_here).plan(), print)
-    try:
-        for _ in range(2):
-            expected, found = inline.step().metrics, ray.step().metrics
-            views = [name for name in expected if name.startswith(("global/", "personal/"))]
-            assert views and {n: expected[n] for n in views} == pytest.approx(
-                {n: found[n] for n in views}, nan_ok=True
-            )
-        assert ray.sha256() == inline.sha256()
-    finally:
-        ray.close()
+    there = pools[2].federation(spec)
+    for _ in range(2):
+        expected, found = inline.step().metrics, there.step().metrics
+        views = [name for name in expected if name.startswith(("global/", "personal/"))]
+        assert views and {n: expected[n] for n in views} == pytest.approx(
+            {n: found[n] for n in views}, nan_ok=True
+        )
+    assert there.sha256() == inline.sha256()
 
 
 def test_a_sweep_minimises_distances() -> None:
-    experiment = {"experiment": FUNDUS, "space": {"experiment.seed": {"grid": [0, 1]}}}
-    assert (
-        load({**experiment, "sweep": {"metric": "global/common/hausdorff95"}}).sweep.mode == "min"
-    )
-    assert load({**experiment, "sweep": {"metric": "global/common/dice"}}).sweep.mode == "max"
-    assert (
-        load({**experiment, "sweep": {"metric": "global/common/dice", "mode": "min"}}).sweep.mode
-        == "min"
-    )
+    def mode(**sweep: str) -> str:
+        space = {"experiment.seed": {"grid": [0, 1]}}
+        return load({"experiment": FUNDUS, "space": space, "sweep": sweep}).sweep.mode
+
+    assert mode(metric="global/common/hausdorff95") == "min"
+    assert mode(metric="global/common/dice") == "max"
+    assert mode(metric="global/common/dice", mode="min") == "min"
     with pytest.raises(FlrayError, match=r"sweep\.mode: found 'max'; .*better the lower it is"):
-        load({**experiment, "sweep": {"metric": "personal/local/hausdorff", "mode": "max"}})
+        mode(metric="personal/local/hausdorff", mode="max")
 
 
 @pytest.mark.parametrize(
