@@ -24,6 +24,7 @@ from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ReplyInCall
 from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.functional import weighted_mean
+from tests.end_to_end.pool import Pools
 
 
 def a_reply(client: int, tree: dict[str, Any], architecture: str = "a") -> ClientReply:
@@ -119,32 +120,23 @@ class Ending(Algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [False, True])
 def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_nothing(
-    digits: dict[str, Any],
-    ray_here: dict[str, float],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ending: bool,
+    digits: dict[str, Any], pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
-
+    mark = tmp_path / "mark"
+    (tmp_path / "own.py").write_text(OWN.format(mark=str(mark)))
+    load_plugins([str(tmp_path / "own.py")])
+    mark.touch()
+    ship_user_modules()
     config = {
         **digits,
+        "algorithm": "ends-its-process",
         "rounds": 2,
         "partition": {"name": "iid", "clients": 192},
         "local": {"epochs": 1, "batch_size": 2},
-        "resources": {"actors": 2},
         # One attempt: of a call with several tasks nobody knows which one was at fault.
         "faults": {"attempts": 1},
     }
-    if ending:
-        mark = tmp_path / "mark"
-        (tmp_path / "own.py").write_text(OWN.format(mark=str(mark)))
-        load_plugins([str(tmp_path / "own.py")])
-        mark.touch()
-        ship_user_modules()
-        config["algorithm"] = "ends-its-process"
     spec = build_spec(load({"experiment": config}).experiment)
     inline = Federation(spec, InlineExecutor(spec), print)
     for _ in range(2):
@@ -155,18 +147,13 @@ def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_no
         scheduler, "_send", lambda method, jobs: calls.append(len(jobs)) or send(method, jobs)
     )
     monkeypatch.setattr(scheduler, "CALL_SECONDS", 60.0)  # however busy this machine is
-    executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)
-    federation = Federation(spec, executor, print)
-    try:
-        federation.step()
-        if ending:
-            mark.unlink()
-        federation.step()
-        assert federation.sha256() == inline.sha256()
-        assert max(calls) > 4 and len(calls) < sum(calls) / 3
-        assert mark.exists() if ending else True
-    finally:
-        executor.close()
+    federation = pools[2].federation(spec)
+    federation.step()
+    mark.unlink()
+    federation.step()
+    assert federation.sha256() == inline.sha256()
+    assert max(calls) > 4 and len(calls) < sum(calls) / 3
+    assert mark.exists()
 
 
 def test_a_call_s_replies_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
+from flray.federation.federation import inline_federation
 from flray.federation.ray_backend.memory_probe import (
     DeviceFullError,
     Gpu,
@@ -31,9 +32,11 @@ from flray.federation.ray_backend.memory_probe import (
 )
 from flray.federation.ray_backend.nodes import node_resources
 from flray.federation.ray_backend.placement import make_plan
+from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.worker.client_runner import ClientRunner
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of
+from tests.end_to_end.pool import Pools
 
 GIB = 2**30
 
@@ -49,41 +52,39 @@ class MeetsErrors(Algorithm):
 
     hp: Params
 
-    def loss(self, client: Client, batch: Batch) -> Tensor:
+    def meet(self) -> None:
         """Raise as long as errors are left."""
         left = Path(self.hp.file)
-        if self.hp.client in (client.id, -1) and (count := int(left.read_text())):
+        if count := int(left.read_text()):
             left.write_text(str(count - 1))
             raise getattr(torch, self.hp.error)("injected")
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Be met at the client."""
+        if self.hp.client in (client.id, -1):
+            self.meet()
         return super().loss(client, batch)
 
 
 @registry.register_algorithm("server-meets-errors")
-class ServerMeetsErrors(Algorithm):
+class ServerMeetsErrors(MeetsErrors):
     """FedAvg whose server would train, and meets a device's errors in its second round."""
 
-    class Params(registry.Params):
-        file: str = registry.hyper("", "where the errors to come are counted", "our choice")
-        error: str = registry.hyper("OutOfMemoryError", "of torch", "our choice")
-
-    hp: Params
     trains_at_server = True
 
     def refine(self, server: Server) -> None:
-        """Raise as long as errors are left."""
-        left = Path(self.hp.file)
-        if server.round == 1 and (count := int(left.read_text())):
-            left.write_text(str(count - 1))
-            raise getattr(torch, self.hp.error)("injected")
+        """Be met at the server."""
+        if server.round == 1:
+            self.meet()
         super().refine(server)
 
 
 def method(
     tmp_path: Path, errors: int, error: str = "OutOfMemoryError", client: int = 1
 ) -> dict[str, Any]:
-    (tmp_path / "left").write_text(str(errors))
-    file = str(tmp_path / "left")
-    return {"name": "meets-errors", "file": file, "error": error, "client": client}
+    left = tmp_path / "left"
+    left.write_text(str(errors))
+    return {"name": "meets-errors", "file": str(left), "error": error, "client": client}
 
 
 def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
@@ -111,22 +112,18 @@ def test_a_trial_gets_the_error_itself_and_is_tried_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "count"), [("OutOfMemoryError", 2), ("AcceleratorError", 1)])
 def test_an_actor_ends_and_its_task_is_run_elsewhere(
-    tmp_path: Path,
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    ray_here: dict[str, float],
-    error: str,
-    count: int,
+    tmp_path: Path, digits: dict[str, Any], pools: Pools
 ) -> None:
-    found = [
-        flray.run(
-            {"experiment": digits}, algorithm=method(tmp_path, errors, error), rounds=1
-        ).sha256
-        for errors in (0, count)
-    ]
-    assert found[0] == found[1]
+    whole, own = (
+        build_spec(load({"experiment": {**digits, "algorithm": algorithm}}).experiment)
+        for algorithm in ("fedavg", method(tmp_path, 2))
+    )
+    ship_user_modules()
+    federation, inline = pools[2].federation(own), inline_federation(whole, print)
+    federation.step()
+    inline.step()
+    assert federation.sha256() == inline.sha256()
     assert (tmp_path / "left").read_text() == "0"
 
 
@@ -201,15 +198,13 @@ def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["OutOfMemoryError", "AcceleratorError"])
-def test_a_server_without_memory_goes_on_in_a_new_process(
-    tmp_path: Path, tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float], error: str
+def test_a_server_whose_device_fails_goes_on_in_a_new_process(
+    tmp_path: Path, tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     found = []
-    for errors in (0, 1):
-        own = {**method(tmp_path, errors, error), "name": "server-meets-errors"}
-        del own["client"]
-        resources = {"actors": 1}
+    for errors, resources in ((0, {"executor": "inline"}), (1, {"actors": 1})):
+        own = method(tmp_path, errors, "AcceleratorError", client=99)
+        own["name"] = "server-meets-errors"
         result = flray.run({"experiment": digits}, algorithm=own, rounds=2, resources=resources)
         found.append(result.sha256)
     assert found[0] == found[1]

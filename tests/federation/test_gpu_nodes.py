@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,12 +11,15 @@ import ray
 
 from flray.config.loader import load
 from flray.devices.identity import check_alike
-from flray.errors import ConfigError, FlrayError
+from flray.errors import ConfigError, DataError, FlrayError
 from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
 from flray.federation.ray_backend import nodes
+from flray.federation.ray_backend.client_actor import ClientActor
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.nodes import await_first_node, only_model
 from flray.federation.ray_backend.placement import PoolPlanner
+from tests.clusters import joined_cluster
 
 L4, A100 = ({"CPU": 4.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100"))
 ONE = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
@@ -47,74 +50,70 @@ def test_actors_that_found_themselves_on_several_kinds_end_the_run() -> None:
         check_alike([ONE, {**ONE, "driver": "570"}], "one")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head without a GPU, to which nodes are added."""
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False},
-    )
-    ray.init(address=made.address, logging_level="ERROR")
-    yield made
-    ray.shutdown()
-    made.shutdown()
-
-
 @pytest.mark.slow
-def test_a_cluster_without_workers_is_waited_for(
-    digits: dict[str, Any], cluster: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: list[str] = []
-    there = ray.cluster_resources()
-    assert await_first_node(experiment(digits), there, lines.append) is there and not lines
-    monkeypatch.setattr(nodes, "NODE_WAIT_S", 1.0)
-    nothing = {name: value for name, value in there.items() if name != "CPU"}
-    wants = experiment(digits, cpus_per_actor=3)  # more than the head has
-    with pytest.raises(FlrayError, match="no CPU came to the cluster within 1 s"):
-        await_first_node(wants, nothing, lines.append)
-    assert len(lines) == 1 and "has no CPU now; waiting up to 1 s" in lines[0]
-    assert await_first_node(experiment(digits), nothing, lines.append)["CPU"] == 2.0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
-    digits: dict[str, Any], cluster: Any, monkeypatch: pytest.MonkeyPatch
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks = experiment(digits, gpus_per_actor=0.5)
-    lines: list[str] = []
-    monkeypatch.setattr(nodes, "NODE_WAIT_S", 1.0)
-    with pytest.raises(FlrayError, match="no GPU came to the cluster within 1 s"):
-        await_first_node(asks, ray.cluster_resources(), lines.append)
-    assert len(lines) == 1 and "waiting up to 1 s for its autoscaler" in lines[0]
-    assert not await_first_node(experiment(digits), ray.cluster_resources(), lines.append).get(
-        "GPU"
-    )
-    assert (
-        PoolPlanner(build_spec(experiment(digits)), ray.cluster_resources())
-        .plan()
-        .lacks_gpus(experiment(digits))
-    )
+    with joined_cluster({"num_cpus": 2, "num_gpus": 0}) as cluster:
+        lines: list[str] = []
+        there = ray.cluster_resources()
+        assert await_first_node(experiment(digits), there, lines.append) is there and not lines
+        assert not there.get("GPU")
+        monkeypatch.setattr(nodes, "NODE_WAIT_S", 1.0)
+        nothing = {name: value for name, value in there.items() if name != "CPU"}
+        wants = experiment(digits, cpus_per_actor=3)  # more than the head has
+        with pytest.raises(FlrayError, match="no CPU came to the cluster within 1 s"):
+            await_first_node(wants, nothing, lines.append)
+        (line,) = lines
+        assert "has no CPU now; waiting up to 1 s" in line
+        assert await_first_node(experiment(digits), nothing, lines.append)["CPU"] == 2.0
 
-    monkeypatch.setattr(nodes, "NODE_WAIT_S", 120.0)
-    node = {"num_cpus": 2, "num_gpus": 1}
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(await_first_node, asks, ray.cluster_resources(), lines.append)
-        cluster.add_node(**node, resources={"accelerator_type:L4": 1})
-        assert waiting.result(120)["GPU"] == 1.0
+        asks = experiment(digits, gpus_per_actor=0.5)
+        lines.clear()
+        with pytest.raises(FlrayError, match="no GPU came to the cluster within 1 s"):
+            await_first_node(asks, there, lines.append)
+        (line,) = lines
+        assert "waiting up to 1 s for its autoscaler" in line
+        plan = PoolPlanner(build_spec(experiment(digits)), there).plan()
+        assert plan.lacks_gpus(experiment(digits))
 
-    cluster.add_node(**node, resources={"accelerator_type:A100": 1})
-    with pytest.raises(ConfigError, match=r"several models \(A100, L4\)"):
-        PoolPlanner(build_spec(asks), ray.cluster_resources())
-    spec = build_spec(experiment(digits, gpus_per_actor=0.5, actors=2, gpu_model="A100"))
-    plan = PoolPlanner(spec, ray.cluster_resources()).plan()
-    federation = RayFederation(spec, plan, print)
-    try:
-        federation.step()
-        left = ray.available_resources()
-        assert left["accelerator_type:A100"] < 1.0 == left["accelerator_type:L4"]
-        assert left["GPU"] == 1.0
-    finally:
-        federation.close()
+        monkeypatch.setattr(nodes, "NODE_WAIT_S", 300.0)
+        node = {"num_cpus": 2, "num_gpus": 1}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(await_first_node, asks, there, lines.append)
+            cluster.add_node(**node, resources={"accelerator_type:L4": 1})
+            assert waiting.result(300)["GPU"] == 1.0
+
+        cluster.add_node(**node, resources={"accelerator_type:A100": 1})
+        there = ray.cluster_resources()
+        with pytest.raises(ConfigError, match=r"several models \(A100, L4\)"):
+            PoolPlanner(build_spec(asks), there)
+        too_many = experiment(digits, gpus_per_actor=0.25, actors=9, gpu_model="any")
+        with pytest.raises(ConfigError, match=r"6 CPUs and 2 GPUs on 3 nodes carry"):
+            PoolPlanner(build_spec(too_many), there).plan()
+        # One task is run to see what it takes; actors and server share the GPU of the model.
+        method = {"name": "feddf", "steps": 2, "public_size": 40}
+        public = {"name": "digits-sklearn", "samples": 40}
+        config = experiment({**digits, "algorithm": method, "public": public}, gpu_model="A100")
+        spec = build_spec(config)
+        plan = PoolPlanner(spec, there).plan()
+        assert plan.actors == 2 and plan.measured > 0 and plan.server_gpu > 0
+        federation, inline = RayFederation(spec, plan, print), inline_federation(spec, print)
+        try:
+            federation.step()
+            inline.step()
+            assert federation.sha256() == inline.sha256()
+            assert len(set(federation.client_pids())) == 2
+            left = ray.available_resources()
+            assert left["accelerator_type:A100"] < 1.0 == left["accelerator_type:L4"]
+            shares = plan.actors * plan.gpus_per_actor + plan.server_gpu
+            assert math.isclose(left["GPU"], 2.0 - shares) and shares <= 1.0
+        finally:
+            federation.close()
+
+        blind = {"env_vars": {"FLRAY_FAKE_GPUS": "0"}}
+        actor = ray.remote(ClientActor).options(num_gpus=1, runtime_env=blind).remote(spec, 1)
+        with pytest.raises(
+            DataError, match=r"Ray has given this process a GPU, and torch .* sees none"
+        ):
+            ray.get(actor.describe.remote())

@@ -1,20 +1,17 @@
-"""Every GPU gets work, no CPU is overbooked, and nothing computes on a GPU that nobody counts. No GPU is needed."""
+"""Every GPU gets work, no CPU is overbooked, and nothing computes on a GPU that nobody counts. No GPU is needed.
+
+On a cluster: test_gpu_nodes.py.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import itertools
 from typing import Any
 
 import pytest
-import ray
 
 from flray.config.loader import load
-from flray.errors import DataError
-from flray.federation.building import build_spec
-from flray.federation.ray_backend.client_actor import ClientActor
-from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.placement import Plan, make_plan
+from flray.federation.ray_backend.placement import make_plan
 from flray.tuning.resources import TrialResources
 
 MACHINES = [(gpus, cpus) for gpus in (1, 2, 4, 8) for cpus in (4, 8, 64)]
@@ -38,18 +35,15 @@ def busy(shares: list[float]) -> int:
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), MACHINES)
-@pytest.mark.parametrize("cpus_per_actor", [1, 4])
-@pytest.mark.parametrize("server", [False, True])
-def test_every_gpu_gets_an_actor(
-    digits: dict[str, Any], gpus: int, cpus: int, cpus_per_actor: int, server: bool
-) -> None:
-    config = experiment(digits, resources={"cpus_per_actor": cpus_per_actor})
-    for cohort in (1, 3, 5, 20, 1000):
+def test_every_gpu_gets_an_actor(digits: dict[str, Any], gpus: int, cpus: int) -> None:
+    cohorts = (1, 3, 5, 20, 1000)
+    for each, server, cohort in itertools.product((1, 4), (False, True), cohorts):
+        config = experiment(digits, resources={"cpus_per_actor": each})
         plan = make_plan(config, 1000, cohort, {"GPU": gpus, "CPU": cpus}, trains_at_server=server)
         shares = [plan.gpus_per_actor] * plan.actors + [plan.server_gpu] * bool(plan.server_gpu)
-        assert plan.actors * cpus_per_actor <= cpus
+        assert plan.actors * each <= cpus
         assert busy(shares) <= gpus
-        most = min(gpus, cohort + bool(plan.server_gpu), cpus // cpus_per_actor + server)
+        most = min(gpus, cohort + bool(plan.server_gpu), cpus // each + server)
         assert busy(shares) >= most, plan
 
 
@@ -61,21 +55,19 @@ def test_several_nodes_are_filled_each(digits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), MACHINES)
-@pytest.mark.parametrize("trials", [1, 3, 9, 40])
-def test_every_gpu_gets_an_actor_of_a_sweep(
-    digits: dict[str, Any], gpus: int, cpus: int, trials: int
-) -> None:
+def test_every_gpu_gets_an_actor_of_a_sweep(digits: dict[str, Any], gpus: int, cpus: int) -> None:
     config = experiment(digits)
-    resources = TrialResources({"CPU": cpus, "GPU": gpus}, trials, "auto")
-    bundles = resources.bundles(config)
-    each = sum(bundle.get("CPU", 0.0) for bundle in bundles)
-    at_once = min(resources.slots, trials)
-    shares = [bundle["GPU"] for bundle in bundles if "GPU" in bundle] * at_once
-    assert each * at_once <= cpus
-    assert busy(shares) <= gpus
-    # What trials of equal size leave over is less than one more actor for each of them.
-    most = min(gpus, cpus)
-    assert busy(shares) >= min(most, at_once * max(1, most // at_once)), (bundles, at_once)
+    for trials in (1, 3, 9, 40):
+        resources = TrialResources({"CPU": cpus, "GPU": gpus}, trials, "auto")
+        bundles = resources.bundles(config)
+        each = sum(bundle.get("CPU", 0.0) for bundle in bundles)
+        at_once = min(resources.slots, trials)
+        shares = [bundle["GPU"] for bundle in bundles if "GPU" in bundle] * at_once
+        assert each * at_once <= cpus
+        assert busy(shares) <= gpus
+        # What trials of equal size leave over is less than one more actor for each of them.
+        most = min(gpus, cpus)
+        assert busy(shares) >= min(most, at_once * max(1, most // at_once)), (bundles, at_once)
 
 
 def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> None:
@@ -84,50 +76,3 @@ def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> 
     assert (plan.actors, plan.gpus_per_actor, plan.server_gpu) == (3, 0.25, 0.25)
     assert str(plan).endswith("; the server trains on 0.25 GPU")
     assert not make_plan(config, 20, 20, {"CPU": 8}, trains_at_server=True).server_gpu
-
-
-@pytest.fixture(scope="module")
-def two_gpus() -> Iterator[dict[str, float]]:
-    """Ray with four CPUs and two GPUs that are not there."""
-    ray.init(
-        address="local", include_dashboard=False, num_cpus=4, num_gpus=2, logging_level="ERROR"
-    )
-    yield ray.cluster_resources()
-    ray.shutdown()
-
-
-@pytest.mark.slow
-def test_actors_and_server_are_where_the_plan_has_them(
-    digits: dict[str, Any], two_gpus: dict[str, float]
-) -> None:
-    config = experiment(
-        digits,
-        algorithm={"name": "feddf", "steps": 2, "public_size": 40},
-        public={"name": "digits-sklearn", "samples": 40},
-        rounds=1,
-    )
-    spec = build_spec(config)
-    plan = make_plan(config, 20, 20, {"CPU": 2, "GPU": 2}, trains_at_server=True)
-    assert isinstance(plan, Plan) and plan.server_gpu
-    federation = RayFederation(spec, plan, print)
-    try:
-        federation.step()
-        used = ray.available_resources().get("GPU", 0.0)
-        assert math.isclose(2 - used, plan.actors * plan.gpus_per_actor + plan.server_gpu)
-    finally:
-        federation.close()
-
-
-def test_a_gpu_that_torch_does_not_see_is_an_error(
-    digits: dict[str, Any], two_gpus: dict[str, float]
-) -> None:
-    spec = build_spec(experiment(digits))
-    actor = (
-        ray.remote(ClientActor)
-        .options(num_gpus=1, runtime_env={"env_vars": {"FLRAY_FAKE_GPUS": "0"}})
-        .remote(spec, 1)
-    )
-    with pytest.raises(
-        DataError, match=r"Ray has given this process a GPU, and torch .* sees none"
-    ):
-        ray.get(actor.describe.remote())

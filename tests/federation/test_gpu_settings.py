@@ -22,39 +22,24 @@ from flray.devices.settings import make_repeatable
 capped = []
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 * 2**30)
 torch.cuda.set_per_process_memory_fraction = lambda share, device: capped.append(share)
-make_repeatable(torch.device(sys.argv[1]), tf32=sys.argv[2] == "tf32", share=float(sys.argv[3]))
-print(json.dumps([
-    torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32,
-    os.environ.get("CUBLAS_WORKSPACE_CONFIG"), capped]))
+for device, tf32, share in (("cpu", False, 1.0), ("cuda", False, 1.0), ("cuda", True, 0.25)):
+    make_repeatable(torch.device(device), tf32=tf32, share=share)
+    print(json.dumps([
+        torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), capped]))
 """
 ONE = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
 OTHER = {**ONE, "model": "Other"}
 
 
-def settings(device: str, precision: str = "float32", share: float = 1.0) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", SETTINGS, device, precision, str(share)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: list[Any] = json.loads(done.stdout)
-    return found
-
-
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
-    assert settings("cuda") == [True, True, False, False, False, ":4096:8", []]
-    assert settings("cuda", "tf32", 0.25) == [
-        True,
-        True,
-        False,
-        True,
-        True,
-        ":4096:8",
-        [0.25 - 0.5 / 16],
-    ]
-    assert settings("cpu")[:2] == [False, False]
+    command = [sys.executable, "-c", SETTINGS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    cpu, cuda, tf32 = map(json.loads, done.stdout.splitlines())
+    assert cpu[:2] == [False, False]
+    assert cuda == [True, True, False, False, False, ":4096:8", []]
+    assert tf32 == [True, True, False, True, True, ":4096:8", [0.25 - 0.5 / 16]]
 
 
 def test_kinds_of_gpu_are_compared_by_all_that_the_bits_depend_on() -> None:

@@ -35,7 +35,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def started(tmp_cwd: Path, digits: dict[str, Any], **variables: str) -> subprocess.Popen[str]:
+def started(tmp_cwd: Path, digits: dict[str, Any]) -> subprocess.Popen[str]:
     """Start a long sweep on Ray in a process of its own, as a user does."""
     experiment = {**digits, "name": "long", "rounds": 500, "resources": {"actors": 1}}
     content = {"experiment": experiment, "space": {"local.lr": {"grid": [0.01, 0.02]}}}
@@ -45,7 +45,6 @@ def started(tmp_cwd: Path, digits: dict[str, Any], **variables: str) -> subproce
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **variables},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not that of a nohup
     )
     _drivers.append(driver)
@@ -97,14 +96,8 @@ def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
     tmp_cwd: Path, digits: dict[str, Any], short: Path
 ) -> None:
     driver = started(tmp_cwd, digits)
-    wait_for(lambda: list(Path().glob("runs/long/001/trials/*/journal.jsonl")), driver)
-    wait_for(
-        lambda: any(
-            '"round"' in path.read_text()
-            for path in Path().glob("runs/long/001/trials/*/journal.jsonl")
-        ),
-        driver,
-    )
+    journals = "runs/long/001/trials/*/journal.jsonl"
+    wait_for(lambda: any('"round"' in path.read_text() for path in Path().glob(journals)), driver)
     (private,) = short.iterdir()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert list(private.glob("*/session_*/sockets/raylet"))
@@ -161,15 +154,24 @@ for agent in ("dashboard/agent.py", "runtime_env/agent/main.py"):
 
 @pytest.mark.slow
 def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
-    tmp_cwd: Path, digits: dict[str, Any], short: Path
+    tmp_path: Path, short: Path
 ) -> None:
     """The first time its agents do nothing, as on a machine without a moment for them."""
-    (tmp_cwd / "sitecustomize.py").write_text(SLOW.format(folder=str(tmp_cwd)))
-    driver = started(tmp_cwd, digits, PYTHONPATH=f"{tmp_cwd}:{os.environ.get('PYTHONPATH', '')}")
-    wait_for(lambda: list(Path().glob("runs/long/001/trials/*/journal.jsonl")), driver)
-    assert len(list(Path().glob("*agent*"))) == 2
-    driver.send_signal(signal.SIGTERM)
-    assert "go on with: flray resume" in driver.communicate(timeout=240)[0]
+    (tmp_path / "sitecustomize.py").write_text(SLOW.format(folder=str(tmp_path)))
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    program = (
+        "from flray.federation.ray_backend.session import ray_session\n"
+        "with ray_session(None) as resources: print(resources['CPU'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=480,
+    )
+    assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
+    assert len(list(tmp_path.glob("*agent*"))) == 2
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
     [
         ("digits", {}),
         ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
-        ("digits", {"algorithm": "fednh", "models": {"mnist": "mlp"}}),
+        ("digits", {"algorithm": "fednh"}),
         ("fundus", {}),
         ("eeg", {}),
         ("glyphs", {}),
@@ -34,7 +34,6 @@ def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
 def test_the_names_are_those_of_an_evaluation(
     digits: dict[str, Any], task: str, changes: dict[str, Any]
 ) -> None:
-    changes = {name: value for name, value in changes.items() if name != "models"}
     spec = world_of(
         {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes
     )

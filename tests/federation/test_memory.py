@@ -20,31 +20,32 @@ from flray.trees import Packed
 SIZE = 200 * 2**20
 
 
-def test_the_peak_is_kept_after_memory_is_given_back() -> None:
-    program = (
+def in_a_process(program: str, content: object = None) -> list[float]:
+    """Return the numbers that a program prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(content),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    return [float(word) for word in done.stdout.split()[-2:]]
+
+
+def test_the_peak_is_the_process_s_own_and_kept_after_memory_is_given_back() -> None:
+    held = bytearray(b"1") * (3 * SIZE)  # of the parent
+    peak, resident = in_a_process(
         "from flray.federation.memory import peak_bytes, resident_bytes\n"
         f"held = bytearray(b'1') * {SIZE}\n"
         "del held\n"
         "print(peak_bytes(), resident_bytes())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
-    peak, resident = map(int, done.stdout.split())
-    assert peak > resident + SIZE // 2
-
-
-def test_the_peak_is_the_process_s_own_and_not_its_parent_s() -> None:
-    held = bytearray(b"1") * (3 * SIZE)
-    program = "from flray.federation.memory import peak_bytes; print(peak_bytes())"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
+    assert resident + SIZE // 2 < peak < resident_bytes() - SIZE
     assert len(held) == 3 * SIZE
-    assert int(done.stdout) < resident_bytes() - SIZE
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedskc", "fedco2", "fednh", "lgmix", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedskc", "lgmix", "scaffold"])
 @pytest.mark.parametrize("block", [None, 2])
 def test_a_round_leaves_nothing_to_the_search_for_cycles(
     digits: dict[str, Any], algorithm: str, block: int | None
@@ -76,7 +77,7 @@ def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> 
         "evaluation": {"batch_size": 2048},
         "local": {**digits["local"], "batch_size": 16, "epochs": 1},
     }
-    program = (
+    told, peak = in_a_process(
         "import json, sys\n"
         "from flray.config.loader import load\n"
         "from flray.federation.building import build_spec\n"
@@ -84,15 +85,7 @@ def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> 
         "from flray.federation.memory import peak_bytes\n"
         "spec = build_spec(load({'experiment': json.load(sys.stdin)}).experiment)\n"
         "metrics = inline_federation(spec).step().metrics\n"
-        "print(metrics['memory/peak/actor'], peak_bytes())"
+        "print(metrics['memory/peak/actor'], peak_bytes())",
+        content,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(content),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    told, peak = map(float, done.stdout.split()[-2:])
     assert told > 0.97 * peak

@@ -17,6 +17,7 @@ from flray.data.types import Pooled
 from flray.errors import DataError
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.client_actor import node_samples
+from flray.federation.ray_backend.session import ray_session
 from flray.runs import runner
 
 
@@ -78,15 +79,15 @@ def test_a_node_without_the_data_is_named(
 
 
 @pytest.mark.slow
-def test_a_run_with_data_from_the_nodes(
-    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_data_from_the_nodes(digits: dict[str, Any], tmp_cwd: Path) -> None:
+    """On a Ray that is started here, whose processes have this environment."""
     inline = runner.run({"experiment": settings(digits, executor="inline")})
-    content = {"experiment": settings(digits, data="node", actors=2)}
-    assert runner.run(content).sha256 == inline.sha256
-    # The driver has the data in memory; a Ray that is started now does not find them.
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "none"))
-    with pytest.raises(
-        DataError, match=f"node {socket.gethostname()}: data set mnist is not in {tmp_cwd}/none"
-    ):
-        runner.run(content)
+    content = {"experiment": settings(digits, data="node", actors=1)}
+    with ray_session(None):
+        assert runner.run(content).sha256 == inline.sha256
+        # The driver has the data in memory.
+        (tmp_cwd / "shared").rename("none")
+        with pytest.raises(
+            DataError, match=f"node {socket.gethostname()}: data set mnist is not in {tmp_cwd}"
+        ):
+            runner.run(content)

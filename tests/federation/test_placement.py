@@ -1,11 +1,9 @@
-"""Resources -> plan: by numbers, by memory, by node; then on fake GPUs and on several nodes."""
+"""Resources -> plan: by numbers, by memory, by node. On several nodes: test_gpu_nodes.py."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,13 @@ import pytest
 from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
-from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.memory_probe import (
     Gpu,
     ResourceSurvey,
     TaskFootprint,
     should_probe,
 )
-from flray.federation.ray_backend.placement import Plan, PoolPlanner, make_plan
+from flray.federation.ray_backend.placement import Plan, make_plan
 
 GIB = 2**30
 
@@ -145,38 +142,30 @@ def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
 
 
 PROBE = """
-import sys, torch
+import torch
 from flray.federation.ray_backend.memory_probe import measure_footprint
 from flray.federation.building import build_spec
 from flray.config.loader import load
 torch.set_num_threads(1)
-spec = build_spec(load({"experiment": {
-    "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10}, "rounds": 2,
-    "partition": {"name": "iid", "clients": 4}, "model": {"name": sys.argv[1]}, "algorithm": "fedavg",
-    "local": {"batch_size": int(sys.argv[2]), "clients_per_step": int(sys.argv[3])}, "aggregation": {"block": 4},
-    "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
-print(measure_footprint(spec, torch.device("cpu")).memory)
+for batch, together in ((8, 1), (100, 1), (100, 4)):
+    spec = build_spec(load({"experiment": {
+        "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10},
+        "partition": {"name": "iid", "clients": 4}, "model": "resnet8", "algorithm": "fedavg", "rounds": 2,
+        "local": {"batch_size": batch, "clients_per_step": together}, "aggregation": {"block": 4},
+        "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
+    print(measure_footprint(spec, torch.device("cpu")).memory)
 """
-
-
-def probed(model: str, batch: int, together: int = 1) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, model, str(batch), str(together)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return int(done.stdout)
+"""What is measured is the peak of the process, and each needs more than those before."""
 
 
 @pytest.mark.slow
-def test_a_probe_sees_what_a_turn_takes() -> None:
-    small, large = probed("resnet8", 8), probed("resnet8", 100)
+def test_a_probe_sees_what_a_task_takes() -> None:
+    command = [sys.executable, "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    small, large, together = map(int, done.stdout.split())
     assert 100 * 2**20 < small < large < 4 * GIB
     assert large - small > 50 * 2**20
-    assert probed("resnet8", 100, together=4) - large > 2 * (
-        large - small
-    )  # four clients' activations at once
+    assert together - large > 2 * (large - small)  # four clients' activations at once
 
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
@@ -190,50 +179,3 @@ def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
         load({"experiment": {**digits, "resources": {"actors": 2, "gpus_per_actor": 0}}}).experiment
     )
     assert not should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[dict[str, float]]:
-    """Two nodes with four fake GPUs each."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "num_gpus": 4, "include_dashboard": False},
-    )
-    cluster.add_node(num_cpus=4, num_gpus=4)
-    ray.init(address=cluster.address, logging_level="ERROR")
-    yield ray.cluster_resources()
-    ray.shutdown()
-    cluster.shutdown()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_fake_gpus_of_two_nodes_are_shared_in_quarters(
-    tmp_cwd: Path, digits: dict[str, Any], two_nodes: dict[str, float]
-) -> None:
-    def run(**resources: Any) -> tuple[Plan, str, int]:
-        settings = {**digits, "partition": {"name": "iid", "clients": 3}, "resources": resources}
-        spec = build_spec(load({"experiment": settings}).experiment)
-        chosen = PoolPlanner(spec, two_nodes).plan()
-        federation = RayFederation(spec, chosen, print)
-        try:
-            federation.step()
-            return chosen, federation.sha256(), len(set(federation.client_pids()))
-        finally:
-            federation.close()
-
-    # One task was run to see what it takes; three clients on eight GPUs: a whole one each.
-    chosen, sha256, count = run()
-    assert (chosen.actors, chosen.gpus_per_actor, count) == (3, 1.0, 3)
-    assert chosen.measured > 0
-    quarter, same, count = run(actors=3, gpus_per_actor=0.25)
-    assert same == sha256
-    assert quarter.gpus_per_actor == 0.25
-    assert count == 3
-    with pytest.raises(
-        ConfigError, match=r"8 CPUs and 8 GPUs on 2 nodes carry 8 actors of 1 CPU and 0\.25 GPU"
-    ):
-        run(actors=9, gpus_per_actor=0.25)

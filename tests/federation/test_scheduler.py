@@ -11,22 +11,18 @@ from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.messages import ClientTask, TaskInput
-from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW, SingleTasks
+from tests.end_to_end.pool import Pools
+
+CLIENTS = 192
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("large", "most"), [(False, SCHEDULING_WINDOW), (True, 6)])
 def test_replies_do_not_pile_up(
-    digits: dict[str, Any],
-    ray_here: dict[str, float],
-    large: bool,
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
+    digits: dict[str, Any], pools: Pools, large: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
-    import ray
-
     from flray.federation.ray_backend import scheduler
 
     if large:
@@ -35,29 +31,25 @@ def test_replies_do_not_pile_up(
         )  # as if a reply filled the memory: two waiting and one at each actor
     config = {
         **digits,
-        "partition": {"name": "iid", "clients": 192},
+        "partition": {"name": "iid", "clients": CLIENTS},
         "local": {"epochs": 1, "batch_size": 2},
-        "resources": {"actors": 2},
     }
     spec = build_spec(load({"experiment": config}).experiment)
-    executor = RayExecutor(ray.put(spec), spec.config, 2, 0.0)
+    executor = pools[2].executor_for(spec)
     weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))
     jobs = [
         TaskInput(
             ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common
         )
-        for client in range(192)
+        for client in range(CLIENTS)
     ]
     run_tasks = SingleTasks(executor, jobs, None)
     held, clients = 0, []
-    try:
-        for result in run_tasks.results():
-            clients.append(result.client_task.client)
-            calls = [call for worker in executor.workers for call in worker.waiting]
-            under_way = sum(len(call.positions) for call in calls)
-            held = max(held, len(run_tasks._done) + under_way)
-    finally:
-        executor.close()
-    assert clients == list(range(192))
+    for result in run_tasks.results():
+        clients.append(result.client_task.client)
+        calls = [call for worker in executor.workers for call in worker.waiting]
+        under_way = sum(len(call.positions) for call in calls)
+        held = max(held, len(run_tasks._done) + under_way)
+    assert clients == list(range(CLIENTS))
     assert held <= most

@@ -32,7 +32,7 @@ def by_hand(federation: Federation, client: int) -> float:
     return float((outputs.argmax(1).numpy() == spec.data.y[rows]).mean())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "moon", "fedskc"])
+@pytest.mark.parametrize("method", ["moon", "fedskc"])
 def test_the_global_model_has_each_clients_own_statistics(method: str) -> None:
     federation = federation_of(spec_of(method, **LOCAL))
     for _ in range(3):
@@ -43,13 +43,13 @@ def test_the_global_model_has_each_clients_own_statistics(method: str) -> None:
     assert metrics["global/local/accuracy"] == pytest.approx(sum(found) / 3)
 
 
-def test_it_is_the_common_model_where_the_network_has_no_statistics() -> None:
-    spec = spec_of("fedavg", model={"name": "two-layer", "norm": False}, **LOCAL)
-    assert spec.primary_metric == "global/common/accuracy"
-    assert "global/common/accuracy" in federation_of(spec).step().metrics
-
-
 def test_metrics_are_named_accordingly() -> None:
+    average = spec_of("fedavg", gaussian_clients())
+    assert average.has_common and not average.keeps_statistics
+    assert not spec_of("fedbn").has_common and spec_of("fedbn").keeps_statistics
+    plain = spec_of("fedavg", model={"name": "two-layer", "norm": False}, **LOCAL)
+    assert plain.primary_metric == "global/common/accuracy"
+    assert "global/common/accuracy" in federation_of(plain).step().metrics
     spec = spec_of("fedavg", **LOCAL)
     assert spec.primary_metric == "global/local/accuracy"
     assert available_metrics(spec) == ["global/local/accuracy", "global/local/loss"]
@@ -97,19 +97,17 @@ def test_a_run_is_reported_and_exported_by_its_clients(tmp_cwd: Path) -> None:
     from flray.results.load import load_folder
     from flray.runs.export import export
 
-    content = {
-        "experiment": {
-            "rounds": 2,
-            "data": {"name": "random", "shape": [1, 16, 16], "samples": 24},
-            "partition": {"name": "iid", "clients": 2},
-            "model": {"name": "lenet", "norm": "batch"},
-            "algorithm": "fedavg",
-            **LOCAL,
-            "resources": {"executor": "inline"},
-            "tracking": {"uri": None},
-        }
+    experiment = {
+        "rounds": 2,
+        "data": {"name": "random", "shape": [1, 16, 16], "samples": 24},
+        "partition": {"name": "iid", "clients": 2},
+        "model": {"name": "lenet", "norm": "batch"},
+        "algorithm": "fedavg",
+        **LOCAL,
+        "resources": {"executor": "inline"},
+        "tracking": {"uri": None},
     }
-    result = runner.run(content)
+    result = runner.run({"experiment": experiment})
     assert result.metric == "global/local/accuracy"
     assert load_folder(result.folder).trials[0].metric == "global/local/accuracy"
     with pytest.raises(FlrayError, match=r"fedavg has no running statistics: .*name a client"):
@@ -119,9 +117,3 @@ def test_a_run_is_reported_and_exported_by_its_clients(tmp_cwd: Path) -> None:
     differ = {name for name in first if not torch.equal(first[name], second[name])}
     assert differ and all("running" in name for name in differ)
     assert [path.name for path in export(result.folder, Path("all"), every=True)]
-
-
-def test_statistics_of_the_average_are_as_before() -> None:
-    spec = spec_of("fedavg", gaussian_clients())
-    assert spec.has_common and not spec.keeps_statistics
-    assert not spec_of("fedbn").has_common and spec_of("fedbn").keeps_statistics

@@ -47,22 +47,17 @@ def _sites() -> Iterator[None]:
 
 
 def federation(model: Any, **settings: Any) -> Federation:
-    spec = build_spec(
-        load(
-            {
-                "experiment": {
-                    "data": "sites",
-                    "partition": "domains",
-                    "model": model,
-                    "algorithm": "fedavg",
-                    "rounds": 1,
-                    "resources": {"executor": "inline"},
-                    "tracking": {"uri": None},
-                    **settings,
-                }
-            }
-        ).experiment
-    )
+    content = {
+        "data": "sites",
+        "partition": "domains",
+        "model": model,
+        "algorithm": "fedavg",
+        "rounds": 1,
+        "resources": {"executor": "inline"},
+        "tracking": {"uri": None},
+        **settings,
+    }
+    spec = build_spec(load({"experiment": content}).experiment)
     return Federation(spec, InlineExecutor(spec), lambda line: None)
 
 
@@ -111,9 +106,6 @@ def test_batches_of_one_are_named() -> None:
 
 
 def test_such_clients_are_left_out_and_reported_where_that_is_wanted() -> None:
-    metrics = (
-        federation({"name": "mlp", "norm": "batch"}, faults={"on_client_error": "skip"})
-        .step()
-        .metrics
-    )
+    skip = {"faults": {"on_client_error": "skip"}}
+    metrics = federation({"name": "mlp", "norm": "batch"}, **skip).step().metrics
     assert metrics["cohort/left_out"] == 1 and math.isfinite(metrics["global/common/loss"])
