@@ -14,12 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.accelerator.cases import SIZES, Case, case, covering, experiment, tasks
-
-PARTS = 2
-"""Processes over which the methods are spread."""
 
 RECORDED: dict[str, dict[str, int]] = json.loads(
     (Path(__file__).parent / "kernels.json").read_text()
@@ -76,9 +71,8 @@ def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_method_and_task_gives_the_bits_of_the_cpu_and_waits_for_nothing(part: int) -> None:
-    found = run_cases([*covering(), *tasks()][part::PARTS])
+def test_every_method_and_task_gives_the_bits_of_the_cpu_and_waits_for_nothing() -> None:
+    found = run_cases([*covering(), *tasks()])
     assert not problems(found), "\n".join(problems(found))
     assert not overspent(found), "\n".join(overspent(found))
 
