@@ -81,60 +81,45 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
     assert storage.names(BUCKET) >= {"mirror"}
 
 
-def test_a_run_is_resumed_from_the_bucket_on_another_machine(
+def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     tmp_cwd: Path,
     digits: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    inline = {**digits, "rounds": 4, "resources": {"executor": "inline"}}
-    whole = runner.run({"experiment": {**inline, "name": "whole"}})
-    content = {"experiment": {**inline, "name": "moved", "output": f"{BUCKET}/runs/"}}
-
-    with pytest.raises(runner.InterruptedRunError):
-        runner.run(content, progress=StopAfter(3))
-    there = storage.files(f"{BUCKET}/runs/moved/001")
-    assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
-    assert any(name.startswith("checkpoint/round-") for name in there)
-    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
-    assert invoke(["resume", "moved", "--output", f"{BUCKET}/runs"]) == 0
-    assert f"model SHA-256: {whole.sha256}" in capsys.readouterr().out
-    storage.download(f"{BUCKET}/runs/moved/001", tmp_cwd / "copy")
-    assert directory.read(tmp_cwd / "copy")["sha256"] == whole.sha256
-    assert (tmp_cwd / "copy" / "figures" / "curves.png").is_file()
-    # A third machine does not take the number of a run it has never seen.
-    monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third"))
-    assert directory.create(f"{BUCKET}/runs", "moved").name == "002"
-
-
-def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     tracking = {"uri": f"sqlite:///{tmp_cwd}/mlflow.db", "experiment": "hosts"}
     inline = {**digits, "rounds": 4, "resources": {"executor": "inline"}}
     whole = runner.run({"experiment": {**inline, "name": "whole"}})
-    own = {"name": "turns", "output": f"{BUCKET}/hosts", "tracking": tracking}
-    hosts = [str(tmp_cwd / name) for name in ("a", "b")]
+    output = f"{BUCKET}/hosts/"
+    own = {"name": "turns", "output": output, "tracking": tracking}
+    uri = f"{BUCKET}/hosts/turns/001"
 
-    def found() -> Path:
-        return directory.find("turns", f"{BUCKET}/hosts")
+    def on(host: str) -> None:
+        monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / host))
 
-    monkeypatch.setenv("FLRAY_WORK", hosts[0])
+    on("a")
     with pytest.raises(runner.InterruptedRunError):
         runner.run({"experiment": {**inline, **own}}, progress=StopAfter(1))
-    monkeypatch.setenv("FLRAY_WORK", hosts[1])
+    there = storage.files(uri)
+    assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
+    assert any(name.startswith("checkpoint/round-") for name in there)
+    on("b")
     with pytest.raises(runner.InterruptedRunError):
-        runner.resume(found(), progress=StopAfter(3))
-    monkeypatch.setenv("FLRAY_WORK", hosts[0])
+        runner.resume(directory.find("turns", output), progress=StopAfter(3))
+    on("a")
     old = storage.local_cache_of(f"{BUCKET}/hosts") / "turns" / "001"
     with pytest.raises(FlrayError, match=r"turns/001 went on elsewhere since the copy in .*001"):
         runner.resume(old)
-    folder = found()
-    assert folder == old
+    assert directory.find("turns", output) == old
     assert [path.name for path in old.parent.iterdir() if "old" in path.name] == ["001.old-1"]
-    assert runner.resume(folder).sha256 == whole.sha256
-    monkeypatch.setenv("FLRAY_WORK", hosts[1])
-    assert runner.resume(found()).sha256 == whole.sha256  # finished: nothing is run
+    assert invoke(["resume", "turns", "--output", output]) == 0
+    assert f"model SHA-256: {whole.sha256}" in capsys.readouterr().out
+    on("b")
+    # It is finished: nothing is run.
+    assert runner.resume(directory.find("turns", output)).sha256 == whole.sha256
+    storage.download(uri, tmp_cwd / "copy")
+    assert directory.read(tmp_cwd / "copy")["sha256"] == whole.sha256
+    assert (tmp_cwd / "copy" / "figures" / "curves.png").is_file()
     client = connect(tracking["uri"])
     (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
     assert run.info.status == "FINISHED"
@@ -142,6 +127,8 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
         steps = [point.step for point in client.get_metric_history(run.info.run_id, name)]
         assert steps == [1, 2, 3, 4]
     assert storage.names(f"{BUCKET}/hosts/turns") == {"001"}  # no lease is left
+    on("c")  # does not take the number of a run it has never seen
+    assert directory.create(output, "turns").name == "002"
 
 
 def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(

@@ -73,6 +73,7 @@ class Mute(Algorithm):
         return super().loss(client, batch)
 '''
 
+SKIPPING = {"resources": {"executor": "inline"}, "faults": {"on_client_error": "skip"}}
 TIMEOUT = 6.0
 """Seconds for a round; tasks take a hundredth of it."""
 
@@ -96,27 +97,17 @@ def test_the_first_line_names_client_round_exception_file_and_line(
     file = broken(tmp_cwd, digits, algorithm="breaks", resources=resources)
     assert invoke(["run", file]) == 1
     lines = capsys.readouterr().err.splitlines()
-    line = (
-        BROKEN.splitlines().index('            raise ValueError("this batch is not to my taste")')
-        + 1
-    )
-    assert lines[0] == (
-        f"client 2 (rotated), round 2, train: ValueError: this batch is not to my taste "
-        f"at {tmp_cwd / 'broken.py'}:{line}"
-    )
+    text = "this batch is not to my taste"
+    line = BROKEN.splitlines().index(f'            raise ValueError("{text}")') + 1
+    place = f"{tmp_cwd / 'broken.py'}:{line}"
+    assert lines[0] == f"client 2 (rotated), round 2, train: ValueError: {text} at {place}"
     assert any(text.startswith("Traceback") for text in lines[1:])
 
 
 def test_a_failing_client_can_be_left_out_and_is_reported(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = broken(
-        tmp_cwd,
-        digits,
-        algorithm="breaks",
-        resources={"executor": "inline"},
-        faults={"on_client_error": "skip"},
-    )
+    file = broken(tmp_cwd, digits, algorithm="breaks", **SKIPPING)
     assert invoke(["run", file]) == 0
     assert "left out: client 2 (rotated), round 2, train: ValueError" in capsys.readouterr().out
     history = runner.resume(tmp_cwd / "runs" / "digits" / "001").history
@@ -166,13 +157,7 @@ def test_a_client_that_kills_its_process_is_named_after_some_attempts(
 def test_a_round_in_which_nobody_answers_ends_the_run(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = broken(
-        tmp_cwd,
-        digits,
-        algorithm="mute",
-        resources={"executor": "inline"},
-        faults={"on_client_error": "skip"},
-    )
+    file = broken(tmp_cwd, digits, algorithm="mute", **SKIPPING)
     assert invoke(["run", file]) == 1
     message = capsys.readouterr().err.strip()
     assert "round 2, train: none of the 4 clients answered" in message
@@ -254,10 +239,8 @@ def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = "return {}['weight'] if stage.name == 'evaluate' else {}\n    views = ('personal',)"
-    assert (
-        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["send_private"], what)])
-        == 1
-    )
+    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["send_private"], what)
+    assert invoke(["run", file]) == 1
     assert ", send_private: KeyError: 'weight' at " in capsys.readouterr().err.splitlines()[0]
 
 
@@ -271,9 +254,8 @@ def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
 def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
     tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        invoke(["run", breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)]) == 1
-    )
+    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)
+    assert invoke(["run", file]) == 1
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
 

@@ -196,7 +196,7 @@ def test_a_finished_run_is_read_and_a_running_one_is_left_alone(
     assert [p.name for p in tmp_cwd.iterdir()] == ["runs"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "changed", "manifest"])
+@pytest.mark.parametrize("damage", ["gone", "changed", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     tmp_cwd: Path, digits: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,24 +71,21 @@ def test_a_killed_run_needs_the_file_that_it_began_with(
     assert runner.resume(run.folder).sha256 == run.sha256
 
 
-@pytest.mark.parametrize(
-    ("start", "changes", "said"),
-    [
-        ("nowhere/001", {}, "no weights are there; needed is a run, for example demo/001"),
-        ("own/001", {}, "local has no global model; flray export RUN --client NAME"),
-        ("digits/001", {"model": "mlp"}, "mlp has none: weights of the same network are needed"),
-        ("bad.safetensors", {}, "it holds no weights; a safetensors file is needed"),
-        ("bad.safetensors.d", {}, "no weights are there"),
-    ],
-)
-def test_what_holds_no_such_weights_is_refused(
-    first: Path, digits: dict[str, Any], start: str, changes: dict[str, Any], said: str
-) -> None:
-    if start == "own/001":
-        runner.run({"experiment": {**digits, "name": "own", "algorithm": "local", "rounds": 1}})
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("nowhere/001", {}, "no weights are there; needed is a run, for example demo/001"),
+    ("own/001", {}, "local has no global model; flray export RUN --client NAME"),
+    ("digits/001", {"model": "mlp"}, "mlp has none: weights of the same network are needed"),
+    ("bad.safetensors", {}, "it holds no weights; a safetensors file is needed"),
+    ("bad.safetensors.d", {}, "no weights are there"),
+]
+
+
+def test_what_holds_no_such_weights_is_refused(first: Path, digits: dict[str, Any]) -> None:
+    runner.run({"experiment": {**digits, "name": "own", "algorithm": "local", "rounds": 1}})
     Path("bad.safetensors").write_bytes(b"no weights")
     before = sorted(Path("runs").rglob("*"))
-    with pytest.raises((ConfigError, ConfigErrors), match=said) as caught:
-        runner.run({"experiment": {**digits, **changes, "start": start}})
-    assert len(str(caught.value).splitlines()) == 1
-    assert sorted(Path("runs").rglob("*")) == before
+    for start, changes, said in REFUSED:
+        with pytest.raises((ConfigError, ConfigErrors), match=said) as caught:
+            runner.run({"experiment": {**digits, **changes, "start": start}})
+        assert len(str(caught.value).splitlines()) == 1
+        assert sorted(Path("runs").rglob("*")) == before
