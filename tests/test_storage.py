@@ -81,6 +81,7 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
     assert storage.names(BUCKET) >= {"mirror"}
 
 
+@pytest.mark.slow
 def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     tmp_cwd: Path,
     digits: dict[str, Any],
@@ -99,7 +100,7 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
 
     on("a")
     with pytest.raises(runner.InterruptedRunError):
-        runner.run({"experiment": {**inline, **own}}, progress=StopAfter(1))
+        runner.run({"experiment": {**inline, **own}}, progress=StopAfter(2))
     there = storage.files(uri)
     assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
     assert any(name.startswith("checkpoint/round-") for name in there)
@@ -318,6 +319,7 @@ def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_plugins_that_came_with_a_run_are_not_executed(
     tmp_cwd: Path,
     digits: dict[str, Any],
@@ -367,6 +369,7 @@ def test_plugins_that_came_with_a_run_are_not_executed(
     assert not mark.exists()
 
 
+@pytest.mark.slow  # for its retries
 def test_a_run_whose_bucket_cannot_be_reached_is_told_so_in_one_line(
     digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

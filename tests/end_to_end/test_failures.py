@@ -164,6 +164,7 @@ def test_a_round_in_which_nobody_answers_ends_the_run(
     assert len(message.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:

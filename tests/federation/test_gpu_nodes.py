@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -91,23 +90,22 @@ def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
         too_many = experiment(digits, gpus_per_actor=0.25, actors=9, gpu_model="any")
         with pytest.raises(ConfigError, match=r"6 CPUs and 2 GPUs on 3 nodes carry"):
             PoolPlanner(build_spec(too_many), there).plan()
-        # One task is run to see what it takes; actors and server share the GPU of the model.
+        # One task is run to see what it takes; actor and server share the GPU of the model.
         method = {"name": "feddf", "steps": 2, "public_size": 40}
         public = {"name": "digits-sklearn", "samples": 40}
         config = experiment({**digits, "algorithm": method, "public": public}, gpu_model="A100")
         spec = build_spec(config)
         plan = PoolPlanner(spec, there).plan()
-        assert plan.actors == 2 and plan.measured > 0 and plan.server_gpu > 0
+        assert (plan.actors, plan.gpus_per_actor, plan.server_gpu) == (1, 0.5, 0.5)
+        assert plan.measured > 0
         federation, inline = RayFederation(spec, plan, print), inline_federation(spec, print)
         try:
             federation.step()
             inline.step()
             assert federation.sha256() == inline.sha256()
-            assert len(set(federation.client_pids())) == 2
             left = ray.available_resources()
             assert left["accelerator_type:A100"] < 1.0 == left["accelerator_type:L4"]
-            shares = plan.actors * plan.gpus_per_actor + plan.server_gpu
-            assert math.isclose(left["GPU"], 2.0 - shares) and shares <= 1.0
+            assert left["GPU"] == 1.0
         finally:
             federation.close()
 

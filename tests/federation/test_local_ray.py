@@ -92,6 +92,7 @@ def all_ended(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=20)[1]
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
     tmp_cwd: Path, digits: dict[str, Any], short: Path
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
     assert all_ended(processes) and not list(short.iterdir())
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_while_ray_starts_leaves_no_process_of_it(
     tmp_cwd: Path, digits: dict[str, Any], short: Path
 ) -> None:

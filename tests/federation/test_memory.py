@@ -67,6 +67,7 @@ def test_a_round_leaves_nothing_to_the_search_for_cycles(
         gc.enable()
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> None:
     """A round trains on a batch of 16 and is tested on 400 samples at once, which takes far more memory."""
     content = {
