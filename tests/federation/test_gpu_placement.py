@@ -1,18 +1,22 @@
-"""Every GPU gets work, no CPU is overbooked, and nothing computes on a GPU that nobody counts. No GPU is needed.
-
-On a cluster: test_gpu_nodes.py.
-"""
+"""Every GPU gets work, no CPU is overbooked, and nothing computes on a GPU that nobody counts. No GPU is needed."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
+import ray
 
 from flray.config.loader import load
+from flray.errors import DataError
+from flray.federation.building import build_spec
+from flray.federation.ray_backend.client_actor import ClientActor
+from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import make_plan
 from flray.tuning.resources import TrialResources
+from tests.clusters import joined_cluster
 
 MACHINES = [(gpus, cpus) for gpus in (1, 2, 4, 8) for cpus in (4, 8, 64)]
 
@@ -76,3 +80,30 @@ def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> 
     assert (plan.actors, plan.gpus_per_actor, plan.server_gpu) == (3, 0.25, 0.25)
     assert str(plan).endswith("; the server trains on 0.25 GPU")
     assert not make_plan(config, 20, 20, {"CPU": 8}, trains_at_server=True).server_gpu
+
+
+@pytest.mark.slow
+def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -> None:
+    """On two GPUs that are not there; an actor that finds none although Ray gave it one says so."""
+    config = experiment(
+        digits,
+        algorithm={"name": "feddf", "steps": 2, "public_size": 40},
+        public={"name": "digits-sklearn", "samples": 40},
+    )
+    spec = build_spec(config)
+    plan = make_plan(config, 20, 20, {"CPU": 2, "GPU": 2}, trains_at_server=True)
+    assert plan.server_gpu
+    with joined_cluster({"num_cpus": 4, "num_gpus": 2}):
+        federation = RayFederation(spec, plan, print)
+        try:
+            federation.step()
+            used = ray.available_resources().get("GPU", 0.0)
+            assert math.isclose(2 - used, plan.actors * plan.gpus_per_actor + plan.server_gpu)
+        finally:
+            federation.close()
+        blind = {"env_vars": {"FLRAY_FAKE_GPUS": "0"}}
+        actor = ray.remote(ClientActor).options(num_gpus=1, runtime_env=blind).remote(spec, 1)
+        with pytest.raises(
+            DataError, match=r"Ray has given this process a GPU, and torch .* sees none"
+        ):
+            ray.get(actor.describe.remote())
