@@ -418,10 +418,6 @@ def _report_lines(folder: Path) -> Iterator[str]:
 
 def show_values(result: SweepResult) -> None:
     """Print what can be concluded from a sweep, and its table."""
-    from flray.results.formatting import conclusion_text
-
-    for line in conclusion_text(result.conclusions).splitlines():
-        console.print(line)
     console.print(result.table())
 
 

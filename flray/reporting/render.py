@@ -1,4 +1,4 @@
-"""A report's tables as text for a terminal, Markdown, LaTeX, HTML and JSON."""
+"""A report's tables as Markdown, LaTeX, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -9,86 +9,32 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from flray.drawing import canvas
 from flray.errors import one_line
 from flray.reporting.sections import Section
-from flray.results.build_table import describe_seeds
 from flray.results.formatting import (
     CONCLUSIONS,
-    MISSING,
-    NOT_REACHED,
-    conclusion_text,
-    format_mean_std,
-    rich_table,
+    format_measured,
+    legend,
+    listings,
+    notes,
+    printed_reference,
 )
 from flray.results.measures import Cost
 from flray.results.result_set import ResultSet
-from flray.results.study import Ranks, Variance, win_matrix
-from flray.results.table import Cell, Table
+from flray.results.table import Table
 
-COST_HEADS = [
-    "setting",
-    "rounds to target",
-    "bytes up",
-    "bytes down",
-    "seconds",
-    "s/round",
-    "memory",
-]
-_VARIANCE_HEADS = [
-    "setting",
-    "partitions x seeds",
-    "std",
-    "who holds what",
-    "run's seed",
-    "both together",
-]
-_VARIANCE_NOTE = (
-    "std: of a single run, under another partition and another seed. Of its square: partition.seed "
-    "(who holds what), seed (initialisation, order, sampling), and what only both together "
-    "explain; from mean squares. With few of each the shares are rough."
-)
-_WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 _UNTRACKED = (
     "Features (t-SNE), correlations between classes and the layers' distances are drawn of runs "
     "with tracking.features=true; of these they were not tracked."
 )
 _LINE = 75
 """Characters of a table that fit on an article's line."""
-
-
-def format_measured(cell: Cell) -> str:
-    """Return ``80.12 ± 0.30``; a dash without a value; the number of seeds that reach a target if not all do."""
-    if math.isinf(cell.mean) and cell.finite:
-        return _of_some(f"{np.mean(cell.finite):.2f}", len(cell.finite), len(cell.values))
-    return format_mean_std(cell.mean, cell.std)
-
-
-def printed_reference(cell: Cell) -> str:
-    """Return ``82.35 (-2.23)``: the printed number and how far the measured one is from it."""
-    away = f" ({cell.difference:+.2f})" if math.isfinite(cell.difference) else ""
-    return cell.printed_text and cell.printed_text + away
-
-
-def legend(table: Table) -> str:
-    """Return the legend: seeds, units and marks of the table."""
-    seeds = describe_seeds(table)
-    text = f"{seeds[:1].upper()}{seeds[1:]}; shares in percent; best in bold."
-    return text + " Below: the printed number (measured minus printed)." * table.has_printed
-
-
-def notes(table: Table) -> list[str]:
-    """Return the notes below the table, with the method of the comparisons."""
-    compared = [f"comparisons: {table.studies.method}"] if table.studies.each else []
-    return [*table.notes, *compared]
 
 
 def head_rows(table: Table) -> list[list[tuple[str, int]]]:
@@ -102,122 +48,6 @@ def head_rows(table: Table) -> list[list[tuple[str, int]]]:
         ]
         for level in range(depth)
     ]
-
-
-class Listing(NamedTuple):
-    """A table below the main one, the same in every format.
-
-    Attributes
-    ----------
-    title : str
-        The text above the table.
-    heads : sequence of str
-        The heads of the columns.
-    rows : sequence of sequence of str
-        The cells.
-    note : str
-        The text below the table.
-    """
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-
-def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
-    """Return the tables below the main one: wins over places, shares of the variance, costs."""
-    found = [_wins(measure, ranks, table) for measure, ranks in table.studies.ranks.items()]
-    if table.variances:
-        rows = list(map(_variance_row, table.variances))
-        found.append(Listing("Shares of the variance", _VARIANCE_HEADS, rows, _VARIANCE_NOTE))
-    for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
-        every = list(members)
-        title = f"Costs{f' · {group}' if group else ''} (means over seeds; target {target_text(every[0])})"
-        found.append(Listing(title, COST_HEADS, list(map(cost_row, every))))
-    return found
-
-
-def _wins(measure: str, ranks: Ranks, table: Table) -> Listing:
-    several = f" · {measure}" if len(table.studies.ranks) > 1 else ""
-    rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
-    title = f"Wins, ties and losses over {len(ranks.places)} places{several}"
-    return Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
-
-
-def _variance_row(one: Variance) -> list[str]:
-    return [
-        one.name,
-        f"{one.partitions} x {one.seeds}",
-        format_number(math.sqrt(one.partition + one.seed + one.both)),
-        *(MISSING if math.isnan(share) else f"{100 * share:.0f} %" for share in one.shares),
-    ]
-
-
-def cost_row(cost: Cost) -> list[str]:
-    """Return a setting's costs under `COST_HEADS`."""
-    rounds = _of_some(f"{cost.rounds:.1f}", cost.reached, cost.seeds)
-    return [
-        cost.label,
-        rounds if cost.reached else NOT_REACHED,
-        *map(format_bytes, (cost.up, cost.down)),
-        *map(format_number, (cost.seconds, cost.round_seconds)),
-        format_bytes(cost.memory),
-    ]
-
-
-def _of_some(text: str, reached: int, seeds: int) -> str:
-    return text if reached == seeds else f"{text} ({reached} of {seeds} seeds)"
-
-
-def target_text(cost: Cost) -> str:
-    """Return the target of a group of settings."""
-    return f"{100 * cost.target:.1f} %" if cost.share else format_number(cost.target)
-
-
-def format_bytes(count: float) -> str:
-    """Return bytes with a unit of 1,000s."""
-    if math.isnan(count):
-        return MISSING
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def format_number(value: float) -> str:
-    """Return three digits."""
-    if math.isnan(value):
-        return MISSING
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def terminal(table: Table, costs: Sequence[Cost]) -> RenderableType:
-    """Return the tables for a terminal."""
-    main = rich_table(
-        table.title, [table.heading], [column.head for column in table.columns], legend(table)
-    )
-    for label, row in table.rows.items():
-        main.add_row(Text(one_line(label)), *map(_rich_cell, row), end_section=table.has_printed)
-    parts: list[RenderableType] = [
-        *([Text(conclusion_text(table.conclusions))] if table.conclusions else []),
-        main,
-        *(Text(one_line(f"- {note}")) for note in notes(table)),
-    ]
-    for listing in listings(table, costs):
-        made = rich_table(listing.title, listing.heads, (), listing.note)
-        for line in listing.rows:
-            made.add_row(*(Text(one_line(text)) for text in line))
-        parts.append(made)
-    return Group(*parts)
-
-
-def _rich_cell(cell: Cell) -> Text:
-    text = Text(format_measured(cell), style="bold" if cell.best else "")
-    if cell.printed_text:
-        text.append(f"\n{printed_reference(cell)}", style="not bold dim")
-    return text
 
 
 def markdown(table: Table, costs: Sequence[Cost]) -> str:

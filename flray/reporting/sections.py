@@ -245,7 +245,7 @@ def _partitions(source: ResultSet) -> Iterator[Section]:
     figures: dict[str, Figure] = {}
     seen: set[str] = set()
     seed = source.trials[0].seed
-    varying = source.varying()
+    varying = source.varying
     for trial in source.trials:
         record = trial.partition
         if record is None or trial.seed != seed or str(record["clients"]) in seen:

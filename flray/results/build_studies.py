@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,42 +19,73 @@ from flray.results.measures import AVERAGE
 from flray.results.paired import Difference, Rule
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study
-from flray.results.table import build_paper_table, has_arms
+from flray.results.table import Column, build_paper_table, column_value, has_arms
+
+_History = tuple[dict[str, dict[int, float]], dict[str, dict[int, str]], dict[str, dict[int, int]]]
+"""Values, failures and looks, by setting and seed."""
+
+
+class Observation(NamedTuple):
+    """A run's value of one measure; the tidy form that all comparisons are made of.
+
+    Attributes
+    ----------
+    place, measure, name : str
+        The data or circumstances, the measure, and the compared setting.
+    seed : int
+        The repetition.
+    value : float or None
+        The value; None if the run does not count.
+    look : int
+        See `flray.results.paired.Looks`.
+    failed : mapping of int to str
+        The seeds that its setting failed at, and why.
+    """
+
+    place: str
+    measure: str
+    name: str
+    seed: int
+    value: float | None
+    look: int = 0
+    failed: Mapping[int, str] = {}
+
+
+def group_observations(observations: Iterable[Observation]) -> list[Study]:
+    """Return a study for each place and measure; a seed with a value has not failed."""
+    found: dict[tuple[str, str], _History] = {}
+    for one in observations:
+        values, failed, looks = found.setdefault((one.place, one.measure), ({}, {}, {}))
+        looks.setdefault(one.name, {})[one.seed] = one.look
+        failed.setdefault(one.name, {}).update(one.failed)
+        if one.value is not None:
+            values.setdefault(one.name, {})[one.seed] = one.value
+    studies = []
+    for where, (values, failed, looks) in found.items():
+        gone = {
+            name: {seed: why for seed, why in reasons.items() if seed not in values.get(name, {})}
+            for name, reasons in failed.items()
+        }
+        gone = {name: reasons for name, reasons in gone.items() if reasons}
+        studies.append(Study(*where, values, failed=gone, looks=looks))
+    return studies
 
 
 def build_studies(source: ResultSet) -> Studies:
     """Return the comparisons of a sweep: finished trials only, and separately for each place."""
+    until = (source.config.get("sweep") or {}).get("until")
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
     left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
-    finished = replace(
-        source,
-        trials=[
-            one
-            for one in source.trials
-            if one.status == "finished"
-            and len(one.history)
-            and place_and_name(source, one) not in stopped
-        ],
-    )
-    if not finished.trials:
+    finished = [
+        one
+        for one in source.trials
+        if one.status == "finished"
+        and len(one.history)
+        and place_and_name(source, one) not in stopped
+    ]
+    if not finished:
         return Studies(left_out=sorted(left_out))
-    if source.paper is not None and source.axes:
-        found = _of_paper(finished, source.trials)
-    else:
-        metric = " or ".join(sorted({one.metric for one in finished.trials if one.metric}))
-        values: dict[str, dict[str, dict[int, float]]] = {}
-        for one in finished.trials:
-            place, name = place_and_name(source, one)
-            seeds = values.setdefault(place, {}).setdefault(name, {})
-            seeds[one.seed] = measures.value(one, "auto")
-        named = [(*place_and_name(source, one), one) for one in source.trials]
-        found = [
-            _with_history(
-                Study(place, metric, settings),
-                [(name, one) for where, name, one in named if where == place],
-            )
-            for place, settings in values.items()
-        ]
+    found = group_observations(_observe(source, finished))
     left_out += [
         f"{' '.join(filter(None, (study.place, name)))}: failed at each of its seeds, not compared"
         for study in found
@@ -61,12 +93,38 @@ def build_studies(source: ResultSet) -> Studies:
         if not study.values.get(name)
     ]
     whole = list(filter(None, map(without_gaps, found)))
-    until = (source.config.get("sweep") or {}).get("until")
     if until:
         # Each place has its part of alpha, and within it each pair.
         rule = Rule(until["margin"], until["alpha"] / max(1, len(whole)), until["at_least"])
         whole = [replace(study, rule=rule) for study in whole]
     return Studies(whole, sorted(left_out))
+
+
+def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
+    """Yield the values of trials, those that do not count without one.
+
+    Of a paper's table these are the columns that are means over clients, or else all columns.
+    """
+    metric = " or ".join(sorted({one.metric for one in counted if one.metric}))
+    numbers = {one.number for one in counted}
+    paper, columns, rows = source.paper if source.axes else None, [Column((), "auto")], ""
+    if paper is not None:
+        table = build_paper_table(replace(source, trials=counted), paper)
+        columns = [one for one in table.columns if one.client == AVERAGE] or table.columns
+        rows = f"{PREFIX}{table.heading}"
+    for column in columns:
+        measure = metric if column.measure == "auto" else column.measure
+        client = () if column.client == AVERAGE else (column.client,)
+        for one in source.trials:
+            if has_arms(one, column.arms):
+                place, name = place_and_name(source, one)
+                if paper is not None:
+                    place = " ".join((*(arm for _, arm in column.arms), *client))
+                    name = one.setting[rows]
+                value = column_value(one, column, paper) if one.number in numbers else None
+                failed = {one.seed: one.failure} if one.status == "failed" else {}
+                look = 0 if one.taken_over else 1
+                yield Observation(place, measure, name, one.seed, value, look, failed)
 
 
 def without_gaps(study: Study) -> Study | None:
@@ -79,42 +137,12 @@ def without_gaps(study: Study) -> Study | None:
     return replace(study, values=kept) if len(kept) > 1 else None
 
 
-def _with_history(study: Study, trials: Sequence[tuple[str, Trial]]) -> Study:
-    """Return a study that knows which of its trials failed, and which were there before the others."""
-    failed: dict[str, dict[int, str]] = {}
-    looks: dict[str, dict[int, int]] = {}
-    for name, one in trials:
-        looks.setdefault(name, {})[one.seed] = 0 if one.taken_over else 1
-        if one.status == "failed":
-            failed.setdefault(name, {})[one.seed] = one.failure
-    return replace(study, failed=failed, looks=looks)
-
-
-def _of_paper(source: ResultSet, trials: Sequence[Trial]) -> list[Study]:
-    """Return a study for each column of a paper's table that is a mean over clients, else for every column."""
-    assert source.paper is not None
-    table = build_paper_table(source, source.paper)
-    means = any(column.client == AVERAGE for column in table.columns)
-    found = []
-    for position, column in enumerate(table.columns):
-        if column.client == AVERAGE or not means:
-            client = () if column.client == AVERAGE else (column.client,)
-            place = " ".join((*(arm for _, arm in column.arms), *client))
-            values = {name: row[position].values for name, row in table.rows.items()}
-            metrics = {one.metric for one in source.trials}
-            measure = " or ".join(sorted(metrics)) if column.measure == "auto" else column.measure
-            rows = f"{PREFIX}{table.heading}"
-            same = [(one.setting[rows], one) for one in trials if has_arms(one, column.arms)]
-            found.append(_with_history(Study(place, measure, values), same))
-    return found
-
-
 def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     """Return the place of a trial, and the name of the compared setting."""
     rows = next(iter(source.axes), "")
     if source.paper is not None and source.paper.rows in source.axes:
         rows = source.paper.rows
-    varying = source.varying()
+    varying = source.varying
     flat = {name: trial.setting[name] for name in varying if name in trial.setting}
     place = place_columns(list(flat), rows)
     name = setting_label({key: value for key, value in flat.items() if key not in place})

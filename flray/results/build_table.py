@@ -14,14 +14,16 @@ from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
 from flray.results.result_set import ENDED, ResultSet, Trial, alike_notes
 from flray.results.study import variances
-from flray.results.table import Cell, Column, Table, build_paper_table
+from flray.results.table import Column, Table, build_paper_table
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
-_UNSEEN = {"global/unseen": "unseen", "adapted/unseen": "unseen adapted"}
-QUANTILE_NOTE = (
+_QUANTILE_NOTE = (
     "median client, 10 % and 90 % of clients: quantiles over the clients of a run, then the mean over "
     "the seeds; so many of the clients have a lower value"
 )
+
+
+_MAX_FAILURES = 3
 
 
 def build_table(source: ResultSet, reference: str | None = None) -> Table:
@@ -44,16 +46,21 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
     table.mark_best()
     chosen = selects_on_test(source.config)
-    table.notes += [chosen] if chosen else choice_notes(source)
+    table.notes += [chosen] if chosen else _choice_notes(source)
     if paper is None:
         table.notes += alike_notes(trial.metric for trial in source.trials)
-    table.notes += [one.line for one in tuned_settings(source)] + positive_notes(source)
+    table.notes += [one.line for one in tuned_settings(source)]
+    # The class that sensitivity, F1 and so on are about, where the task is binary.
+    positive = dict.fromkeys(trial.positive for trial in source.trials if trial.positive)
+    table.notes += [f"positive class: {' or '.join(positive)}"] if positive else []
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
+    stand_in = list(filter(None, [stand_in_line(source.config)]))
     if source.name.endswith(SMOKE):
         table.title += " (smoke run)"
-        table.notes[:0] = [SMOKE_NOTE, *filter(None, [stand_in_line(source.config)])]
+        table.notes[:0] = [SMOKE_NOTE, *stand_in]
         table.conclusions = ["nothing can be concluded from a smoke run"]
     else:
+        table.notes[:0] = stand_in
         _compare(table, source, reference)
     return table
 
@@ -80,39 +87,23 @@ def _setting_table(source: ResultSet) -> Table:
     apart = any(trial.chosen_by for trial in source.trials)
     columns = [Column(("validation",), "chosen")] if apart else []
     columns += [Column(("test" if apart else "score",), "auto", follows=apart)]
-    columns += [Column((name,), "client", name) for name in names]
+    columns += [Column((name,), "clients", name) for name in names]
     columns += [Column((name,), "quantile", name) for name in quantiles]
     # Where models are judged on the other clients' data, how they do on their own is the other half
     # of the answer.
     if any(client_measure(trial).startswith("others/") for trial in measured):
         columns.append(Column((f"own {AVERAGE}",), "own"))
-    for view, head in _UNSEEN.items():
+    for view, head in (("global/unseen", "unseen"), ("adapted/unseen", "unseen adapted")):
         if any(f"{view}/{trial.measure}" in trial.history for trial in measured):
-            columns.append(Column((head,), view))
-    rows: dict[str, list[Cell]] = {}
+            columns.append(Column((head,), f"{view}/*"))
+    table = Table(f"{source.name}: {metric}", "setting", columns)
     for trial in source.trials:
-        row = rows.setdefault(source.label(trial), [Cell() for _ in columns])
-        if trial.status == "failed" or not len(trial.history):
-            continue
-        by_kind = {
-            "auto": "auto",
-            "chosen": trial.chosen_by or "auto",
-            "client": client_measure(trial),
-            "own": client_measure(trial, own=True),
-            **{view: f"{view}/{trial.measure}" for view in _UNSEEN},
-        }
-        over = measures.client_quantiles(trial) if quantiles else {}
-        for cell, column in zip(row, columns, strict=True):
-            if column.measure == "quantile":
-                cell.values[trial.seed] = over[column.client]
-                continue
-            measure = by_kind[column.measure]
-            cell.values[trial.seed] = measures.value(trial, measure, column.client)
-    columns = [replace(column, measure=metric, follows=column.follows) for column in columns]
-    table = Table(f"{source.name}: {metric}", "setting", columns, rows)
+        known = trial.status != "failed" and len(trial.history)
+        values = (measures.value(trial, one.measure, one.client) for one in columns if known)
+        table.add(source.label(trial), trial.seed, list(values))
+    table.columns = [replace(column, measure=metric) for column in columns]
     table.sort_rows()
-    if quantiles:
-        table.notes.append(QUANTILE_NOTE)
+    table.notes += [_QUANTILE_NOTE] if quantiles else []
     return table
 
 
@@ -143,7 +134,7 @@ def group_by_label(source: ResultSet) -> dict[str, list[Trial]]:
     return groups
 
 
-def choice_notes(source: ResultSet) -> list[str]:
+def _choice_notes(source: ResultSet) -> list[str]:
     """Return a note on the metric that settings are chosen by, if it is not the reported one."""
     names = sorted({trial.chosen_by for trial in source.trials if trial.chosen_by})
     if not names:
@@ -152,12 +143,6 @@ def choice_notes(source: ResultSet) -> list[str]:
         f"settings are chosen by {' or '.join(names)}; test is what is reported of them, at the "
         "seeds that they were chosen at (sweep.tune compares what it chose at seeds of its own)"
     ]
-
-
-def positive_notes(source: ResultSet) -> list[str]:
-    """Return a note on the class that sensitivity, F1 and so on are about, where the task is binary."""
-    names = list(dict.fromkeys(trial.positive for trial in source.trials if trial.positive))
-    return [f"positive class: {' or '.join(names)}"] if names else []
 
 
 def _seed_notes(table: Table) -> list[str]:
@@ -188,18 +173,20 @@ def _protocol_notes(source: ResultSet) -> list[str]:
 
 
 def _status_notes(source: ResultSet) -> list[str]:
-    """Return notes on trials that failed, were stopped or have not ended."""
-    total = len(source.trials)
-    failed = [trial for trial in source.trials if trial.status == "failed"]
-    stopped = sum(trial.status == "stopped" for trial in source.trials)
-    running = [trial for trial in source.trials if trial.status not in ENDED]
-    notes = [
-        f"failed: {source.label(trial)} seed {trial.seed}: {trial.failure.partition(chr(10))[0]}"
-        for trial in failed
-    ]
-    notes += [*taken_over_notes(source), *source.code_notes]
+    """Return notes on trials that failed, were taken over or stopped, or have not ended."""
+    trials, total = source.trials, len(source.trials)
+    stopped = [len(trial.history) for trial in trials if trial.status == "stopped"]
+    running = [trial for trial in trials if trial.status not in ENDED]
+    sweeps = [trial.taken_over.rpartition("/")[0] for trial in trials if trial.taken_over]
+    notes = _failures(source)
+    if sweeps:
+        names = ", ".join(dict.fromkeys(sweeps))
+        notes.append(f"{len(sweeps)} of {total} trials were taken over from {names}")
+    notes += source.code_notes
     if stopped:
-        notes.append(f"{stopped} of {total} trials were stopped early by the scheduler")
+        low, high = min(stopped), max(stopped)
+        span = f"{low} round{'s' * (low > 1)}" if low == high else f"{low} to {high} rounds"
+        notes.append(f"{len(stopped)} of {total} trials stopped early, after {span}")
     if running:
         notes.append(f"{len(running)} of {total} trials have not ended: the table is not complete")
     return notes + [
@@ -210,21 +197,16 @@ def _status_notes(source: ResultSet) -> list[str]:
     ]
 
 
-def taken_over_notes(source: ResultSet) -> list[str]:
-    """Return a note on trials that other sweeps had finished."""
-    sweeps = [trial.taken_over.rpartition("/")[0] for trial in source.trials if trial.taken_over]
-    if not sweeps:
-        return []
-    names = ", ".join(dict.fromkeys(sweeps))
-    return [f"{len(sweeps)} of {len(source.trials)} trials were taken over from {names}"]
-
-
-def describe_seeds(table: Table) -> str:
-    """Return over how many seeds the means are."""
-    counts = sorted({len(cell.finite) for cell in table.cells if cell.finite})
-    if counts == [1]:
-        return "values of one seed, without a deviation"
-    text = " or ".join(map(str, counts)) or "0"
-    return f"mean ± standard deviation over {text} seeds" + (
-        ", none for one seed" if 1 in counts else ""
-    )
+def _failures(source: ResultSet) -> list[str]:
+    """Return one line per kind of failure: numbers, settings, seeds, and the first error."""
+    trials: dict[str, list[str]] = {}
+    for one in source.trials:
+        if one.status == "failed":
+            name = f"{one.number} ({source.label(one)} seed={one.seed})"
+            trials.setdefault(one.failure.partition("\n")[0], []).append(name)
+    return [
+        f"trial{'s' * (len(names) > 1)} {', '.join(names[:_MAX_FAILURES])}"
+        f"{f' and {len(names) - _MAX_FAILURES} more' if len(names) > _MAX_FAILURES else ''} "
+        f"failed: {reason}"
+        for reason, names in trials.items()
+    ]

@@ -119,7 +119,7 @@ def choices(source: ResultSet) -> list[Choices]:
         The sweep; if it tunes, its tuning. Trials that were stopped early do not count.
     """
     groups: dict[str, dict[str, tuple[dict[str, Any], list[Trial]]]] = {}
-    varying = source.varying()
+    varying = source.varying
     fixed = {*place_columns(varying, ""), *filter(is_name, varying)}
     for trial in source.tuning or source.trials:
         if trial.status != "finished" or not len(trial.history):

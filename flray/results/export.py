@@ -22,13 +22,13 @@ from flray.files.border import open_file
 from flray.files.csv_files import csv_text, read_csv
 from flray.metrics.direction import lower_is_better
 from flray.results import measures
-from flray.results.build_studies import place_columns, without_gaps
+from flray.results.build_studies import Observation, group_observations, place_columns, without_gaps
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
 from flray.results.result_set import ResultSet, Trial, alike, alike_notes
-from flray.results.study import Studies, Study
-from flray.results.table import Cell, Column, Table
+from flray.results.study import Studies
+from flray.results.table import Column, Table
 
 FIRST = ("suite", "algorithm")
 MEASURED = ("seed", "rounds", "protocol", "metric", "value", "own", "others", "worst")
@@ -303,16 +303,11 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
     shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
     columns = [Column((_HEADS.get(name, name.removeprefix(DOMAIN)),), metrics) for name in shown]
-    rows: dict[str, list[Cell]] = {}
+    table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns)
     repeated: dict[str, None] = {}
     for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
-        row = rows.setdefault(label, [Cell() for _ in shown])
-        seed = int(record["seed"])
-        if seed in row[0].values:
-            repeated[f"{label} seed {seed}"] = None
-        for cell, name in zip(row, shown, strict=True):
-            cell.values[seed] = float(record[name])
-    table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns, rows)
+        if table.add(label, int(record["seed"]), [float(record[name]) for name in shown]):
+            repeated[f"{label} seed {record['seed']}"] = None
     table.sort_rows()
     table.mark_best()
     data = dict.fromkeys(
@@ -358,32 +353,16 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     places = place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
     several = frame["data"].nunique() > 1 and "data" not in places
     names = _labels(frame.drop(columns=places).assign(data=""))
-    values: dict[str, dict[str, dict[int, float]]] = {}
-    looks: dict[str, dict[str, dict[int, int]]] = {}
-    failed: dict[str, dict[str, set[int]]] = {}
+    observations = []
     for name, record in zip(names, frame.to_dict("records"), strict=True):
         place = setting_label({one: record[one] for one in places if record[one] != ""})
         place = " ".join(filter(None, (place, str(record["data"]) if several else "")))
-        seeds = values.setdefault(place, {}).setdefault(name, {})
-        seeds[int(record["seed"])] = float(record["value"])
-        added = looks.setdefault(place, {}).setdefault(name, {})
-        added[int(record["seed"])] = int(record.get("look") or 1)
-        gone = failed.setdefault(place, {}).setdefault(name, set())
-        gone |= {int(seed) for seed in str(record.get("failed", "")).split()}
-    found = [
-        Study(
-            place,
-            metric,
-            settings,
-            failed={
-                name: dict.fromkeys(failed[place][name] - {*own}, "")
-                for name, own in settings.items()
-            },
-            looks=looks[place],
-        )
-        for place, settings in values.items()
-    ]
-    return Studies([one for one in map(without_gaps, found) if one is not None])
+        failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
+        seed, look = int(record["seed"]), int(record.get("look") or 1)
+        value = float(record["value"])
+        observations.append(Observation(place, metric, name, seed, value, look, failed))
+    found = map(without_gaps, group_observations(observations))
+    return Studies([one for one in found if one is not None])
 
 
 def _tuned(frame: pd.DataFrame) -> list[str]:

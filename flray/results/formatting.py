@@ -1,17 +1,47 @@
-"""Text of numbers and tables in the terminal, the same for sweeps, reports and kept files."""
+"""Text of tables: cells, notes, costs, and all of it for a terminal; the same for sweeps, reports and kept files."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from rich.table import Table
+import numpy as np
+from rich import table as rich
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flray.errors import one_line
+from flray.results.measures import Cost
+from flray.results.study import Ranks, Variance, win_matrix
+from flray.results.table import Cell, Table
 
 MISSING, NOT_REACHED = "–", "never"
 CONCLUSIONS = "What can be concluded:"
+_COST_HEADS = (
+    "setting",
+    "rounds to target",
+    "bytes up",
+    "bytes down",
+    "seconds",
+    "s/round",
+    "memory",
+)
+_VARIANCE_HEADS = (
+    "setting",
+    "partitions x seeds",
+    "std",
+    "who holds what",
+    "run's seed",
+    "both together",
+)
+_VARIANCE_NOTE = (
+    "std: of a single run, under another partition and another seed. Of its square: partition.seed "
+    "(who holds what), seed (initialisation, order, sampling), and what only both together "
+    "explain; from mean squares. With few of each the shares are rough."
+)
+_WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
 
 def conclusion_text(lines: Sequence[str]) -> str:
@@ -19,39 +49,169 @@ def conclusion_text(lines: Sequence[str]) -> str:
     return "\n".join([CONCLUSIONS, *(f"- {one_line(line)}" for line in lines)]) if lines else ""
 
 
-def format_mean_std(mean: float, std: float, digits: int = 2, missing: str = MISSING) -> str:
+def format_mean_std(mean: float, std: float, digits: int = 2) -> str:
     """Return ``80.12 ± 0.30``, or only ``80.12`` if the deviation is NaN."""
     if math.isinf(mean):
         return NOT_REACHED
     if math.isnan(mean):
-        return missing
+        return MISSING
     return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
-def rich_table(
-    title: str, left: Sequence[str], right: Sequence[Sequence[str]], caption: str = ""
-) -> Table:
-    """Return an empty table for a terminal; names are data, never markup.
+def format_measured(cell: Cell) -> str:
+    """Return ``80.12 ± 0.30``; a dash without a value; the number of seeds that reach a target if not all do."""
+    if math.isinf(cell.mean) and cell.finite:
+        return _of_some(f"{np.mean(cell.finite):.2f}", len(cell.finite), len(cell.values))
+    return format_mean_std(cell.mean, cell.std)
 
-    Parameters
+
+def _of_some(text: str, reached: int, seeds: int) -> str:
+    return text if reached == seeds else f"{text} ({reached} of {seeds} seeds)"
+
+
+def printed_reference(cell: Cell) -> str:
+    """Return ``82.35 (-2.23)``: the printed number and how far the measured one is from it."""
+    away = f" ({cell.difference:+.2f})" if math.isfinite(cell.difference) else ""
+    return cell.printed_text and cell.printed_text + away
+
+
+def legend(table: Table) -> str:
+    """Return the legend: seeds, units and marks of the table."""
+    counts = sorted({len(cell.finite) for cell in table.cells if cell.finite})
+    text = f"Mean ± standard deviation over {' or '.join(map(str, counts)) or 0} seeds"
+    if counts == [1]:
+        text = "Values of one seed, without a deviation"
+    elif 1 in counts:
+        text += ", none for one seed"
+    text += "; shares in percent; best in bold."
+    return text + " Below: the printed number (measured minus printed)." * table.has_printed
+
+
+def notes(table: Table) -> list[str]:
+    """Return the notes below the table, with the method of the comparisons."""
+    compared = [f"comparisons: {table.studies.method}"] if table.studies.each else []
+    return [*table.notes, *compared]
+
+
+class Listing(NamedTuple):
+    """A table below the main one, the same in every format.
+
+    Attributes
     ----------
     title : str
-        Above it.
-    left : sequence of str
-        Heads of the first columns, which hold text.
-    right : sequence of sequence of str
-        Heads of the others, which hold numbers, a line each.
-    caption : str
-        Below it.
+        The text above the table.
+    heads : sequence of str
+        The heads of the columns.
+    rows : sequence of sequence of str
+        The cells.
+    note : str
+        The text below the table.
     """
-    table = Table(
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
+    """Return the tables below the main one: wins over places, shares of the variance, costs."""
+    ranked = table.studies.ranks
+    found = [_wins(ranks, measure * (len(ranked) > 1)) for measure, ranks in ranked.items()]
+    if table.variances:
+        rows = list(map(_variance_row, table.variances))
+        title = "Shares of the variance"
+        found.append(Listing(title, _VARIANCE_HEADS, rows, _VARIANCE_NOTE))
+    for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
+        every = list(members)
+        one = every[0]
+        target = f"{100 * one.target:.1f} %" if one.share else format_number(one.target)
+        title = f"Costs{f' · {group}' if group else ''} (means over seeds; target {target})"
+        found.append(Listing(title, _COST_HEADS, list(map(cost_row, every))))
+    return found
+
+
+def _wins(ranks: Ranks, measure: str) -> Listing:
+    rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
+    title = " · ".join(
+        filter(None, [f"Wins, ties and losses over {len(ranks.places)} places", measure])
+    )
+    return Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
+
+
+def _variance_row(one: Variance) -> list[str]:
+    return [
+        one.name,
+        f"{one.partitions} x {one.seeds}",
+        format_number(math.sqrt(one.partition + one.seed + one.both)),
+        *(MISSING if math.isnan(share) else f"{100 * share:.0f} %" for share in one.shares),
+    ]
+
+
+def cost_row(cost: Cost) -> list[str]:
+    """Return a setting's costs: rounds to the target, bytes, seconds, memory."""
+    rounds = _of_some(f"{cost.rounds:.1f}", cost.reached, cost.seeds)
+    return [
+        cost.label,
+        rounds if cost.reached else NOT_REACHED,
+        *map(format_bytes, (cost.up, cost.down)),
+        *map(format_number, (cost.seconds, cost.round_seconds)),
+        format_bytes(cost.memory),
+    ]
+
+
+def format_bytes(count: float) -> str:
+    """Return bytes with a unit of 1,000s."""
+    if math.isnan(count):
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def format_number(value: float) -> str:
+    """Return three digits."""
+    if math.isnan(value):
+        return MISSING
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def terminal(table: Table, costs: Sequence[Cost] = ()) -> RenderableType:
+    """Return the conclusions, the main table with its notes, and the tables below it, for a terminal."""
+    main = _rich_table(table.title, legend(table))
+    main.add_column(Text(one_line(table.heading)))
+    for column in table.columns:
+        main.add_column(Text("\n".join(map(one_line, column.head))), justify="right")
+    for label, row in table.rows.items():
+        main.add_row(Text(one_line(label)), *map(_rich_cell, row), end_section=table.has_printed)
+    concluded = [Text(conclusion_text(table.conclusions))] if table.conclusions else []
+    lines = (Text(one_line(f"- {note}")) for note in notes(table))
+    return Group(*concluded, main, *lines, *map(_rich_listing, listings(table, costs)))
+
+
+def _rich_listing(listing: Listing) -> rich.Table:
+    made = _rich_table(listing.title, listing.note)
+    for head in listing.heads:
+        made.add_column(Text(one_line(head)))
+    for line in listing.rows:
+        made.add_row(*(Text(one_line(text)) for text in line))
+    return made
+
+
+def _rich_table(title: str, caption: str) -> rich.Table:
+    """Return an empty table for a terminal; names are data, never markup."""
+    return rich.Table(
         title=Text(one_line(title), "table.title"),
         title_justify="left",
         caption=Text(caption, "table.caption") if caption else None,
         caption_justify="left",
     )
-    for head in left:
-        table.add_column(Text(one_line(head)))
-    for lines in right:
-        table.add_column(Text("\n".join(map(one_line, lines))), justify="right")
-    return table
+
+
+def _rich_cell(cell: Cell) -> Text:
+    text = Text(format_measured(cell), style="bold" if cell.best else "")
+    if cell.printed_text:
+        text.append(f"\n{printed_reference(cell)}", style="not bold dim")
+    return text

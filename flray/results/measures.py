@@ -37,32 +37,52 @@ def value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
     trial : Trial
         One run.
     measure : str
-        See `flray.config.paper.PaperTable.measures`.
+        See `resolve`.
     client : str
         A client's or domain's name, or ``avg``.
     """
+    share = is_share(resolve(trial, measure))
+    return tracked_value(trial, measure, client) * (100.0 if share else 1.0)
+
+
+def tracked_value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
+    """Return the same on the scale that it was tracked on, on which shares are between 0 and 1."""
     if (known := trial.values.get((measure, client))) is None:
-        known = trial.values[measure, client] = _value(trial, measure, client)
+        known = trial.values[measure, client] = _tracked_value(trial, measure, client)
     return known
 
 
-def _value(trial: Trial, measure: str, client: str) -> float:
+def _tracked_value(trial: Trial, measure: str, client: str) -> float:
     if measure == "hours":
         return total(trial, "time/round") / 3600
     if measure == "memory":
         return peak_memory(trial) / 2**20
+    if measure == "quantile":
+        values = [tracked_value(trial, "clients", name) for name in clients(trial)]
+        finite = [one for one in values if math.isfinite(one)]
+        return float(np.quantile(finite, QUANTILES[client])) if finite else math.nan
     if match := _TARGET.match(measure):
         return rounds_to_target(series(trial, match[1], client), float(match[2]) / 100)
-    metric = trial.metric if measure == "auto" else measure
-    return trial.reported.value(series(trial, measure, client)) * (
-        100.0 if is_share(metric) else 1.0
-    )
+    return trial.reported.value(series(trial, measure, client))
 
 
-def first_available(trial: Trial, measure: str, clients: Sequence[str]) -> float:
-    """Return the `value` of the first of some clients that was measured."""
-    found = (value(trial, measure, client) for client in clients)
-    return next((one for one in found if not math.isnan(one)), math.nan)
+def resolve(trial: Trial, measure: str) -> str:
+    """Return the measure of a trial that a word stands for.
+
+    Parameters
+    ----------
+    trial : Trial
+        One run.
+    measure : str
+        ``auto`` (the reported metric), ``chosen`` (the one that settings are chosen by), ``clients``
+        and ``quantile`` (that of single clients), ``own`` (the same on each client's test part),
+        ``VIEW/*`` (the trial's measure in a view), or a measure of a paper's table, see
+        `flray.config.paper.PaperTable.measures`.
+    """
+    if measure in ("clients", "quantile", "own"):
+        return client_measure(trial, own=measure == "own")
+    words = {"auto": trial.metric, "chosen": trial.score_metric}
+    return words.get(measure, measure).replace("*", trial.measure)
 
 
 def total(trial: Trial, name: str) -> float:
@@ -84,7 +104,8 @@ def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Ser
     if " | " in measure:
         found = (series(trial, one.strip(), client) for one in measure.split(" | "))
         return next((one for one in found if len(one)), pd.Series(dtype=float))
-    kind, _, name = ("", "", trial.metric) if measure == "auto" else measure.partition("/")
+    metric = resolve(trial, measure)
+    kind, _, name = metric.partition("/")
     if kind == "own":
         name = f"{trial.view}/local/{name}"
     elif kind == "others":
@@ -93,8 +114,8 @@ def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Ser
         name = f"personal/others/{name}"
     elif kind == "pooled":
         name = f"{'global/common' if trial.view == 'global' else 'personal/pooled'}/{name}"
-    elif kind:
-        name = measure
+    else:
+        name = metric
     column = _column(trial, name) if client == AVERAGE else _client_column(trial, name, client)
     return column.dropna()
 
@@ -150,17 +171,6 @@ def clients_stay(groups: Iterable[Sequence[Trial]]) -> bool:
         By setting, its trials.
     """
     return all(comparable_trials(trials) is trials for trials in groups if trials)
-
-
-def client_quantiles(trial: Trial) -> dict[str, float]:
-    """Return quantiles over the clients of the reported value, by their names in `QUANTILES`; shares in percent."""
-    measure = client_measure(trial)
-    found = np.array([value(trial, measure, client) for client in clients(trial)])
-    found = found[np.isfinite(found)]
-    return {
-        name: float(np.quantile(found, level)) if len(found) else math.nan
-        for name, level in QUANTILES.items()
-    }
 
 
 def _column(trial: Trial, name: str) -> pd.Series[float]:

@@ -238,31 +238,14 @@ class ResultSet:
         """The columns of all settings, in order."""
         return self.in_order({name for trial in self.trials for name in trial.setting})
 
-    def varying(self, ignore_missing: bool = False) -> list[str]:
-        """Return the columns of the settings that differ; settings do not change once they are loaded.
-
-        Parameters
-        ----------
-        ignore_missing : bool
-            Whether a column with one value, which some trials lack, does not count as varying.
-        """
-        if ignore_missing not in self._varying:
-            values = {
-                name: {
-                    str(t.setting.get(name))
-                    for t in self.trials
-                    if not ignore_missing or name in t.setting
-                }
-                for name in self.settings
-            }
-            self._varying[ignore_missing] = [
-                name for name, found in values.items() if len(found) > 1
-            ]
-        return self._varying[ignore_missing]
-
     @cached_property
-    def _varying(self) -> dict[bool, list[str]]:
-        return {}
+    def varying(self) -> list[str]:
+        """The columns of the settings that differ; settings do not change once they are loaded."""
+        return [
+            name
+            for name in self.settings
+            if len({str(trial.setting.get(name)) for trial in self.trials}) > 1
+        ]
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return columns of settings as the file has them: arms, then the space, then the rest."""
@@ -284,7 +267,7 @@ class ResultSet:
         """Return the label of a trial's varying settings, `without` one column."""
         flat = {
             name: trial.setting[name]
-            for name in self.varying()
+            for name in self.varying
             if name in trial.setting and name != without
         }
         return setting_label(flat) or ("" if without else trial.method)

@@ -382,7 +382,7 @@ def variances(source: ResultSet) -> list[Variance]:
         The sweep; only finished trials count.
     """
     found: dict[str, dict[int, dict[int, float]]] = {}
-    if PARTITION_SEED not in source.varying():
+    if PARTITION_SEED not in source.varying:
         return []
     for trial in source.trials:
         own = trial.setting.get(PARTITION_SEED)

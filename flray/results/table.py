@@ -122,16 +122,11 @@ class Table:
     title: str
     heading: str
     columns: list[Column]
-    rows: dict[str, list[Cell]]
+    rows: dict[str, list[Cell]] = field(default_factory=dict)
     conclusions: list[str] = field(default_factory=list)
     studies: Studies = field(default_factory=Studies)
     variances: list[Variance] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def heads(self) -> list[list[str]]:
-        """The lines of text above each column."""
-        return [list(column.head) for column in self.columns]
 
     @property
     def cells(self) -> Iterator[Cell]:
@@ -142,6 +137,14 @@ class Table:
     def has_printed(self) -> bool:
         """Whether any cell has a printed number."""
         return any(cell.printed_text for cell in self.cells)
+
+    def add(self, label: str, seed: int, values: Sequence[float]) -> bool:
+        """Add a run's values, one per column or none; return whether its row had this seed before."""
+        row = self.rows.setdefault(label, [Cell() for _ in self.columns])
+        before = seed in row[0].values
+        for cell, value in zip(row, values, strict=False):
+            cell.values[seed] = value
+        return before
 
     def sort_rows(self) -> None:
         """Put the row that is best in the first column first; rows without a number last."""
@@ -260,11 +263,18 @@ def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> l
     return [*names, AVERAGE]
 
 
+def column_value(trial: Trial, column: Column, paper: PaperTable | None = None) -> float:
+    """Return a trial's value in a column; a paper may have several names for its client."""
+    clients = (paper.clients if paper is not None else None) or {}
+    names = clients.get(column.client, (column.client or AVERAGE,))
+    found = (measures.value(trial, column.measure, name) for name in names)
+    return next((one for one in found if not math.isnan(one)), math.nan)
+
+
 def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> Cell:
-    names = (paper.clients or {}).get(column.client, (column.client or AVERAGE,))
     cell = Cell(
         {
-            trial.seed: measures.first_available(trial, column.measure, names)
+            trial.seed: column_value(trial, column, paper)
             for trial in source.trials
             if has_arms(trial, arms) and trial.status != "failed" and len(trial.history)
         }
@@ -294,6 +304,7 @@ def _describe_data(source: ResultSet) -> str:
         if trial.partition is not None
     )
     rounds = [int(trial.history["round"].max()) for trial in source.trials if len(trial.history)]
+    rounds = rounds or [0]
     span = " to ".join(map(str, dict.fromkeys((min(rounds), max(rounds)))))
     names = ", ".join(data) or source.config["experiment"]["data"]["name"]
     return f"run on {names} for {span} rounds"

@@ -16,7 +16,6 @@ from flray.files.csv_files import csv_text
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.results.choices import tuning_frame
-from flray.results.formatting import conclusion_text
 from flray.results.sweep import TEST, SweepResult
 from flray.runs.session import NOTE
 from flray.tuning.setting_runs import complete_settings
@@ -132,7 +131,5 @@ def text_table(result: SweepResult) -> str:
     console = Console(
         file=buffer, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True
     )
-    for line in conclusion_text(result.conclusions).splitlines():
-        console.print(line)
     console.print(result.table())
     return buffer.getvalue()

@@ -21,7 +21,8 @@ from flray.errors import one_line
 from flray.files.csv_files import csv_text, read_csv
 from flray.records import directory
 from flray.reporting import make
-from flray.reporting.render import GREEK, markdown, render_latex, render_summary, terminal
+from flray.reporting.render import GREEK, markdown, render_latex, render_summary
+from flray.results.formatting import terminal
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table
 from flray.tuning.space import enumerate_settings as settings_of

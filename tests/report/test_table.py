@@ -17,10 +17,10 @@ from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.events import read_events
 from flray.records.journal import Journal
-from flray.reporting.render import cost_row, format_measured, markdown, render_page, terminal
+from flray.reporting.render import markdown, render_page
 from flray.reporting.render import render_latex as latex
 from flray.results.build_table import SMOKE_NOTE, build_table
-from flray.results.formatting import NOT_REACHED
+from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
 from flray.results.result_set import ResultSet
@@ -31,7 +31,10 @@ from flray.tuning.summary import finish, text_table
 
 def test_the_papers_table_with_printed_numbers_differences_and_the_best(sweep: Path) -> None:
     table = build_table(load_folder(sweep))
-    assert list(table.rows) == ["none", "full"] and table.heads == [["CIFAR-10"], ["CIFAR-100"]]
+    assert list(table.rows) == ["none", "full"] and [c.head for c in table.columns] == [
+        ("CIFAR-10",),
+        ("CIFAR-100",),
+    ]
     none, full = table.rows["none"], table.rows["full"]
     assert none[0].mean == pytest.approx(71.0) and none[0].std == pytest.approx(math.sqrt(2))
     assert (none[0].printed, full[1].printed) == (78.61, 58.15)
@@ -220,7 +223,7 @@ def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(sweep: Path) -
         "none CIFAR-100",
         "full CIFAR-100",
     ]
-    assert table.heads == [["score"], ["a"], ["b"]]
+    assert [c.head for c in table.columns] == [("score",), ("a",), ("b",)]
     assert table.rows["full CIFAR-10"][1].mean == pytest.approx(87.0)
 
 
@@ -228,7 +231,7 @@ def test_failed_and_missing_trials_are_said(sweep: Path) -> None:
     directory.update(sweep / "trials" / "0001", status="failed", failure="ValueError: no\ntrace")
     directory.update(sweep / "trials" / "0002", status="running")
     table = build_table(load_folder(sweep))
-    assert "failed: none CIFAR-10 seed 0: ValueError: no" in table.notes
+    assert "trial 0001 (none CIFAR-10 seed=0) failed: ValueError: no" in table.notes
     assert "1 of 8 trials have not ended: the table is not complete" in table.notes
     assert "none · CIFAR-10: 1 of 2 seeds" in table.notes
     assert (
