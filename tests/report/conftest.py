@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from flray.config.loader import load
 from flray.records import directory
+from flray.results.load import load_folder
+from flray.results.result_set import ResultSet
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
 
@@ -22,9 +27,22 @@ FINAL = {
 }
 
 
+Edited = Callable[[Callable[[dict[str, Any]], object]], ResultSet]
+
+
+def plain(config: dict[str, Any]) -> None:
+    """Take the paper's table out of a configuration, so that the sweep has a row per setting."""
+    config["paper"] = None
+
+
 @pytest.fixture
-def content(tmp_path: Path) -> dict[str, Any]:
-    """Settings that name a paper's table."""
+def content() -> dict[str, Any]:
+    """The settings of `sweep`."""
+    return settings()
+
+
+def settings() -> dict[str, Any]:
+    """Return settings that name a paper's table."""
     return {
         "paper": {
             "name": "fedskc",
@@ -49,7 +67,6 @@ def content(tmp_path: Path) -> dict[str, Any]:
             "model": "lenet",
             "algorithm": "fedskc",
             "partition": {"name": "iid", "clients": 2},
-            "output": str(tmp_path / "runs"),
             "tracking": {"uri": None},
         },
         "arms": {
@@ -61,11 +78,36 @@ def content(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
-    """The sweep's folder; accuracy rises by 0.1 a round to the values of `FINAL`."""
-    config = resolve_sweep(load(content))
-    folder = tmp_path / "made" / "001"
-    folder.mkdir(parents=True)
+def sweep(swept: Path, tmp_path: Path) -> Path:
+    """The sweep's folder, for one test; accuracy rises by 0.1 a round to the values of `FINAL`."""
+    return shutil.copytree(swept, tmp_path / "made" / "001")
+
+
+@pytest.fixture
+def source(sweep: Path) -> ResultSet:
+    """The sweep as it was read."""
+    return load_folder(sweep)
+
+
+@pytest.fixture
+def edited(sweep: Path) -> Edited:
+    """A function that reads the sweep again with another configuration."""
+
+    def edit(change: Callable[[dict[str, Any]], object]) -> ResultSet:
+        path = sweep / directory.CONFIG
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        change(config)
+        path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        return load_folder(sweep)
+
+    return edit
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `sweep` copies."""
+    config = resolve_sweep(load(settings()))
+    folder = tmp_path_factory.mktemp("made")
     directory.save_config(folder, config)
     directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
     for point in trial_specs(config, enumerate_settings(config)):

@@ -51,43 +51,28 @@ def test_a_paired_difference_by_hand_and_by_scipy() -> None:
     assert found.effect == pytest.approx(8 / 3 / math.sqrt(13 / 3) / math.sqrt(math.pi))
 
 
-def test_only_seeds_that_both_have_are_compared() -> None:
-    found = one({**A, 7: 1.0, 8: math.nan}, {**B, 9: 99.0, 8: 1.0})
+def test_pairs_of_few_equal_or_missing_values() -> None:
+    found = one({**A, 7: 1.0, 8: math.nan}, {**B, 9: 99.0, 8: 1.0})  # only seeds that both have
     assert found.seeds == 3 and found.mean == pytest.approx(8 / 3)
-
-
-def test_two_seeds_have_no_effect_size_and_a_cauchy_p() -> None:
     found = one({0: 80.0, 1: 84.0}, {0: 70.0, 1: 72.0})  # 10 and 12: t = 11, one degree of freedom
     assert found.p == pytest.approx(2 * (0.5 - math.atan(11.0) / math.pi), rel=1e-9)
     assert math.isnan(found.effect)
-
-
-def test_equal_values_count_half_for_the_probability_of_improvement() -> None:
     found = one({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, {0: 1.0, 1: 1.0, 2: 2.0, 3: 5.0})
     assert found.improvement == pytest.approx((0.5 + 1 + 1 + 0) / 4)
-    lower = one({0: 1.0, 1: 2.0}, {0: 2.0, 1: 4.0}, lower=True)
-    assert lower.improvement == 1.0
+    assert one({0: 1.0, 1: 2.0}, {0: 2.0, 1: 4.0}, lower=True).improvement == 1.0
 
 
 def test_all_pairs_or_all_against_one() -> None:
     three = {"a": A, "b": B, "c": {0: 60.0, 1: 63.0, 2: 61.0}}
     every = compare(three)
-    assert [(d.first, d.second, d.pairs) for d in every] == [
-        ("a", "b", 3),
-        ("a", "c", 3),
-        ("b", "c", 3),
-    ]
+    assert [d.first + d.second for d in every] == ["ab", "ac", "bc"]
     assert [d.corrected for d in every] == pytest.approx([min(1.0, 3 * d.p) for d in every])
     against = compare(three, reference="b")
     assert [(d.first, d.second, d.pairs) for d in against] == [("a", "b", 2), ("c", "b", 2)]
-
-
-def test_a_pair_that_cannot_be_tested_counts_for_the_correction() -> None:
+    # A pair that cannot be tested counts for the correction.
     found = compare({"a": A, "b": B, "a again": A})
-    same = next(d for d in found if (d.first, d.second) == ("a", "a again"))
-    assert math.isnan(same.corrected) and not same.decided
-    p = one(A, B).p
-    assert found[0].corrected == pytest.approx(min(1.0, 3 * p))
+    assert found[1].second == "a again" and math.isnan(found[1].corrected)
+    assert found[0].corrected == pytest.approx(min(1.0, 3 * one(A, B).p)) and not found[1].decided
 
 
 def test_all_intervals_hold_at_once_and_say_what_is_decided() -> None:
@@ -112,14 +97,13 @@ def test_all_intervals_hold_at_once_and_say_what_is_decided() -> None:
 def test_where_nothing_differs_one_study_in_twenty_at_most_decides_a_pair() -> None:
     """All ten pairs of five settings at five seeds; the best against the worst alone errs four times as often."""
     draws = np.random.default_rng(0).normal(size=(1000, 5, 5))
-    decided = naive = 0
+    decided = 0
     for study in draws:
         found = compare({str(name): dict(enumerate(row)) for name, row in enumerate(study)})
         decided += any(one.decided for one in found)
-        order = np.argsort(study.mean(axis=1))
-        naive += stats.ttest_rel(study[order[-1]], study[order[0]]).pvalue < 0.05
-    assert decided / 1000 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
-    assert naive / 1000 > 0.15
+    ranked = np.take_along_axis(draws, draws.mean(axis=2).argsort(axis=1)[..., None], axis=1)
+    naive = (stats.ttest_rel(ranked[:, -1], ranked[:, 0], axis=1).pvalue < 0.05).mean()
+    assert decided / 1000 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000) and naive > 0.15
 
 
 def test_power_against_simulated_studies() -> None:
@@ -152,28 +136,13 @@ def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_loo
 def test_seeds_that_are_added_after_a_look_are_tested_as_such() -> None:
     """Nothing differs; where five seeds decide nothing, five are added, and then five more."""
     draws = np.random.default_rng(6).normal(size=(2000, 15))
-    naive = wrong = 0
+    p = [stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in (5, 10, 15)]
+    naive, wrong = (np.array(p) < 0.05).any(axis=0).sum(), 0
+    looks = {name: {seed: seed // 5 for seed in range(15)} for name in "ab"}
     for one in draws:
         values = {"a": dict(enumerate(one)), "b": dict.fromkeys(range(15), 0.0)}
-        looks = {name: {seed: seed // 5 for seed in range(15)} for name in values}
-        naive += any(stats.ttest_1samp(one[:n], 0).pvalue < 0.05 for n in (5, 10, 15))
         wrong += compare(values, looks=looks)[0].decided
     assert naive / 2000 > 0.09 and wrong / 2000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 2000)
-
-
-def test_a_pair_was_looked_at_before_where_both_were() -> None:
-    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)
-    later = {3: 1, 4: 1}
-    (both,) = compare({"a": FIVE, "b": worse}, looks={"a": later, "b": later})
-    (one,) = compare({"a": FIVE, "b": worse}, looks={"a": {}, "b": later})
-    assert both.first_look == one.first_look == 3
-    assert ", 5 seeds, looked at before at 3)" in sentence(both, "points")
-    # The order of the seeds is that of the looks.
-    turned = {seed: FIVE[seed] for seed in (3, 4, 0, 1, 2)}
-    assert compare({"a": turned, "b": worse}, looks={"a": later, "b": later})[0] == both
-    for looks in ({}, {"b": dict.fromkeys(range(5), 1)}, {"b": dict.fromkeys(range(1, 5), 1)}):
-        (fixed,) = compare({"a": FIVE, "b": worse}, looks=looks)
-        assert fixed.first_look == 0 and fixed.decided
 
 
 def test_ranks_by_hand() -> None:
@@ -196,8 +165,7 @@ def test_ranks_by_hand() -> None:
         ["0/0/4", "0/1/3", ""],
     ]
 
-
-def test_ranks_of_a_loss_and_of_what_is_not_everywhere() -> None:
+    # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
     assert found is not None and found.names == ("a", "b") and math.isnan(found.p)
     assert rank({"x": {"a": 1.0, "b": 2.0}}) is None
@@ -210,10 +178,18 @@ def test_critical_differences_are_those_of_the_printed_table(settings: int, q: f
 
 
 def test_settings_that_are_not_told_apart_stand_together() -> None:
-    places = {str(i): {"a": 3.0, "b": 2.0, "c": 1.0} for i in range(3)}
-    found = rank(places)
+    names = {"a": 3.0, "b": 2.0, "c": 1.0}
+    found = rank(dict.fromkeys("xyz", names))
     assert found is not None and found.critical == pytest.approx(1.913, abs=1e-3)
     assert found.together == [(0, 1), (1, 2)]
+    many, mixed = (
+        rank(dict.fromkeys("vwxyz", names)),
+        rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}}),
+    )
+    assert many is not None and rank_sentence(many).endswith(
+        "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
+    )
+    assert mixed is not None and rank_sentence(mixed).endswith("not decided (Friedman p = 1.00)")
 
 
 # One per kind of sentence.
@@ -225,40 +201,47 @@ def shifted(*by: float) -> dict[int, float]:
     return {seed: value - less for (seed, value), less in zip(FIVE.items(), by, strict=True)}
 
 
+WORSE = shifted(4.0, 6.0, 5.0, 7.0, 5.0)  # mean 5.4, deviation 1.140, t(4) = 2.776
+
+
 def said(first: dict[int, float], second: dict[int, float], lower: bool = False) -> str:
     return sentence(one(first, second, lower).better_first(), "" if lower else "points")
 
 
-def test_better() -> None:
-    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)  # mean 5.4, deviation 1.140, t(4) = 2.776
+def test_one_of_each_kind_of_sentence() -> None:
     expected = "a is better than b by 5.4 points (95 % interval 4.0 to 6.8, 5 seeds)"
-    assert said(FIVE, worse) == expected
-    turned = compare({"b": worse, "a": FIVE})[0].better_first()
+    assert said(FIVE, WORSE) == expected
+    turned = compare({"b": WORSE, "a": FIVE})[0].better_first()
     assert sentence(turned, "points") == expected
-
-
-def test_better_where_less_is_better() -> None:
     assert said({0: 0.10, 1: 0.12, 2: 0.11}, {0: 0.30, 1: 0.33, 2: 0.30}, lower=True) == (
         "a is better than b, lower by 0.2 (95 % interval 0.175 to 0.225, 3 seeds)"
     )
-
-
-def test_not_decided_with_the_seeds_that_it_would_take() -> None:
     assert said(A, B) == (
         "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
         "about 11 more seeds for a difference of 2.7 points"
     )
+    line = said(FIVE, shifted(1.0, 3.0, -4.0, 2.0, 1.0))
+    assert line.endswith("more seeds for a difference of 1 point")
+    line = said(FIVE, shifted(0.1, -0.1, 0.2, -0.2, 0.1))
+    assert line.startswith("a and b: not decided, a 0.02 points above (95 % interval -0.18 to 0.22")
+    assert line.endswith("; a difference of 1 point would probably have been seen")
+    line = said(FIVE, shifted(40.0, -40.0, 30.0, -35.0, 5.0))
+    assert line.endswith("; more than 1,000 seeds for a difference of 1 point")
+    line = said({0: 0.10, 1: 0.30, 2: 0.12}, {0: 0.11, 1: 0.20, 2: 0.32}, lower=True)
+    assert line.startswith("a and b: not decided, a 0.0367 below (95 % interval -0.34 to 0.414")
+    assert "for a difference of 0.0367" in line
+    end = "at each of 3 seeds, which without any spread cannot be tested"
+    assert said(A, A) == f"a and b: not decided, equal {end}"
+    apart = {seed: value - 1 for seed, value in A.items()}
+    assert said(A, apart) == f"a and b: not decided, 1.0 points apart {end}"
+    assert said({0: 1.0}, {0: 2.0}) == "b and a: not decided, 1 common seed"
+    assert said({0: 1.0}, {1: 2.0}) == "a and b: not decided, no common seed"
+
+
+def test_the_seeds_that_it_would_take_and_the_pairs_that_are_compared() -> None:
     std, normal = math.sqrt(13 / 3), stats.norm.ppf(0.8)
     below, enough = half_width(std, [13, 14], 0.05) + normal * std / np.sqrt([13, 14])
     assert enough <= 8 / 3 < below
-
-
-def test_not_decided_with_the_seeds_that_a_point_would_take() -> None:
-    line = said(FIVE, shifted(1.0, 3.0, -4.0, 2.0, 1.0))
-    assert line.endswith("more seeds for a difference of 1 point")
-
-
-def test_not_decided_only_because_many_are_compared() -> None:
     values = {"a": FIVE, "b": shifted(1.0, 3.0, 0.5, 2.0, 1.5)}
     assert compare(values)[0].decided
     many = compare({**values, "c": {0: 1.0}, "d": {0: 1.0}, "e": {0: 1.0}})[0]
@@ -267,44 +250,13 @@ def test_not_decided_only_because_many_are_compared() -> None:
     )
 
 
-def test_not_decided_though_a_point_would_have_been_seen() -> None:
-    line = said(FIVE, shifted(0.1, -0.1, 0.2, -0.2, 0.1))
-    assert line.startswith("a and b: not decided, a 0.02 points above (95 % interval -0.18 to 0.22")
-    assert line.endswith("; a difference of 1 point would probably have been seen")
-
-
-def test_not_decided_and_hopeless() -> None:
-    line = said(FIVE, shifted(40.0, -40.0, 30.0, -35.0, 5.0))
-    assert line.endswith("; more than 1,000 seeds for a difference of 1 point")
-
-
-def test_not_decided_where_less_is_better() -> None:
-    line = said({0: 0.10, 1: 0.30, 2: 0.12}, {0: 0.11, 1: 0.20, 2: 0.32}, lower=True)
-    assert line.startswith("a and b: not decided, a 0.0367 below (95 % interval -0.34 to 0.414")
-    assert "for a difference of 0.0367" in line
-
-
-def test_equal_constant_and_without_common_seeds() -> None:
-    assert said(A, A) == (
-        "a and b: not decided, equal at each of 3 seeds, which without any spread cannot be tested"
-    )
-    apart = {seed: value - 1 for seed, value in A.items()}
-    assert said(A, apart) == (
-        "a and b: not decided, 1.0 points apart at each of 3 seeds, which without any spread "
-        "cannot be tested"
-    )
-    assert said({0: 1.0}, {0: 2.0}) == "b and a: not decided, 1 common seed"
-    assert said({0: 1.0}, {1: 2.0}) == "a and b: not decided, no common seed"
-
-
 def test_who_failed_does_not_win_and_the_failures_are_said() -> None:
-    worse = shifted(4.0, 6.0, 5.0, 7.0, 5.0)
-    (won,) = compare({"a": FIVE, "b": worse}, failed={"b": {5: "it diverged", 6: "it diverged"}})
+    (won,) = compare({"a": FIVE, "b": WORSE}, failed={"b": {5: "it diverged", 6: "it diverged"}})
     assert won.decided and sentence(won, "points") == (
         "a is better than b by 5.4 points (95 % interval 4.0 to 6.8, 5 seeds); b failed at 2 of 7 seeds "
         "(it diverged)"
     )
-    (lost,) = compare({"b": worse, "a": FIVE}, failed={"a": {5: ""}})
+    (lost,) = compare({"b": WORSE, "a": FIVE}, failed={"a": {5: ""}})
     assert lost.verdict == "withheld" and not lost.decided
     assert sentence(lost.better_first(), "points") == (
         "a and b: not decided, because one that failed does not win; at the 5 seeds that both have a is "
@@ -317,13 +269,22 @@ def test_who_failed_does_not_win_and_the_failures_are_said() -> None:
     assert equal.verdict == "equivalent"
 
 
+def test_a_pair_was_looked_at_before_where_both_were() -> None:
+    later = {3: 1, 4: 1}
+    (both,) = compare({"a": FIVE, "b": WORSE}, looks={"a": later, "b": later})
+    (one,) = compare({"a": FIVE, "b": WORSE}, looks={"a": {}, "b": later})
+    assert both.first_look == one.first_look == 3
+    assert ", 5 seeds, looked at before at 3)" in sentence(both, "points")
+    # The order of the seeds is that of the looks.
+    turned = {seed: FIVE[seed] for seed in (3, 4, 0, 1, 2)}
+    assert compare({"a": turned, "b": WORSE}, looks={"a": later, "b": later})[0] == both
+    for looks in ({}, {"b": dict.fromkeys(range(5), 1)}, {"b": dict.fromkeys(range(1, 5), 1)}):
+        (fixed,) = compare({"a": FIVE, "b": WORSE}, looks=looks)
+        assert fixed.first_look == 0 and fixed.decided
+
+
 def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:
     return Study(place, "global/common/accuracy", values)
-
-
-def test_one_seed_concludes_nothing() -> None:
-    assert conclude(Studies([studied({"a": {0: 90.0}, "b": {0: 10.0}})])) == [ONE_SEED]
-    assert conclude(Studies([])) == []
 
 
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
@@ -341,8 +302,10 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
     against = replace(studied({"a": A, "b": B}), reference="b")
     assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
-    (only,) = conclude(Studies([studied({"a": FIVE, "b": shifted(4.0, 6.0, 5.0, 7.0, 5.0)})]))
+    (only,) = conclude(Studies([studied({"a": FIVE, "b": WORSE})]))
     assert only.startswith("a is better than b")
+    assert conclude(Studies([studied({"a": {0: 90.0}, "b": {0: 10.0}})])) == [ONE_SEED]
+    assert conclude(Studies([])) == []
 
 
 def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> None:
@@ -368,20 +331,6 @@ def test_places_and_what_was_left_out_are_named() -> None:
     )
     assert lines[1].startswith("mnist: a and b: not decided")
     assert lines[-1] == "c: stopped early, not compared"
-
-
-def test_ranks_in_a_sentence() -> None:
-    names = ("a", "b", "c")
-    many = rank({str(i): dict(zip(names, (3.0, 2.0, 1.0), strict=True)) for i in range(5)})
-    assert many is not None
-    assert rank_sentence(many).endswith(
-        "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
-    )
-    mixed = rank({"x": {"a": 3.0, "b": 2.0, "c": 1.0}, "y": {"a": 1.0, "b": 2.0, "c": 3.0}})
-    assert mixed is not None and rank_sentence(mixed).endswith("not decided (Friedman p = 1.00)")
-
-
-def test_a_share_is_in_points_and_a_distance_in_its_own_unit() -> None:
     assert studied({"a": A, "b": B}).unit == "points"
     assert replace(studied({"a": A, "b": B}), measure="personal/local/loss").unit == ""
     assert studied({"a": {0: 3120.0}, "b": B}).unit == ""
@@ -396,6 +345,13 @@ def test_shares_of_the_variance_by_hand() -> None:
     assert found.partition == pytest.approx((16 / 2 - 2) / 2)
     assert found.seed == pytest.approx((6 / 1 - 2) / 3)
     assert sum(found.shares) == pytest.approx(1.0)
+    assert split_variance("a", {0: {0: 1.0, 1: 2.0}}) is None
+    assert split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 1: math.nan}}) is None
+    same = split_variance("a", {0: {0: 1.0, 1: 1.0}, 1: {0: 1.0, 1: 1.0}})
+    assert same is not None and all(map(math.isnan, same.shares))
+    # Where the parts cancel, a component is not below zero.
+    odd = split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}})
+    assert odd is not None and odd.shares == (0.0, 0.0, 1.0)
 
 
 def test_the_components_that_were_drawn_are_found_again() -> None:
@@ -411,16 +367,6 @@ def test_the_components_that_were_drawn_are_found_again() -> None:
         assert found is not None
         parts.append((found.partition, found.seed, found.both))
     assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
-
-
-def test_no_shares_of_what_was_not_crossed_or_does_not_vary() -> None:
-    assert split_variance("a", {0: {0: 1.0, 1: 2.0}}) is None
-    assert split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 1: math.nan}}) is None
-    same = split_variance("a", {0: {0: 1.0, 1: 1.0}, 1: {0: 1.0, 1: 1.0}})
-    assert same is not None and all(map(math.isnan, same.shares))
-    # Where the parts cancel, a component is not below zero.
-    odd = split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}})
-    assert odd is not None and odd.shares == (0.0, 0.0, 1.0)
 
 
 def test_profiles_by_hand() -> None:

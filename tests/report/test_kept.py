@@ -8,14 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flray import reporting
 from flray.cli import main
 from flray.errors import DataError, FlrayError
 from flray.records import directory
+from flray.reporting import build
 from flray.results import export
 from flray.results.build_table import build_table
 from flray.results.export import agreement, build_export_table, export_runs, read_export
 from flray.results.load import load_folder
+from flray.results.measures import costs
 from flray.results.result_set import ResultSet
 
 
@@ -24,40 +25,22 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     path = tmp_path / "new" / "results.csv"
     assert export_runs(load_folder(sweep), path) == (7, 0, 1)
     frame = read_export(path)
-    assert list(frame.columns) == [
-        "suite",
-        "algorithm",
-        "arms.modules",
-        "arms.data",
-        *export.MEASURED,
-        *export.LAST,
-    ]
+    settings = ["arms.modules", "arms.data"]
+    assert list(frame) == ["suite", "algorithm", *settings, *export.MEASURED, *export.LAST]
     first = frame.iloc[0]
-    assert (
-        first["suite"],
-        first["algorithm"],
-        first["arms.modules"],
-        first["seed"],
-        first["rounds"],
-    ) == ("made", "fedskc", "none", 0, 4)
-    assert first["value"] == pytest.approx(70.0) and first["own"] == pytest.approx(70.0)
-    assert first["worst"] == pytest.approx(65.0) and first["others"] == pytest.approx(70.0)
-    assert (first["bytes_up"], first["bytes_down"], first["seconds"]) == (4_000_000, 8_000_000, 6.0)
+    assert list(first[:4]) == ["made", "fedskc", "none", "CIFAR-10"]
+    assert list(first[["seed", "rounds", "bytes_up", "bytes_down"]]) == [0, 4, 4e6, 8e6]
+    measured = list(first[["value", "own", "worst", "others", "seconds"]].astype(float))
+    assert measured == pytest.approx([70.0, 70.0, 65.0, 70.0, 6.0])
     assert first["sha256"] == "ab" * 32 and first["torch"] == directory.versions()["torch"]
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
     made = build_export_table(frame)
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
-    assert (
-        best.mean == pytest.approx(82.0)
-        and best.std == pytest.approx(2 * math.sqrt(2))
-        and best.best
-    )
-    assert second.mean == pytest.approx(71.0) and not second.best
-    assert {one.place: one.differences[0].mean for one in made.studies.each} == {
-        "CIFAR-10": pytest.approx(-11.0),
-        "CIFAR-100": pytest.approx(0.0),
-    }
+    assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2))
+    assert best.best and second.mean == pytest.approx(71.0) and not second.best
+    found = {one.place: one.differences[0].mean for one in made.studies.each}
+    assert found == pytest.approx({"CIFAR-10": -11.0, "CIFAR-100": 0.0})
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
 
 
@@ -161,26 +144,17 @@ def test_nothing_finished_is_nothing_to_keep(sweep: Path, tmp_path: Path) -> Non
         export_runs(load_folder(sweep), tmp_path / "r.csv")
 
 
-def test_the_command(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_its_values_for_scripts(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "create_sections", lambda *_: [])  # figures: test_page
     path = tmp_path / "r.csv"
     assert main.invoke(["report", str(sweep), "--keep", str(path)]) == 0
     assert f"kept: 8 finished runs in {path}" in capsys.readouterr().out
-    assert main.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
-    assert "82.00 ± 2.83" in capsys.readouterr().out
-    assert "| full CIFAR-10 | **82.00 ± 2.83** |" in (tmp_path / "out" / "r.md").read_text(
-        encoding="utf-8"
-    )
-
-
-@pytest.mark.slow
-def test_the_command_s_values_for_scripts(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "r.csv"
-    assert main.invoke(["report", str(sweep), "--keep", str(path), "--json"]) == 0
+    assert main.invoke(["report", str(sweep), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
-    made = reporting.report(str(sweep), to=tmp_path / "again")
-    table = made.table
+    source = load_folder(sweep)
+    table = build_table(source)
     assert values["conclusions"] == table.conclusions and values["title"] == table.title
     assert [row["name"] for row in values["rows"]] == list(table.rows)
     for shown, row in zip(values["rows"], table.rows.values(), strict=True):
@@ -188,9 +162,13 @@ def test_the_command_s_values_for_scripts(
             assert cell["seeds"] == {str(seed): value for seed, value in found.values.items()}
             assert cell["mean"] == found.mean and cell["best"] is found.best
     assert len(values["comparisons"]) == len(table.studies.frame())
-    assert [one["label"] for one in values["costs"]] == [one.label for one in made.costs]
-    assert all(Path(path).exists() for path in values["files"])
+    assert [one["label"] for one in values["costs"]] == [one.label for one in costs(source)]
+    assert all(Path(file).exists() for file in values["files"])
 
+    assert main.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
+    assert "82.00 ± 2.83" in capsys.readouterr().out
+    text = (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
+    assert "| full CIFAR-10 | **82.00 ± 2.83** |" in text
     assert main.invoke(["report", str(path), "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)
     assert kept["costs"] == kept["files"] == [] and kept["rows"]
@@ -219,56 +197,28 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
 
 def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
     """Keep a row for each change of a first one and return what is read."""
-    first = {
-        "suite": "s",
-        "algorithm": "fedavg",
-        "algorithm.mu": "",
-        "seed": 0,
-        "rounds": 5,
-        "protocol": "last round",
-        "metric": "global/common/accuracy",
-        "value": 50.0,
-        "own": 50.0,
-        "others": 50.0,
-        "worst": 40.0,
-        **dict.fromkeys(export.LAST, ""),
-        "sha256": "ab" * 32,
-        "data": "mnist",
-        "origins": "m real",
-    }
-    pd.DataFrame([first | change for change in changes]).to_csv(path, index=False)
+    first = dict.fromkeys(
+        ["suite", "algorithm", "algorithm.mu", *export.MEASURED, *export.LAST], ""
+    )
+    first |= {"algorithm": "fedavg", "metric": "global/common/accuracy", "data": "mnist"}
+    numbers = {"seed": 0, "rounds": 5, "value": 50.0, "own": 50.0, "others": 50.0, "worst": 40.0}
+    base = first | numbers | {"sha256": "ab" * 32, "protocol": "last round"}
+    pd.DataFrame([base | change for change in changes]).to_csv(path, index=False)
     return read_export(path)
 
 
-def test_a_row_is_named_whole(tmp_path: Path) -> None:
-    prox = {"algorithm": "fedprox", "algorithm.mu": 0.1}
+def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> None:
+    path, prox = tmp_path / "r.csv", {"algorithm": "fedprox"}
+    mu = prox | {"algorithm.mu": 0.1}
+    made = build_export_table(rows(path, {}, {"seed": 1}, mu, mu | {"seed": 1, "value": 60.0}))
+    found = {label: row[0].values for label, row in made.rows.items()}
+    assert found == {"fedprox mu=0.1": {0: 50.0, 1: 60.0}, "fedavg": {0: 50.0, 1: 50.0}}
     made = build_export_table(
-        rows(tmp_path / "r.csv", {}, {"seed": 1}, prox, prox | {"seed": 1, "value": 60.0})
+        rows(path, {}, {"seed": 1, "rounds": 2}, prox, prox | {"data": "svhn"})
     )
-    assert {label: sorted(row[0].values.items()) for label, row in made.rows.items()} == {
-        "fedprox mu=0.1": [(0, 50.0), (1, 60.0)],
-        "fedavg": [(0, 50.0), (1, 50.0)],
-    }
-
-
-def test_what_differs_is_not_pooled(tmp_path: Path) -> None:
-    made = build_export_table(
-        rows(
-            tmp_path / "r.csv",
-            {},
-            {"seed": 1, "rounds": 2},
-            {"algorithm": "fedprox"},
-            {"algorithm": "fedprox", "data": "svhn"},
-        )
-    )
-    assert set(made.rows) == {
-        "fedavg · 5 rounds",
-        "fedavg · 2 rounds",
-        "fedprox · mnist",
-        "fedprox · svhn",
-    }
-    assert "rounds: 5; 2" in made.notes
-    again = build_export_table(rows(tmp_path / "r.csv", {}, {"value": 52.0, "sha256": "cd" * 32}))
+    several = {"fedavg · 5 rounds", "fedavg · 2 rounds", "fedprox · mnist", "fedprox · svhn"}
+    assert set(made.rows) == several and "rounds: 5; 2" in made.notes
+    again = build_export_table(rows(path, {}, {"value": 52.0, "sha256": "cd" * 32}))
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from rich.console import Console
 
 from flray.config.loader import load
 from flray.config.selection import selects_on_test
@@ -15,12 +11,13 @@ from flray.records import directory
 from flray.records.journal import Journal
 from flray.reporting.render import markdown
 from flray.results.build_table import build_table
-from flray.results.load import load_folder
+from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
 from flray.runs.progress import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
+from tests.report.conftest import Edited, plain
 
 LINE = "this sweep selects on test data (sweep.metric: auto)"
 
@@ -50,28 +47,10 @@ def test_what_selects_on_test_data(
     assert bool(selects_on_test({"space": space, "sweep": {"metric": "auto", **sweep}})) == selects
 
 
-@pytest.fixture
-def tuned(sweep: Path) -> Path:
-    """The sweep as one that draws learning rates."""
-    path = sweep / directory.CONFIG
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config["space"] = {"local.lr": {"grid": [0.01, 0.1]}}
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return sweep
-
-
-def test_the_table_says_that_it_selects_on_test_data(tuned: Path) -> None:
-    out = io.StringIO()
-    Console(file=out, width=400).print(SweepResult(tuned).table())
-    assert LINE in out.getvalue()
-
-
-def test_the_report_says_that_it_selects_on_test_data(tuned: Path) -> None:
-    assert LINE in markdown(build_table(load_folder(tuned)), ())
-
-
-def test_nothing_is_said_where_arms_are_compared(sweep: Path) -> None:
-    assert "test data" not in markdown(build_table(load_folder(sweep)), ())
+def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: ResultSet) -> None:
+    assert "test data" not in markdown(build_table(source), ())  # arms are compared
+    space = {"local.lr": {"grid": [0.01, 0.1]}}  # as one that draws learning rates
+    assert LINE in markdown(build_table(edited(lambda config: config.update(space=space))), ())
 
 
 def test_the_sweep_says_so_before_it_starts(
@@ -86,9 +65,10 @@ def test_the_sweep_says_so_before_it_starts(
         def say(self, line: str) -> None:
             said.append(line)
 
-    def stop(*_: object) -> Callable[[], None]:
+    def stop(*_: object) -> None:
         raise Stop
 
+    monkeypatch.setattr(sweeps._Sweep, "_connect", lambda self: {})
     monkeypatch.setattr(sweeps._Sweep, "_run", stop)
     content = {
         "experiment": {
@@ -101,60 +81,56 @@ def test_the_sweep_says_so_before_it_starts(
         },
         "space": {"local.lr": {"grid": [0.01, 0.1]}},
     }
-    for keeps_none in ({"sweep.metric": "auto"}, {"evaluation.validation": 0.0}):
-        said.clear()
-        with pytest.raises(Stop):
-            sweeps.tune(content, list(keeps_none.items()), progress=Heard())
-        assert [line for line in said if line.startswith(LINE)] == said and len(said) == 1
-    said.clear()
-    with pytest.raises(Stop):
-        sweeps.tune(content, progress=Heard())
-    assert said == [
+    chosen = (
         "this sweep chooses by validation values, for which 0.2 of each client's training samples "
         "are kept, and reports test values"
-    ]
+    )
+    for changes, line in (
+        ({"sweep.metric": "auto"}, LINE),
+        ({"evaluation.validation": 0.0}, LINE),
+        ({}, chosen),
+    ):
+        said.clear()
+        with pytest.raises(Stop):
+            sweeps.tune(content, list(changes.items()), progress=Heard())
+        assert len(said) == 1 and said[0].startswith(line)
+
+
+RATES = {"local.lr": {"grid": [0.01, 0.1]}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "metric", "share"),
+    ("changes", "experiment", "metric", "share"),
     [
-        ({"space": {"local.lr": {"grid": [0.01, 0.1]}}}, "validation", 0.2),
-        ({"sweep": {"scheduler": "asha"}}, "validation", 0.2),
-        ({"space": {"algorithm": {"grid": ["fedavg", "local"]}}}, "auto", 0.0),
-        ({"arms": {"method": {"a": {}, "b": {"local.lr": 0.5}}}}, "auto", 0.0),
-        ({"space": {"local.lr": {"grid": [0.01, 0.1]}}, "sweep": {"metric": "auto"}}, "auto", 0.0),
+        ({"space": RATES}, {}, "validation", 0.2),
+        ({"sweep": {"scheduler": "asha"}}, {}, "validation", 0.2),
+        ({"space": {"algorithm": {"grid": ["fedavg", "local"]}}}, {}, "auto", 0.0),
+        ({"arms": {"method": {"a": {}, "b": {"local.lr": 0.5}}}}, {}, "auto", 0.0),
+        ({"space": RATES, "sweep": {"metric": "auto"}}, {}, "auto", 0.0),
+        # A file that says what is kept is followed.
+        ({"space": RATES}, {"evaluation": {"validation": 0.0}}, "auto", 0.0),
+        ({"space": RATES}, {"evaluation": {"validation": 0.1}}, "validation", 0.1),
+        ({"space": RATES}, {"evaluation": {"every": 2}}, "validation", 0.2),
+        ({"space": RATES}, {"split": [0.6, 0.2, 0.2]}, "validation", 0.0),
+        ({"space": RATES}, {"split": [0.8, 0.0, 0.2]}, "auto", 0.0),
     ],
 )
 def test_a_sweep_that_chooses_keeps_validation_samples_by_default(
-    content: dict[str, Any], changes: dict[str, Any], metric: str, share: float
+    content: dict[str, Any],
+    changes: dict[str, Any],
+    experiment: dict[str, Any],
+    metric: str,
+    share: float,
 ) -> None:
     del content["paper"], content["arms"]
+    content["experiment"] |= experiment
     config = resolve_sweep(load({**content, **changes}))
     assert config.sweep.metric == metric and config.experiment.evaluation.validation == share
     # What was written down is read again alike, so that a sweep that began without goes on without.
     assert resolve_sweep(load(config.model_dump(mode="json"))) == config
 
 
-@pytest.mark.parametrize(
-    ("experiment", "metric", "share"),
-    [
-        ({"evaluation": {"validation": 0.0}}, "auto", 0.0),
-        ({"evaluation": {"validation": 0.1}}, "validation", 0.1),
-        ({"evaluation": {"every": 2}}, "validation", 0.2),
-        ({"split": [0.6, 0.2, 0.2]}, "validation", 0.0),
-        ({"split": [0.8, 0.0, 0.2]}, "auto", 0.0),
-    ],
-)
-def test_a_file_that_says_what_is_kept_is_followed(
-    content: dict[str, Any], experiment: dict[str, Any], metric: str, share: float
-) -> None:
-    del content["paper"], content["arms"]
-    content["experiment"] |= experiment
-    config = resolve_sweep(load({**content, "space": {"local.lr": {"grid": [0.01, 0.1]}}}))
-    assert config.sweep.metric == metric and config.experiment.evaluation.validation == share
-
-
-def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path) -> None:
+def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path, edited: Edited) -> None:
     for folder in trial_folders(sweep):
         directory.update(folder.path, metric="global/validation/accuracy")
         with Journal(folder.path / directory.JOURNAL) as journal:
@@ -166,17 +142,9 @@ def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path) -> None:
     rows = SweepResult(sweep).summary
     assert rows["score"].is_monotonic_decreasing and rows["test"].is_monotonic_increasing
     assert rows["test"].iloc[0] == pytest.approx(0.5)
-    out = io.StringIO()
-    Console(file=out, width=400).print(SweepResult(sweep).table())
-    assert (
-        "validation" in out.getvalue() and "chosen by global/validation/accuracy" in out.getvalue()
-    )
-    source = load_folder(sweep)
-    source.config["paper"] = None
-    table = build_table(source)
+    table = build_table(edited(plain))
+    assert any(note.startswith("settings are chosen by global/valid") for note in table.notes)
     assert [column.head for column in table.columns][:2] == [("validation",), ("test",)]
     first = next(iter(table.rows.values()))
     assert first[0].mean == pytest.approx(50.0) and first[1].mean == pytest.approx(50.0)
-    assert [row[0].best for row in table.rows.values()] == [
-        row[1].best for row in table.rows.values()
-    ]
+    assert all(row[0].best == row[1].best for row in table.rows.values())
