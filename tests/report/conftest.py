@@ -27,6 +27,22 @@ FINAL = {
 }
 
 
+SETTINGS = """
+paper:
+  {name: fedskc, table: table5, title: modules, rows: modules, clients: null,
+   measures: {top1: auto}, departures: [other data], printed: {
+     modules: {
+       none: {method: fedavg, setting: "dirichlet:0.2,ablation:none"},
+       full: {method: fedskc, setting: "dirichlet:0.2,ablation:lcl+gda+gpr"}},
+     data: {CIFAR-10: {dataset: cifar10}, CIFAR-100: {dataset: cifar100}}}}
+experiment:
+  {name: made, rounds: 4, data: digits-sklearn, model: lenet, algorithm: fedskc,
+   partition: {name: iid, clients: 2}, tracking: {uri: null}}
+arms:
+  modules: {none: {algorithm: {name: fedskc, lcl: false}}, full: {}}
+  data: {CIFAR-10: {}, CIFAR-100: {partition.clients: 3}}
+sweep: {seeds: [0, 1]}
+"""
 Edited = Callable[[Callable[[dict[str, Any]], object]], ResultSet]
 
 
@@ -43,38 +59,7 @@ def content() -> dict[str, Any]:
 
 def settings() -> dict[str, Any]:
     """Return settings that name a paper's table."""
-    return {
-        "paper": {
-            "name": "fedskc",
-            "table": "table5",
-            "title": "modules",
-            "rows": "modules",
-            "clients": None,
-            "measures": {"top1": "auto"},
-            "departures": ["other data"],
-            "printed": {
-                "modules": {
-                    "none": {"method": "fedavg", "setting": "dirichlet:0.2,ablation:none"},
-                    "full": {"method": "fedskc", "setting": "dirichlet:0.2,ablation:lcl+gda+gpr"},
-                },
-                "data": {"CIFAR-10": {"dataset": "cifar10"}, "CIFAR-100": {"dataset": "cifar100"}},
-            },
-        },
-        "experiment": {
-            "name": "made",
-            "rounds": 4,
-            "data": "digits-sklearn",
-            "model": "lenet",
-            "algorithm": "fedskc",
-            "partition": {"name": "iid", "clients": 2},
-            "tracking": {"uri": None},
-        },
-        "arms": {
-            "modules": {"none": {"algorithm": {"name": "fedskc", "lcl": False}}, "full": {}},
-            "data": {"CIFAR-10": {}, "CIFAR-100": {"partition.clients": 3}},
-        },
-        "sweep": {"seeds": [0, 1]},
-    }
+    return dict(yaml.safe_load(SETTINGS))
 
 
 @pytest.fixture

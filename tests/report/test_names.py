@@ -30,53 +30,14 @@ from flray.tuning.space import resolve_sweep, trial_specs
 from flray.tuning.summary import finish
 from flray.tuning.trial_store import TrialFolder
 
-EVIL = (
-    "high [/x]",
-    "low [red]",
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\tx",
-    "'=1",
-    "''+",
-    "<script>alert(1)</script>",
-    "a|b",
-    "`code`",
-    "**bold**",
-    "_it_ self",
-    "a\nb",
-    "\x1b[31mred",
-    "100 %",
-    "a_b",
-    "c:\\x",
-    "{x}",
-    "$x^2$",
-    "~a~",
-    "1. one",
-    "- item",
-    "&amp;",
-    "a--b",
-    ":smile:",
-    "![x](http://y)",
-    "\u202eabc",
-    "é 日本 ☃",
-    "#1",
-    '"quoted"',
-    "[[x]]",
-    "*star",
-    "] x",
-    "a\\",
-    "<br>",
-    "--- ---",
-    '="x"',
-    "\ud800",
+_NAMES = (
+    "high [/x]¦low [red]¦=1+1¦+1¦-1¦@SUM(A1)¦\tx¦'=1¦''+¦<script>alert(1)</script>¦a|b¦`code`"
+    "¦**bold**¦_it_ self¦a\nb¦\x1b[31mred¦100 %¦a_b¦c:\\x¦{x}¦$x^2$¦~a~¦1. one¦- item¦&amp;¦a--b"
+    '¦:smile:¦![x](http://y)¦\u202eabc¦é 日本 ☃¦#1¦"quoted"¦[[x]]¦*star¦] x¦a\\¦<br>¦--- ---'
+    '¦="x"¦\ud800'
 )
-
-
-SETTABLE = [
-    name for name in EVIL if not re.search("[\x00-\x1f\ud800-\udfff]", name)
-]  # as an arm's name
+EVIL = _NAMES.split("¦")
+SETTABLE = [n for n in EVIL if not re.search("[\x00-\x1f\ud800-\udfff]", n)]  # as an arm's name
 
 
 def examples(test: Any) -> Any:

@@ -1,8 +1,12 @@
+"""The page of a report and its figures: what they show, and that nothing else is needed."""
+
 from __future__ import annotations
 
 import html
 import itertools
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,9 +20,11 @@ from flray.reporting import make, panels
 from flray.reporting.render import render_page
 from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
+from flray.results.choices import Choices, choices
 from flray.results.load import load_folder
 from flray.results.measures import group_trials
 from flray.results.result_set import ResultSet
+from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult
 
 VOID = {"meta", "img", "br"}
@@ -163,3 +169,114 @@ def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(source: ResultS
     (legend,) = section.figures["traffic"].legends
     assert [text.get_text() for text in legend.get_texts()] == ["full"]
     assert section.caption.endswith("nothing to draw: none.")
+
+
+RATES, PULLS = (0.01, 0.1, 1.0), (0.1, 0.5, 1.0)
+
+
+def tried(bend: float = 1.0) -> Choices:
+    settings = [{"local.lr": lr, "algorithm.mu": mu} for lr in RATES for mu in PULLS]
+    scores = [
+        80 - 10 * abs(math.log10(one["local.lr"]) + 1) - bend * one["algorithm.mu"]
+        for one in settings
+    ]
+    names = ("local.lr", "algorithm.mu")
+    return Choices("fedprox", "personal/validation/accuracy", names, settings, np.array(scores))
+
+
+def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
+    ((name, figure),) = panels.heat_maps([tried()])
+    (axes,) = figure.axes
+    assert (name, axes.get_xlabel(), axes.get_ylabel()) == ("grid", "mu", "local.lr")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "0.5", "1"]
+    shown = {text.get_position(): text.get_text() for text in axes.texts}
+    assert shown[0, 1] == "79.9" and shown[2, 0] == "69"
+    assert [text.get_text() for text in axes.texts if text.get_weight() == "bold"] == ["79.9"]
+
+    whole = tried()  # combinations that were not all run have none
+    part = replace(whole, settings=whole.settings[1:], scores=whole.scores[1:])
+    assert list(panels.heat_maps([part])) == []
+
+
+def test_parallel_coordinates_mark_the_best_setting_at_its_values() -> None:
+    found = tried()
+    loss = replace(found, metric="global/validation/loss", scores=-found.scores)
+    for one in (found, loss):  # of a loss the lowest is drawn on top
+        ((_, figure),) = panels.parallel_coordinates([one])
+        lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
+        assert len(lines) == 9
+        best = np.asarray(max(lines, key=lambda line: line.get_linewidth()).get_ydata(), float)
+        assert best == pytest.approx([0.5, 0.0, 1.0])  # lr 0.1 in the middle, mu lowest
+        worst = min(lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]))
+        assert np.asarray(worst.get_ydata(), float)[1:] == pytest.approx([1.0, 0.0])
+
+
+def test_importance_is_what_moves_the_score() -> None:
+    """Of a sum of two parts the shares are those of the parts' variances, which are known."""
+    draws = np.random.default_rng(0).uniform(size=(200, 3))
+    settings = [dict(zip("abc", map(float, row), strict=True)) for row in draws]
+    found = Choices("m", "x", ("a", "b", "c"), settings, 3 * draws[:, 0] + draws[:, 1]).importance()
+    assert list(found)[:2] == ["a", "b"] and sum(found.values()) == pytest.approx(1.0)
+    assert found["a"] == pytest.approx(0.9, abs=0.04) and found["c"] < 0.02  # 9 : 1
+    assert panels.importances([tried()]) == []  # nine settings are too few
+
+
+def test_settings_of_a_sweep_are_grouped_by_what_is_compared(source: ResultSet) -> None:
+    assert choices(source) == []  # arms are compared, not chosen
+    for trial in source.trials:
+        trial.setting["local.lr"] = 0.1 if "100" in str(trial.setting.pop("arms.data")) else 0.3
+    first, second = choices(replace(source))
+    assert [one.name for one in (first, second)] == ["none", "full"]
+    assert first.columns == second.columns == ("local.lr",)
+    found = {
+        one["local.lr"]: score for one, score in zip(first.settings, first.scores, strict=True)
+    }
+    assert found == pytest.approx({0.3: 71.0, 0.1: 51.0})
+
+
+@pytest.fixture
+def phased(source: ResultSet) -> ResultSet:
+    """The sweep with seconds by phase, and a client that is served badly."""
+    for trial in source.trials:
+        trial.history["time/train"] = 1.0 + trial.seed
+        trial.history["time/evaluate"] = 0.25
+        trial.history["time/round"] = 2.5
+        trial.history["global/local/accuracy/client/c"] = 0.1
+    return source
+
+
+def test_seconds_by_phase_add_up_and_fairness_begins_with_the_worst(phased: ResultSet) -> None:
+    groups = group_trials(phased)
+    panel = next(panels.phase_seconds(groups))
+    assert list(panel.names) == ["none", "full"]
+    found = {name: values[0] for name, values in panel.parts.items()}
+    assert found == pytest.approx({"train": 6.0, "evaluate": 1.0, "other": 3.0})  # four rounds
+    line = next(panels.client_quantiles(groups)).lines[0]
+    assert list(line.x) == [0, 50, 100]
+    assert list(line.y) == pytest.approx([10.0, 66.0, 76.0])  # seeds: 65 and 75, 67 and 77
+    each = [pytest.approx([10, 65, 75]), pytest.approx([10, 67, 77])]
+    assert [list(one) for one in line.each] == each
+
+
+def test_a_profile_is_a_step_at_every_distance_from_the_best() -> None:
+    first = {"a": {0: 90.0, 1: 80.0}, "b": {0: 86.0, 1: 81.0}}
+    metric = "global/common/accuracy"
+    (panel,) = panels.profiles(Studies([Study("x", metric, first), Study("y", metric, first)]))
+    a, b = panel.lines
+    assert list(a.x) == pytest.approx([0, 1, 1, 4.2, 4.2]) and a.name == "a"
+    assert list(b.x) == pytest.approx([0, 4, 4, 4.2, 4.2])
+    assert list(a.y) == list(b.y) == [0.5, 0.5, 1, 1, 1]
+
+
+def test_they_are_sections_of_the_report(phased: ResultSet) -> None:
+    for trial in phased.trials:
+        trial.setting["local.lr"] = 0.1 if "100" in str(trial.setting.pop("arms.data")) else 0.3
+        trial.setting["algorithm.mu"] = 0.5
+    titles = [section.title for section in create_sections(phased)]
+    assert {"Seconds by phase", "Fairness over clients"} <= set(titles)
+    for trial, number in zip(phased.trials, range(8), strict=True):
+        trial.setting["local.lr"], trial.setting["algorithm.mu"] = number // 4, number // 2 % 2
+        trial.setting["arms.modules"] = "none"
+    again = {section.title: list(section.figures) for section in create_sections(replace(phased))}
+    assert again["Grids of two settings"] == ["grid"]
+    assert again["Settings that were tried"] == ["parallel"]

@@ -47,7 +47,6 @@ def test_where_nothing_differs_a_wrong_decision_is_as_rare_as_promised(null: np.
     p = 2 * stats.t.sf(np.abs(mean) / std * np.sqrt(count), count - 1)[..., looked]
     naive = (p * len(PAIRS) < ALPHA).any((1, 2)).mean()
     assert naive > 2 * ALPHA > ALPHA + 2 * error
-    print(f"wrong decisions: {rate:.4f} sequential, {naive:.4f} naive, of {STUDIES} studies")
 
 
 def test_decisions_are_those_of_the_simulation(null: np.ndarray) -> None:
@@ -86,13 +85,6 @@ def test_the_p_value_is_the_inverse_of_the_evidence_integrated_numerically() -> 
     assert p_value(t / math.sqrt(count), 1.0, count) == pytest.approx(1 / evidence, rel=1e-3)
 
 
-def test_it_covers_the_mean_at_all_times() -> None:
-    values = np.random.default_rng(1).normal(1.3, 2.0, size=(4000, 100))
-    count, mean, std = running(values)
-    missed = (np.abs(mean - 1.3) > half_width(std, count, 0.1)).any(1).mean()
-    assert missed <= 0.1 + 2 * math.sqrt(0.09 / 4000)
-
-
 def test_all_seeds_count_and_none_takes_a_decision_back() -> None:
     few = [8.0, 8.4, 7.9, 8.2]
     more = [*few, 3.0, 3.5, 2.9, 3.2, 3.1, 3.3, 2.8, 3.4]
@@ -103,18 +95,6 @@ def test_all_seeds_count_and_none_takes_a_decision_back() -> None:
     values = {"a": dict(enumerate(more)), "b": dict.fromkeys(range(len(more)), 0.0)}
     (pair,) = compare(values, rule=Rule(0.5, 0.05, 3))
     assert pair.seeds == 12 and pair.mean == pytest.approx(np.mean(more))
-
-
-def test_what_is_decided_soon_is_exaggerated_less_where_all_seeds_count() -> None:
-    """Of two settings one deviation apart, looked at up to 20 seeds."""
-    draws = np.random.default_rng(2).normal(1.0, 1.0, size=(400, SEEDS))
-    every, stopped = [], []
-    for one in draws:
-        looks = [decide(list(one[:n]), 0.1, ALPHA, 3).verdict for n in range(3, SEEDS + 1)]
-        if looks[-1] == "better":
-            every.append(one.mean())
-            stopped.append(one[: looks.index("better") + 3].mean())
-    assert np.mean(every) < 1.1 < 1.15 < np.mean(stopped)
 
 
 def test_intervals_that_exclude_each_other_are_an_alarm() -> None:
@@ -133,11 +113,8 @@ def test_without_spread_nothing_is_decided() -> None:
     for differences in ([0.0] * 3, [0.0] * 20, [1.0] * 20, [-2.5] * 3):
         found = decide(differences, 0.5, 0.05, 3)
         assert (found.verdict, found.p) == ("", 1.0) and math.isinf(found.high - found.low)
-    constant = compare({"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}})[0]
-    sequential = compare(
-        {"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}}, rule=Rule(1.0, 0.05, 3)
-    )[0]
-    for one in (constant, sequential):
+    values = {"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}}
+    for one in (compare(values)[0], compare(values, rule=Rule(1.0, 0.05, 3))[0]):
         assert not one.decided and math.isnan(one.low) and not one.p < 1
         assert "not decided, 2.0 points apart at each of 3 seeds" in sentence(one, "points")
 
@@ -164,12 +141,9 @@ def test_sentences() -> None:
     ab, ac, bc = compare(values, rule=rule)
     assert (ab.verdict, ac.verdict, bc.verdict) == ("better", "equivalent", "worse")
     assert ab.decided and not ac.decided and bc.better_first().verdict == "better"
-    assert sentence(ab, "points").startswith("a is better than b by ")
-    assert "95 % interval for all pairs" in sentence(ab, "points")
-    assert sentence(ac.better_first(), "points").partition(" (")[0] in (
-        "a and c: equivalent within 1 point",
-        "c and a: equivalent within 1 point",
-    )
+    line = sentence(ab, "points")
+    assert line.startswith("a is better than b by ") and "95 % interval for all pairs" in line
+    assert " and c: equivalent within 1 point (" in sentence(ac, "points")
     losses = compare(values, lower=True, rule=rule)
     assert [one.verdict for one in losses] == ["worse", "equivalent", "better"]
     assert losses[0].low == pytest.approx(ab.low) and losses[0].mean == pytest.approx(ab.mean)

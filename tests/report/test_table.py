@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
@@ -23,7 +24,7 @@ from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
-from flray.results.result_set import ResultSet
+from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, alike
 from flray.results.sweep import SweepResult, setting_frame, trial_frame
 from flray.results.table import Cell, Table
 from flray.tuning.summary import finish
@@ -323,3 +324,51 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
     for text in (shown(table), markdown(table, ()), render_page(source, table, (), (), {})):
         assert "Shares of the variance" in text and "99 %" in text and "who holds what" in text
         assert "Wins, ties" in text and "1/0/1" in text
+
+
+COMMON, LOCAL, OWN = (
+    f"{view}/accuracy" for view in ("global/common", "global/local", "personal/local")
+)
+
+
+def one_round(method: str, seed: int, metric: str, **values: float) -> Trial:
+    history = pd.DataFrame({"round": [1], **{name: [value] for name, value in values.items()}})
+    return Trial(
+        f"{method}{seed}", {"algorithm": method}, seed, "finished", metric, history, method, Path()
+    )
+
+
+def random_config() -> dict[str, object]:
+    experiment = {"data": "random", "model": "mlp", "algorithm": "fedavg"}
+    return load({"experiment": experiment}).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "judged"),
+    [
+        ([COMMON, COMMON], [COMMON, COMMON]),
+        ([OWN, OWN], [OWN, OWN]),
+        ([COMMON, OWN, ""], [LOCAL, OWN, ""]),
+        (["global/common/dice", OWN], ["global/common/dice", OWN]),
+        ([COMMON, "personal/others/accuracy"], [COMMON, "personal/others/accuracy"]),
+    ],
+)
+def test_only_what_stands_beside_clients_models_is_tested_as_they_are(
+    metrics: list[str], judged: list[str]
+) -> None:
+    assert alike(metrics) == judged
+
+
+def test_the_common_test_set_in_which_large_clients_weigh_more_is_not_compared() -> None:
+    trials = []
+    for seed in (0, 1, 2):  # a large client on which both score 0.2, and a small one, 0.9
+        more = 0.001 * seed
+        values = {COMMON: 0.25 + more, LOCAL: 0.55 + more, "global/local/loss": 1.0}
+        trials.append(one_round("fedavg", seed, COMMON, **values))
+        trials.append(one_round("local", seed, OWN, **{OWN: 0.55 - 2 * more}))
+    table = build_table(ResultSet("x", trials, random_config()))
+    (study,) = table.studies.each
+    assert study.values["fedavg"] == pytest.approx({0: 55.0, 1: 55.1, 2: 55.2})
+    assert "not decided" in table.conclusions[0] and ALIKE_NOTE in table.notes
+    alone = build_table(ResultSet("x", trials[::2], random_config()))
+    assert alone.rows["fedavg"][0].mean == pytest.approx(25.1) and ALIKE_NOTE not in alone.notes
