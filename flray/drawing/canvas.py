@@ -108,10 +108,15 @@ def add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> 
     width, height = figure.get_size_inches()
     longest = max(map(len, names), default=0)
     figure.set_size_inches(width + 0.6 + 0.062 * longest, max(height, 0.4 + 0.165 * len(names)))
-    places = list(map(str, range(len(names))))  # a label that begins with _ would be left out
-    legend = figure.legend(
-        handles, places, loc="outside right upper", frameon=False, fontsize=8, labelcolor=INK
-    )
+    name_legend(figure, handles, names, loc="outside right upper", fontsize=8)
+
+
+def name_legend(
+    where: Figure | Axes, handles: Sequence[Any], names: Sequence[str], **style: Any
+) -> None:
+    """Add a legend whose names are shown as they are; a label that begins with _ would be left out."""
+    places = list(map(str, range(len(names))))
+    legend = where.legend(handles, places, frameon=False, labelcolor=INK, **style)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(plain_text(name))
 

@@ -23,6 +23,7 @@ from flray.drawing.canvas import (
     add_legend,
     create_figure,
     line_style,
+    name_legend,
     name_ticks,
     plain_text,
     set_title,
@@ -161,10 +162,8 @@ def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 
         If no client has a finite value.
     """
     sign = 1 if lower_is_better(metric) else -1
-    finite = sorted(
-        ((name, value) for name, value in values.items() if math.isfinite(value)),
-        key=lambda item: sign * item[1],
-    )
+    known = [(name, value) for name, value in values.items() if math.isfinite(value)]
+    finite = sorted(known, key=lambda item: sign * item[1])
     if not finite:
         raise ValueError(f"{metric}: no client has a finite value")
     names, heights = [name for name, _ in finite], [value for _, value in finite]
@@ -188,18 +187,11 @@ def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 
     axes.set_xlabel(f"{len(finite)} clients" + (f", {missing} without a value" if missing else ""))
     axes.set_ylabel(plain_text(metric))
     axes.margins(x=0.01)
-    figure.legend(
-        [mean, low[0]],
-        [
-            f"all: mean {np.mean(heights):.3g}",
-            f"worst {worst} of {len(finite)}: mean {np.mean(heights[good:]):.3g}",
-        ],
-        loc="outside upper right",
-        ncols=2,
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-    )
+    names = [
+        f"all: mean {np.mean(heights):.3g}",
+        f"worst {worst} of {len(finite)}: mean {np.mean(heights[good:]):.3g}",
+    ]
+    name_legend(figure, [mean, low[0]], names, loc="outside upper right", ncols=2, fontsize=8)
     return figure
 
 
@@ -220,14 +212,10 @@ def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str =
     ValueError
         If no setting has a finite score.
     """
-    finite = {
-        name: [score for score in seeds if math.isfinite(score)] for name, seeds in scores.items()
-    }
+    finite = {name: list(filter(math.isfinite, seeds)) for name, seeds in scores.items()}
+    finite = {name: seeds for name, seeds in finite.items() if seeds}
     sign = -1 if lower_is_better(metric) else 1
-    ranked = sorted(
-        (name for name in finite if finite[name]),
-        key=lambda name: sign * float(np.mean(finite[name])),
-    )
+    ranked = sorted(finite, key=lambda name: sign * float(np.mean(finite[name])))
     if not ranked:
         raise ValueError(f"{metric}: no setting has a finite score")
     figure, (axes,) = create_figure(1, 7.0, 1.4 + 0.34 * len(ranked))
@@ -236,9 +224,8 @@ def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str =
         spread = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0
         dots: Any = {"alpha": 0.35, "markersize": 5, "markeredgewidth": 0}
         axes.plot(seeds, [height] * len(seeds), "o", color=MAIN, **dots)
-        axes.errorbar(
-            np.mean(seeds), height, xerr=spread, fmt="|", color=INK, markersize=11, capsize=3
-        )
+        bar: Any = {"fmt": "|", "color": INK, "markersize": 11, "capsize": 3}
+        axes.errorbar(np.mean(seeds), height, xerr=spread, **bar)
     failed = {name: len(scores[name]) - len(finite[name]) for name in ranked}
     labels = [f"{name} ({failed[name]} failed)" if failed[name] else name for name in ranked]
     x_label = f"{metric} (dots: seeds; bars: mean ± standard deviation)"
@@ -295,28 +282,19 @@ def draw_parallel(coordinates: Sequence[Coordinate], best: int, title: str = "")
     order = sorted(range(places.shape[1]), key=lambda line: (line == best, places[-1, line]))
     for line in order:
         marked = line == best
-        axes.plot(
-            positions,
-            places[:, line],
-            color=MARKED if marked else MAIN,
-            linewidth=2.2 if marked else 1.3,
-            alpha=1.0 if marked else _FAINT + (_STRONG - _FAINT) * places[-1, line] ** 2,
-        )
+        strength = _FAINT + (_STRONG - _FAINT) * places[-1, line] ** 2
+        colour, width, alpha = (MARKED, 2.2, 1.0) if marked else (MAIN, 1.3, strength)
+        axes.plot(positions, places[:, line], color=colour, linewidth=width, alpha=alpha)
     for position, one in enumerate(coordinates):
         axes.axvline(position, color=INK, linewidth=0.8, ymin=0.045, ymax=0.955)
         last = position == len(coordinates) - 1
         for text, height in one.ticks.items():
-            axes.annotate(
-                plain_text(text),
-                (position, height),
-                xytext=(5 if last else -5, 0),
-                textcoords="offset points",
-                ha="left" if last else "right",
-                va="center",
-                fontsize=7.5,
-                color=SOFT,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
-            )
+            side: Any = {"ha": "left" if last else "right", "va": "center"}
+            shift = 5 if last else -5, 0
+            at: Any = {"xytext": shift, "textcoords": "offset points", **side}
+            tick = axes.annotate(plain_text(text), (position, height), **at)
+            tick.set(fontsize=7.5, color=SOFT)
+            tick.set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6})
     axes.set_xlim(-0.45, len(coordinates) - 0.5)
     axes.set_ylim(-0.05, 1.05)
     axes.set_xticks(positions, [plain_text(one.name) for one in coordinates])

@@ -23,6 +23,7 @@ from flray.drawing.canvas import (
     RULE,
     SOFT,
     create_figure,
+    name_legend,
     name_ticks,
     plain_text,
     set_title,
@@ -71,20 +72,14 @@ def draw_table(panel: GridPanel) -> Figure:
     axes.imshow(panel.values, cmap=_BLUES, aspect="auto", interpolation="none")
     for row, texts in enumerate(panel.texts):
         for column, text in enumerate(texts):
-            marked = (row, column) in panel.marked
-            axes.text(
-                column,
-                row,
-                text,
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color=MARKED if marked else INK,
-                fontweight="bold" if marked else "normal",
-            )
+            cell = axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=INK)
+            if (row, column) in panel.marked:
+                cell.set(color=MARKED, fontweight="bold")
     axes.set_yticks(range(rows), list(map(plain_text, panel.rows)))
     name_ticks(axes, panel.columns)
-    _remove_frame(axes)
+    axes.spines[:].set_visible(False)
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
     set_title(axes, panel.title)
     return figure
 
@@ -96,12 +91,8 @@ def draw_matrices(panels: Sequence[GridPanel]) -> Figure:
         one.imshow(
             np.nan_to_num(panel.values), cmap=_BLUE_ORANGE, vmin=-1, vmax=1, interpolation="none"
         )
-        one.set_xticks([])
-        one.set_yticks([])
-        one.spines[:].set_visible(True)
-        one.spines[:].set_color(RULE)
         one.grid(visible=False)
-        set_title(one, panel.title)
+        _frame(one, panel.title)
         one.set_xlabel(" ".join(panel.columns))
     return figure
 
@@ -136,39 +127,23 @@ def draw_points(panels: Sequence[PointPanel]) -> Figure:
     figure, axes = create_figure(len(panels), 3.6, 3.6)
     for one, panel in zip(axes, panels, strict=True):
         colours = np.array(_class_colours(len(panel.centres)))
-        one.scatter(
-            panel.points[:, 0],
-            panel.points[:, 1],
-            s=9,
-            c=colours[panel.labels],
-            linewidths=0,
-            alpha=0.8,
-        )
-        one.scatter(
-            panel.centres[:, 0],
-            panel.centres[:, 1],
-            s=55,
-            c=colours,
-            marker="D",
-            edgecolors=PAPER,
-            linewidths=1,
-        )
-        for centre, name in zip(panel.centres, panel.names, strict=False):
-            one.annotate(
-                plain_text(name),
-                (float(centre[0]), float(centre[1])),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=8,
-                fontweight="bold",
-                color=INK,
-            )
-        one.set_xticks([])
-        one.set_yticks([])
-        one.spines[:].set_visible(True)
-        one.spines[:].set_color(RULE)
-        set_title(one, panel.title)
+        one.scatter(*panel.points.T, s=9, c=colours[panel.labels], linewidths=0, alpha=0.8)
+        diamonds: Any = {"marker": "D", "edgecolors": PAPER, "linewidths": 1}
+        one.scatter(*panel.centres.T, s=55, c=colours, **diamonds)
+        for (x, y), name in zip(panel.centres.tolist(), panel.names, strict=False):
+            text = one.annotate(plain_text(name), (x, y), (5, 3), textcoords="offset points")
+            text.set(fontsize=8, fontweight="bold", color=INK)
+        _frame(one, panel.title)
     return figure
+
+
+def _frame(axes: Axes, title: str) -> None:
+    """Give axes a thin frame in place of ticks, and a title."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(True)
+    axes.spines[:].set_color(RULE)
+    set_title(axes, title)
 
 
 def _class_colours(count: int) -> list[str]:
@@ -180,12 +155,6 @@ def _class_colours(count: int) -> list[str]:
         for number in range(count)
     ]
     return ["#" + "".join(f"{round(255 * part):02x}" for part in shade) for shade in shades]
-
-
-def _remove_frame(axes: Axes) -> None:
-    axes.spines[:].set_visible(False)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
 
 
 _MAX_BUBBLE_CLIENTS = 200
@@ -276,13 +245,8 @@ def _draw_bubbles(held: PartitionCounts, title: str) -> Figure:
     for number, domain in enumerate(domains):
         mine = np.array([own == domain for own in held.domains])
         client, label = np.nonzero(held.counts * mine[:, None])
-        axes.scatter(
-            client,
-            label,
-            s=points * held.counts[client, label] / largest,
-            color=LIGHT[number % len(LIGHT)],
-            linewidths=0,
-        )
+        sizes = points * held.counts[client, label] / largest
+        axes.scatter(client, label, s=sizes, color=LIGHT[number % len(LIGHT)], linewidths=0)
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
     axes.set_xticks(
@@ -344,17 +308,5 @@ def _add_domains(axes: Axes, domains: Sequence[str], width: float) -> None:
         axes.plot([], [], "o", color=LIGHT[number % len(LIGHT)], markersize=5)[0]
         for number in range(len(domains))
     ]
-    legend = axes.legend(
-        handles,
-        list(map(str, range(len(domains)))),
-        loc="upper left",
-        bbox_to_anchor=(1 + 0.1 / width, 1),
-        fontsize=7,
-        frameon=False,
-        title="domain",
-        title_fontsize=7,
-        borderaxespad=0,
-        labelcolor=INK,
-    )
-    for text, domain in zip(legend.get_texts(), domains, strict=True):
-        text.set_text(plain_text(domain))
+    place = {"loc": "upper left", "bbox_to_anchor": (1 + 0.1 / width, 1), "borderaxespad": 0}
+    name_legend(axes, handles, domains, fontsize=7, title="domain", title_fontsize=7, **place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,41 +45,44 @@ def join_names(*names: str) -> str:
     return " · ".join(name for name in names if name)
 
 
+def _lines(
+    groups: Groups, draw: Callable[[str, Sequence[Trial]], Line | None]
+) -> Iterator[LinePanel]:
+    """Yield a panel for each group with a line for each setting that has one."""
+    for group, settings in groups.items():
+        found = [draw(label, trials) for label, trials in settings.items()]
+        if lines := [line for line in found if line is not None]:
+            yield LinePanel(group, lines)
+
+
 def learning_curves(groups: Groups) -> Iterator[LinePanel]:
     """Yield the primary metric by round: mean over seeds, with a band of one standard deviation."""
-    for group, settings in groups.items():
-        lines = []
-        for label, trials in settings.items():
-            table = _by_seed(trials)
-            if len(table):
-                spread = table.std(axis=1, ddof=1).fillna(0.0)
-                seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
-                mean = table.mean(axis=1).to_numpy()
-                lines.append(Line(label, list(table.index), mean, spread.to_numpy(), seeds))
-        if lines:
-            yield LinePanel(group, lines)
+    return _lines(groups, _learning_curve)
+
+
+def _learning_curve(label: str, trials: Sequence[Trial]) -> Line | None:
+    table = _by_seed(trials)
+    if not len(table):
+        return None
+    spread = table.std(axis=1, ddof=1).fillna(0.0).to_numpy()
+    seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
+    return Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
 
 
 def traffic_curves(groups: Groups) -> Iterator[LinePanel]:
     """Yield the primary metric by the megabytes sent so far, mean over seeds."""
-    for group, settings in groups.items():
-        lines = []
-        for label, trials in settings.items():
-            sent = [
-                pd.Series(
-                    (t.history["bytes/up"] + t.history["bytes/down"]).cumsum().to_numpy(),
-                    t.history["round"],
-                )
-                for t in trials
-                if {"bytes/up", "bytes/down"} <= set(t.history.columns)
-            ]
-            table = _by_seed(trials)
-            if sent and len(table):
-                megabytes = pd.concat(sent, axis=1).mean(axis=1).reindex(table.index) / 1e6
-                if megabytes.iloc[-1] > 0:
-                    lines.append(Line(label, megabytes.to_numpy(), table.mean(axis=1).to_numpy()))
-        if lines:
-            yield LinePanel(group, lines)
+    return _lines(groups, _traffic_curve)
+
+
+def _traffic_curve(label: str, trials: Sequence[Trial]) -> Line | None:
+    names = ["bytes/up", "bytes/down"]
+    histories = [t.history.set_index("round") for t in trials if set(names) <= set(t.history)]
+    sent = [history[names].sum(axis=1).cumsum() for history in histories]
+    table = _by_seed(trials)
+    if not sent or not len(table):
+        return None
+    megabytes = pd.concat(sent, axis=1).mean(axis=1).reindex(table.index).to_numpy() / 1e6
+    return Line(label, megabytes, table.mean(axis=1).to_numpy()) if megabytes[-1] > 0 else None
 
 
 def _by_seed(trials: Sequence[Trial]) -> pd.DataFrame:
@@ -213,47 +216,43 @@ def _embed(found: Mapping[str, NDArray[Any]], title: str) -> PointPanel:
     return PointPanel(title, plane[: len(points)], index, plane[len(points) :], names)
 
 
-_MAX_FIGURES, _MAX_TICKS = 6, 6
+_MAX_PLOTS = _MAX_TICKS = 6
 _FEWEST_LINES, _FEWEST_FOR_IMPORTANCE = 4, 10
 _NO_PHASES = ("time/round", "time/samples_per_second")
 
 
-def heat_maps(every: Sequence[Choices]) -> Iterator[tuple[str, Figure]]:
-    """Yield a name and a heat map of each two settings whose combinations were all run."""
-    found = ((one, grid) for one in every for grid in one.grids())
-    for number, (one, (row, column, table)) in enumerate(
-        itertools.islice(found, _MAX_FIGURES), start=1
-    ):
+def numbered(name: str, figures: Iterable[Figure], most: int = 6) -> dict[str, Figure]:
+    """Return the first figures by name: ``name``, ``name-2``, ..."""
+    few = itertools.islice(figures, most)
+    return {f"{name}-{number}" if number > 1 else name: one for number, one in enumerate(few, 1)}
+
+
+def heat_maps(every: Sequence[Choices]) -> Iterator[Figure]:
+    """Yield a heat map of each two settings whose combinations were all run."""
+    for one, (row, column, table) in ((some, grid) for some in every for grid in some.grids()):
         best = np.argmin(table) if lower_is_better(one.metric) else np.argmax(table)
         marked = divmod(int(best), table.shape[1])
-        panel = GridPanel(
-            one.name,
-            list(map(format_value, one.values(row))),
-            list(map(format_value, one.values(column))),
-            table,
-            [[f"{value:.3g}" for value in cells] for cells in table],
-            frozenset({marked}),
-        )
-        figure = draw_table(panel)
+        names = ([format_value(value) for value in one.values(name)] for name in (row, column))
+        texts = [[f"{value:.3g}" for value in cells] for cells in table]
+        figure = draw_table(GridPanel(one.name, *names, table, texts, frozenset({marked})))
         figure.axes[0].set(ylabel=plain_text(_short(row)), xlabel=plain_text(_short(column)))
-        yield f"grid-{number}" if number > 1 else "grid", figure
+        yield figure
 
 
-def parallel_coordinates(every: Sequence[Choices]) -> Iterator[tuple[str, Figure]]:
-    """Yield a name and the parallel coordinates of settings with two columns at least."""
-    drawn = (one for one in every if len(one.columns) > 1 and len(one.settings) >= _FEWEST_LINES)
-    for number, one in enumerate(itertools.islice(drawn, _MAX_FIGURES), start=1):
-        lower = lower_is_better(one.metric)
+def parallel_coordinates(every: Sequence[Choices]) -> Iterator[Figure]:
+    """Yield the parallel coordinates of settings with two columns at least."""
+    for one in every:
+        if len(one.columns) < 2 or len(one.settings) < _FEWEST_LINES:
+            continue
         columns = [_coordinate(_short(name), one, name) for name in one.columns]
         low, high = float(one.scores.min()), float(one.scores.max())
         span = (high - low) or 1.0
         places = (one.scores - low) / span
         ticks = {f"{value:.3g}": (value - low) / span for value in (low, high)}
-        if lower:
+        if lower_is_better(one.metric):
             places, ticks = 1 - places, {text: 1 - place for text, place in ticks.items()}
         last = Coordinate(one.metric.rpartition("/")[2], places, ticks)
-        name = f"parallel-{number}" if number > 1 else "parallel"
-        yield name, draw_parallel([*columns, last], int(np.argmax(places)), one.name)
+        yield draw_parallel([*columns, last], int(np.argmax(places)), one.name)
 
 
 def _coordinate(title: str, one: Choices, column: str) -> Coordinate:
@@ -278,7 +277,7 @@ def importances(every: Sequence[Choices]) -> list[BarPanel]:
             found = one.importance()
             shares = [100 * share for share in found.values()]
             panels.append(BarPanel(one.name, list(map(_short, found)), {"share": shares}))
-    return panels[:_MAX_FIGURES]
+    return panels[:_MAX_PLOTS]
 
 
 def _short(column: str) -> str:
@@ -287,22 +286,21 @@ def _short(column: str) -> str:
 
 def client_quantiles(groups: Groups) -> Iterator[LinePanel]:
     """Yield the clients' values, from the worst client to the best, by share of clients."""
-    for group, settings in groups.items():
-        lines = []
-        for label, trials in settings.items():
-            found = [values for trial in trials if len(values := _sorted_clients(trial)) > 2]
-            if found:
-                levels = np.linspace(0, 1, max(map(len, found)))
-                each = [np.quantile(values, levels) for values in found]
-                thin = each if 1 < len(each) <= _MAX_SEEDS else []
-                lines.append(Line(label, 100 * levels, np.mean(each, axis=0), None, thin))
-        if lines:
-            yield LinePanel(group, lines)
+    return _lines(groups, _client_quantile)
+
+
+def _client_quantile(label: str, trials: Sequence[Trial]) -> Line | None:
+    found = [values for trial in trials if len(values := _sorted_clients(trial)) > 2]
+    if not found:
+        return None
+    levels = np.linspace(0, 1, max(map(len, found)))
+    each = [np.quantile(values, levels) for values in found]
+    thin = each if 1 < len(each) <= _MAX_SEEDS else []
+    return Line(label, 100 * levels, np.mean(each, axis=0), None, thin)
 
 
 def _sorted_clients(trial: Trial) -> NDArray[np.float64]:
-    measure = measures.client_measure(trial)
-    found = [measures.value(trial, measure, client) for client in measures.clients(trial)]
+    found = [measures.value(trial, "clients", name) for name in measures.clients(trial)]
     values: NDArray[np.float64] = np.sort([one for one in found if np.isfinite(one)])
     return values[::-1] if lower_is_better(trial.metric) else values
 
@@ -351,7 +349,7 @@ def profiles(studies: Studies) -> Iterator[LinePanel]:
         yield LinePanel(measure if len(studies.ranks) > 1 else "", lines)
 
 
-_MAX_FORESTS, _MAX_ROWS = 8, 20
+MAX_FORESTS, _MAX_ROWS = 8, 20
 
 
 def forest(studies: Studies) -> Figure | None:
@@ -361,7 +359,7 @@ def forest(studies: Studies) -> Figure | None:
         return None
     units = {study.unit for study in studies.each}
     unit = f", {units.pop()}" if len(units) == 1 and units != {""} else ""
-    return draw_forest(panels[:_MAX_FORESTS], f"how much better the first is{unit}")
+    return draw_forest(panels[:MAX_FORESTS], f"how much better the first is{unit}")
 
 
 def _panel(study: Study, studies: Studies) -> ForestPanel:
@@ -387,9 +385,7 @@ def _interval(one: Difference) -> Interval:
     return Interval(name, one.mean, low, high, one.decided)
 
 
-def rank_figures(studies: Studies) -> Iterator[tuple[str, Figure]]:
-    """Yield a name and a critical-difference diagram for each measure with ranks."""
-    found = itertools.islice(studies.ranks.values(), _MAX_FORESTS)
-    for number, ranks in enumerate(found, start=1):
-        name = f"ranks-{number}" if number > 1 else "ranks"
-        yield name, draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)
+def rank_figures(studies: Studies) -> Iterator[Figure]:
+    """Yield a critical-difference diagram for each measure with ranks."""
+    for ranks in studies.ranks.values():
+        yield draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -22,7 +23,7 @@ from flray.drawing.grids import (
 from flray.metrics.catalogue import is_validation
 from flray.metrics.direction import is_share
 from flray.reporting import panels
-from flray.reporting.panels import MAX_PANELS, Groups, join_names
+from flray.reporting.panels import MAX_FORESTS, MAX_PANELS, Groups, join_names
 from flray.results.choices import choices
 from flray.results.measures import clients_stay, group_trials
 from flray.results.result_set import ResultSet, Trial
@@ -50,7 +51,7 @@ _TRACKED = (
     ),
 )
 """File name, metric, title and caption of what methods track of every client."""
-_MAX_PARTITIONS, _MAX_MODELS = 6, 9
+_MAX_MODELS = 9
 
 
 @dataclass(frozen=True)
@@ -80,52 +81,51 @@ def create_sections(source: ResultSet, studies: Studies | None = None) -> Iterat
     studies : Studies, optional
         Their comparisons; without, none is drawn.
     """
-    if studies is not None:
-        yield from _comparisons(studies)
     groups = dict(itertools.islice(group_trials(source).items(), MAX_PANELS))
-    yield from _chosen(source)
-    yield from _curves(groups)
-    yield from _phases(groups)
-    yield from _clients(groups)
-    yield from _partitions(source)
-    seeds = "First seed." if _only_first(groups) else "Mean over seeds."
-    for file, name, title, caption in _TRACKED:
-        found = list(itertools.islice(panels.client_curves(groups, name), MAX_PANELS))
-        if found:
-            figure = draw_lines(found, "round", name.rpartition("/")[2])
-            yield Section(title, f"{caption} {seeds}", {file: figure})
-    yield from _models(groups)
+    every = itertools.chain(
+        _comparisons(studies) if studies is not None else (),
+        _chosen(source),
+        _curves(groups),
+        _clients(groups),
+        _partitions(source),
+        _tracked(groups),
+        _models(groups),
+    )
+    return (section for section in every if section.figures)
+
+
+def _drawn(
+    name: str, draw: Callable[..., Figure], found: Iterable[object], *labels: str, **style: Any
+) -> dict[str, Figure]:
+    """Return one figure of all panels; none without any."""
+    few = list(found)
+    return {name: draw(few, *labels, **style)} if few else {}
 
 
 def _comparisons(studies: Studies) -> Iterator[Section]:
     figure = panels.forest(studies)
-    if figure is not None:
-        yield Section(
-            "Differences between settings",
-            "Mean of the differences at the seeds that two settings share, with its interval among "
-            "those of all pairs, which hold at once. Filled: one of the two is better; open: not "
-            "decided, or equivalent. Of many pairs those of the best setting; comparisons.csv has "
-            "all, and each pair's interval alone.",
-            {"differences": figure},
-        )
-    ranks = dict(panels.rank_figures(studies))
-    if ranks:
-        yield Section(
-            "Mean ranks",
-            "Mean rank of each setting over the places where all were run, 1 is best. Settings "
-            "under one bar differ by less than Nemenyi's critical difference at 0.05.",
-            ranks,
-        )
-    profiles = list(panels.profiles(studies))
-    if profiles:
-        unit = {study.unit for study in studies.each}
-        behind = f"behind the best{', points' if unit == {'points'} else ''}"
-        yield Section(
-            "Performance profiles",
-            "At how many of the places and seeds a setting is at most so far behind the one that is "
-            "best there. Higher is better; at 0 it is how often it is the best.",
-            {"profiles": draw_lines(profiles, behind, "share of runs", markers=False)},
-        )
+    yield Section(
+        "Differences between settings",
+        "Mean of the differences at the seeds that two settings share, with its interval among "
+        "those of all pairs, which hold at once. Filled: one of the two is better; open: not "
+        "decided, or equivalent. Of many pairs those of the best setting; comparisons.csv has "
+        "all, and each pair's interval alone.",
+        {"differences": figure} if figure is not None else {},
+    )
+    yield Section(
+        "Mean ranks",
+        "Mean rank of each setting over the places where all were run, 1 is best. Settings "
+        "under one bar differ by less than Nemenyi's critical difference at 0.05.",
+        panels.numbered("ranks", panels.rank_figures(studies), MAX_FORESTS),
+    )
+    points = {study.unit for study in studies.each} == {"points"}
+    labels = f"behind the best{', points' if points else ''}", "share of runs"
+    yield Section(
+        "Performance profiles",
+        "At how many of the places and seeds a setting is at most so far behind the one that is "
+        "best there. Higher is better; at 0 it is how often it is the best.",
+        _drawn("profiles", draw_lines, panels.profiles(studies), *labels, markers=False),
+    )
 
 
 def _chosen(source: ResultSet) -> Iterator[Section]:
@@ -133,66 +133,47 @@ def _chosen(source: ResultSet) -> Iterator[Section]:
     every = choices(source)
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
-    figures = dict(panels.heat_maps(every))
-    if figures:
-        yield Section("Grids of two settings", f"{what} The best is marked.", figures)
-    figures = dict(panels.parallel_coordinates(every))
-    if figures:
-        yield Section(
-            "Settings that were tried",
-            f"{what} A line is a setting; the stronger it is, the better, and the best is marked.",
-            figures,
-        )
-    found = panels.importances(every)
-    if found:
-        yield Section(
-            "Importance of settings",
-            "How much of the variance of the scores each setting explains by itself and together with "
-            f"others (fANOVA on a random forest, by Optuna). {what}",
-            {"importance": draw_bars(found, "% of the variance")},
-        )
-
-
-def _phases(groups: Groups) -> Iterator[Section]:
-    found = list(panels.phase_seconds(groups))
-    if found:
-        yield Section(
-            "Seconds by phase",
-            "Where the seconds of a run went, mean over seeds: the clients' training, fetching their "
-            "replies, aggregation, evaluation. Trials that ran at once slowed each other.",
-            {"seconds": draw_bars(found, "seconds of a run")},
-        )
+    grids = panels.numbered("grid", panels.heat_maps(every))
+    yield Section("Grids of two settings", f"{what} The best is marked.", grids)
+    yield Section(
+        "Settings that were tried",
+        f"{what} A line is a setting; the stronger it is, the better, and the best is marked.",
+        panels.numbered("parallel", panels.parallel_coordinates(every)),
+    )
+    yield Section(
+        "Importance of settings",
+        "How much of the variance of the scores each setting explains by itself and together with "
+        f"others (fANOVA on a random forest, by Optuna). {what}",
+        _drawn("importance", draw_bars, panels.importances(every), "% of the variance"),
+    )
 
 
 def _curves(groups: Groups) -> Iterator[Section]:
     trials = [t for settings in groups.values() for trials in settings.values() for t in trials]
     metrics = sorted({trial.metric for trial in trials if trial.metric})
-    label = (
-        metrics[0]
-        if len(metrics) == 1
-        else " or ".join(sorted({metric.rpartition("/")[2] for metric in metrics}))
-    )
-    share = all(map(is_share, metrics))
+    measures = sorted({metric.rpartition("/")[2] for metric in metrics})
+    label = metrics[0] if len(metrics) == 1 else " or ".join(measures)
+    style: Any = {"share": all(map(is_share, metrics)), "order": _labels(groups)}
     curves = list(panels.learning_curves(groups))
-    if curves:
-        yield Section(
-            "Learning curves",
-            "The primary metric after each round: mean over seeds, band of one standard "
-            f"deviation, thin lines: the seeds.{_missing(groups, curves)}",
-            {"curves": draw_lines(curves, "round", label, share=share, order=_labels(groups))},
-        )
+    yield Section(
+        "Learning curves",
+        "The primary metric after each round: mean over seeds, band of one standard "
+        f"deviation, thin lines: the seeds.{_missing(groups, curves)}",
+        _drawn("curves", draw_lines, curves, "round", label, **style),
+    )
     curves = list(panels.traffic_curves(groups))
-    if curves:
-        yield Section(
-            "Accuracy against bytes",
-            "The same metric against all bytes sent so far, up and down, mean over "
-            f"seeds.{_missing(groups, curves)}",
-            {
-                "traffic": draw_lines(
-                    curves, "megabytes sent", label, share=share, order=_labels(groups)
-                )
-            },
-        )
+    yield Section(
+        "Accuracy against bytes",
+        "The same metric against all bytes sent so far, up and down, mean over "
+        f"seeds.{_missing(groups, curves)}",
+        _drawn("traffic", draw_lines, curves, "megabytes sent", label, **style),
+    )
+    yield Section(
+        "Seconds by phase",
+        "Where the seconds of a run went, mean over seeds: the clients' training, fetching their "
+        "replies, aggregation, evaluation. Trials that ran at once slowed each other.",
+        _drawn("seconds", draw_bars, panels.phase_seconds(groups), "seconds of a run"),
+    )
 
 
 def _labels(groups: Groups) -> list[str]:
@@ -208,31 +189,23 @@ def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
 
 
 def _clients(groups: Groups) -> Iterator[Section]:
-    quantiles = list(panels.client_quantiles(groups))
-    if quantiles:
-        yield Section(
-            "Fairness over clients",
-            "What clients reach (shares in percent), sorted from the one that is served worst: mean over "
-            "seeds, thin lines: the seeds. The flatter, the fairer.",
-            {
-                "fairness": draw_lines(
-                    quantiles, "% of clients", "value of the client", order=_labels(groups)
-                )
-            },
-        )
-    grids = list(panels.client_values(groups))
-    if grids:
-        seeds = (
-            "first seed (under another seed the same name is another client)"
-            if _only_first(groups)
-            else "mean over seeds"
-        )
-        yield Section(
-            "Clients",
-            "Each client's value (shares in percent) under the method's own models after the last "
-            f"round, {seeds}. The worst client of each setting is marked.",
-            {f"clients{_number(i)}": draw_table(grid) for i, grid in enumerate(grids)},
-        )
+    labels = "% of clients", "value of the client"
+    quantiles = panels.client_quantiles(groups)
+    yield Section(
+        "Fairness over clients",
+        "What clients reach (shares in percent), sorted from the one that is served worst: mean over "
+        "seeds, thin lines: the seeds. The flatter, the fairer.",
+        _drawn("fairness", draw_lines, quantiles, *labels, order=_labels(groups)),
+    )
+    seeds = "mean over seeds"
+    if _only_first(groups):
+        seeds = "first seed (under another seed the same name is another client)"
+    yield Section(
+        "Clients",
+        "Each client's value (shares in percent) under the method's own models after the last "
+        f"round, {seeds}. The worst client of each setting is marked.",
+        panels.numbered("clients", map(draw_table, panels.client_values(groups)), MAX_PANELS),
+    )
 
 
 def _only_first(groups: Groups) -> bool:
@@ -241,36 +214,40 @@ def _only_first(groups: Groups) -> bool:
 
 
 def _partitions(source: ResultSet) -> Iterator[Section]:
-    """Yield each partition of the first seed once."""
-    figures: dict[str, Figure] = {}
-    seen: set[str] = set()
     seed = source.trials[0].seed
-    varying = source.varying
+    yield Section(
+        "Samples of each client",
+        f"Training samples by client and class at seed {seed}: the area of a bubble is their "
+        "number; colours are domains.",
+        panels.numbered("partition", _partition_figures(source, seed)),
+    )
+
+
+def _partition_figures(source: ResultSet, seed: int) -> Iterator[Figure]:
+    """Yield each partition of a seed once."""
+    seen: set[str] = set()
     for trial in source.trials:
         record = trial.partition
         if record is None or trial.seed != seed or str(record["clients"]) in seen:
             continue
-        if len(seen) == _MAX_PARTITIONS:
-            break
         seen.add(str(record["clients"]))
-        title = setting_label(
-            {
-                name: value
-                for name, value in trial.setting.items()
-                if name in varying
-                and "method" not in name
-                and (name.startswith(arms.PREFIX) or name.split(".")[0] in PLACES)
-            }
-        )
-        counts = PartitionCounts.from_record(record)
-        figures[f"partition{_number(len(figures))}"] = draw_partition(counts, title)
-    if figures:
-        yield Section(
-            "Samples of each client",
-            f"Training samples by client and class at seed {seed}: the area of a bubble is their "
-            "number; colours are domains.",
-            figures,
-        )
+        own = {
+            name: value
+            for name, value in trial.setting.items()
+            if name in source.varying
+            and "method" not in name
+            and (name.startswith(arms.PREFIX) or name.split(".")[0] in PLACES)
+        }
+        yield draw_partition(PartitionCounts.from_record(record), setting_label(own))
+
+
+def _tracked(groups: Groups) -> Iterator[Section]:
+    """Yield sections on what methods track of every client."""
+    seeds = "First seed." if _only_first(groups) else "Mean over seeds."
+    for file, name, title, caption in _TRACKED:
+        found = itertools.islice(panels.client_curves(groups, name), MAX_PANELS)
+        figures = _drawn(file, draw_lines, found, "round", name.rpartition("/")[2])
+        yield Section(title, f"{caption} {seeds}", figures)
 
 
 def _models(groups: Groups) -> Iterator[Section]:
@@ -280,36 +257,27 @@ def _models(groups: Groups) -> Iterator[Section]:
         for group, settings in groups.items()
         for label, trials in settings.items()
     }
-    distances = list(itertools.islice(panels.layer_distances(firsts), MAX_PANELS))
-    if distances:
-        yield Section(
-            "Personal and global models, layer by layer",
-            "Distance of each client's parameters from those it received, divided by their norm, "
-            "at the end of the first seed's run; of layers that never travel, from the initial "
-            "ones. Settings whose clients have the global model are left out.",
-            {"layers": draw_lines(distances, "", "relative distance")},
-        )
+    distances = itertools.islice(panels.layer_distances(firsts), MAX_PANELS)
+    yield Section(
+        "Personal and global models, layer by layer",
+        "Distance of each client's parameters from those it received, divided by their norm, "
+        "at the end of the first seed's run; of layers that never travel, from the initial "
+        "ones. Settings whose clients have the global model are left out.",
+        _drawn("layers", draw_lines, distances, "", "relative distance"),
+    )
     few = dict(itertools.islice(firsts.items(), _MAX_MODELS))
-    matrices = list(panels.correlations(few))
-    if matrices:
-        yield Section(
-            "Correlation between classes",
-            "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at "
-            "a client with each class's mean logit of all clients; averaged over the clients, "
-            "before the first round and after the last of the first seed's run. Blue: positive, "
-            "orange: negative.",
-            {"correlations": draw_matrices(matrices)},
-        )
-    embeddings = list(panels.features(few))
-    if embeddings:
-        yield Section(
-            "Features",
-            "t-SNE of penultimate features of test samples, each under its own client's model, "
-            "first seed; colours are classes. Diamonds: the method's prototypes where it has them, "
-            "otherwise class means.",
-            {"features": draw_points(embeddings)},
-        )
-
-
-def _number(index: int) -> str:
-    return f"-{index + 1}" if index else ""
+    yield Section(
+        "Correlation between classes",
+        "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at "
+        "a client with each class's mean logit of all clients; averaged over the clients, "
+        "before the first round and after the last of the first seed's run. Blue: positive, "
+        "orange: negative.",
+        _drawn("correlations", draw_matrices, panels.correlations(few)),
+    )
+    yield Section(
+        "Features",
+        "t-SNE of penultimate features of test samples, each under its own client's model, "
+        "first seed; colours are classes. Diamonds: the method's prototypes where it has them, "
+        "otherwise class means.",
+        _drawn("features", draw_points, panels.features(few)),
+    )

@@ -185,9 +185,9 @@ def tried(bend: float = 1.0) -> Choices:
 
 
 def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
-    ((name, figure),) = panels.heat_maps([tried()])
+    (figure,) = panels.heat_maps([tried()])
     (axes,) = figure.axes
-    assert (name, axes.get_xlabel(), axes.get_ylabel()) == ("grid", "mu", "local.lr")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("mu", "local.lr")
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "0.5", "1"]
     shown = {text.get_position(): text.get_text() for text in axes.texts}
     assert shown[0, 1] == "79.9" and shown[2, 0] == "69"
@@ -202,7 +202,7 @@ def test_parallel_coordinates_mark_the_best_setting_at_its_values() -> None:
     found = tried()
     loss = replace(found, metric="global/validation/loss", scores=-found.scores)
     for one in (found, loss):  # of a loss the lowest is drawn on top
-        ((_, figure),) = panels.parallel_coordinates([one])
+        (figure,) = panels.parallel_coordinates([one])
         lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
         assert len(lines) == 9
         best = np.asarray(max(lines, key=lambda line: line.get_linewidth()).get_ydata(), float)
