@@ -306,7 +306,7 @@ def test_clients_that_are_others_at_each_seed_or_many_give_way_to_quantiles(edit
         trial.values.clear()
     assert heads(build_table(source))[1] == "10 % of clients"
     for stay in (True, False):  # the summary keeps them
-        summary = setting_frame(trial_frame(source), source.settings, "max", False, stay)
+        summary = setting_frame(trial_frame(source), source.settings, "max", stay)
         assert "clients/median client" in summary and ("client/c12" in summary) == stay
 
 
