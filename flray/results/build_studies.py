@@ -106,7 +106,7 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
     Of a paper's table these are the columns that are means over clients, or else all columns.
     """
     metric = " or ".join(sorted({one.metric for one in counted if one.metric}))
-    numbers = {one.number for one in counted}
+    valued = set(map(id, counted))
     paper, columns, rows = source.paper if source.axes else None, [Column((), "auto")], ""
     if paper is not None:
         table = build_paper_table(replace(source, trials=counted), paper)
@@ -121,7 +121,7 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
                 if paper is not None:
                     place = " ".join((*(arm for _, arm in column.arms), *client))
                     name = one.setting[rows]
-                value = column_value(one, column, paper) if one.number in numbers else None
+                value = column_value(one, column, paper) if id(one) in valued else None
                 failed = {one.seed: one.failure} if one.status == "failed" else {}
                 look = 0 if one.taken_over else 1
                 yield Observation(place, measure, name, one.seed, value, look, failed)
