@@ -127,11 +127,14 @@ def draw_points(panels: Sequence[PointPanel]) -> Figure:
     figure, axes = create_figure(len(panels), 3.6, 3.6)
     for one, panel in zip(axes, panels, strict=True):
         colours = np.array(_class_colours(len(panel.centres)))
-        one.scatter(*panel.points.T, s=9, c=colours[panel.labels], linewidths=0, alpha=0.8)
+        x, y = panel.points.T
+        one.scatter(x, y, s=9, c=colours[panel.labels], linewidths=0, alpha=0.8)
         diamonds: Any = {"marker": "D", "edgecolors": PAPER, "linewidths": 1}
-        one.scatter(*panel.centres.T, s=55, c=colours, **diamonds)
-        for (x, y), name in zip(panel.centres.tolist(), panel.names, strict=False):
-            text = one.annotate(plain_text(name), (x, y), (5, 3), textcoords="offset points")
+        x, y = panel.centres.T
+        one.scatter(x, y, s=55, c=colours, **diamonds)
+        for point, name in zip(panel.centres.tolist(), panel.names, strict=False):
+            at = (point[0], point[1])
+            text = one.annotate(plain_text(name), at, (5, 3), textcoords="offset points")
             text.set(fontsize=8, fontweight="bold", color=INK)
         _frame(one, panel.title)
     return figure

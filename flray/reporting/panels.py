@@ -232,9 +232,9 @@ def heat_maps(every: Sequence[Choices]) -> Iterator[Figure]:
     for one, (row, column, table) in ((some, grid) for some in every for grid in some.grids()):
         best = np.argmin(table) if lower_is_better(one.metric) else np.argmax(table)
         marked = divmod(int(best), table.shape[1])
-        names = ([format_value(value) for value in one.values(name)] for name in (row, column))
+        rows, columns = ([*map(format_value, one.values(name))] for name in (row, column))
         texts = [[f"{value:.3g}" for value in cells] for cells in table]
-        figure = draw_table(GridPanel(one.name, *names, table, texts, frozenset({marked})))
+        figure = draw_table(GridPanel(one.name, rows, columns, table, texts, frozenset({marked})))
         figure.axes[0].set(ylabel=plain_text(_short(row)), xlabel=plain_text(_short(column)))
         yield figure
 
