@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,17 @@ def federation_of(spec: FederationSpec, executor: Any = None) -> Federation:
     )
 
 
-def run_federation(
+def fresh(*arguments: Any, **settings: Any) -> Federation:
+    """Return a federation before its first round, of the arguments of `spec_of`."""
+    return federation_of(spec_of(*arguments, **settings))
+
+
+def start(federation: Federation) -> dict[str, Tensor]:
+    """Return the global model that a federation began with."""
+    return dict(federation_of(federation.spec).server.model)
+
+
+def run(
     algorithm: str | Mapping[str, Any],
     clients: Sequence[Arrays] | None = None,
     *,
@@ -151,7 +160,7 @@ def run_federation(
     **settings: Any,
 ) -> Federation:
     """Return a federation after some rounds."""
-    federation = federation_of(spec_of(algorithm, clients, **settings))
+    federation = fresh(algorithm, clients, **settings)
     for _ in range(rounds):
         federation.step()
     return federation
@@ -161,6 +170,17 @@ def state_of(federation: Federation, client: int) -> dict[str, Any]:
     """Return what a client remembers; empty where it has never taken part."""
     handle = federation.states[client]
     return trees.unpack(federation.executor.fetch(handle)) if handle is not None else {}
+
+
+def kept(federation: Federation, client: int) -> dict[str, Tensor]:
+    """Return what a client keeps of the model."""
+    weights: dict[str, Tensor] = state_of(federation, client)["personal"]
+    return weights
+
+
+def personal_sha(federation: Federation) -> str:
+    """Return the digest of what all clients keep of the model."""
+    return trees.sha256(*(kept(federation, client) for client in range(len(federation.states))))
 
 
 def settings_for(name: str) -> dict[str, Any]:
@@ -206,16 +226,31 @@ def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> di
     }
 
 
+def close(actual: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    """Compare tensors, or the expected entries of a mapping, as closely as float64 allows after some steps."""
+    if isinstance(expected, Mapping):
+        actual = {name: actual[name] for name in expected}
+        expected = dict(expected)
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
 def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Compare the expected weights' entries to 1e-12."""
-    for name, w in expected.items():
-        torch.testing.assert_close(
-            actual[name], w, rtol=1e-12, atol=1e-13, msg=partial("{}: {}".format, name)
-        )
+    close(actual, expected, rtol=1e-12, atol=1e-13)
 
 
 def as_tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
     return [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in clients]
+
+
+def tensors(*arguments: Any, **options: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return the samples of `gaussian_clients` as tensors."""
+    return as_tensors(gaussian_clients(*arguments, **options))
+
+
+def digest(*arguments: Any, **settings: Any) -> str:
+    """Return the digest of the global models after the rounds of `run`."""
+    return models_sha(run(*arguments, **settings))
 
 
 def models_sha(federation: Federation) -> str:

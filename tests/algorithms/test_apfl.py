@@ -4,15 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    gaussian_clients,
-    mean_of,
-    run_federation,
-    softmax_gradient,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 NAME = "classifier.weight"
 FULL = {"model": "one-layer", "local": {"batch_size": 99}}
@@ -26,41 +18,41 @@ def fixed(alpha: float) -> dict[str, object]:
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on softmax regression; alpha moves once v and w differ, so in the second round."""
     one, two = (
-        run_federation({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2)
+        tiny.run({"name": "apfl", "alpha": 0.3}, rounds=rounds, **FULL) for rounds in (1, 2)
     )
-    start = run_federation(
+    start = tiny.run(
         {"name": "apfl"}, rounds=1, model="one-layer", local={"epochs": 0}
     ).server.model[NAME]
-    data = as_tensors(gaussian_clients())
-    gradients = [softmax_gradient(start, x, y) for x, y in data]
+    data = tiny.tensors()
+    gradients = [tiny.softmax_gradient(start, x, y) for x, y in data]
     own = [start - 0.1 * 0.3 * g for g in gradients]
-    w = mean_of([{NAME: start - 0.1 * g} for g in gradients], SIZES)[NAME]
+    w = tiny.mean_of([{NAME: start - 0.1 * g} for g in gradients], SIZES)[NAME]
     for i in range(3):
-        assert_weights(state_of(one, i)["v"], {NAME: own[i]})
-        assert state_of(one, i)["alpha"] == 0.3
-    assert_weights(one.server.model, {NAME: w})
+        tiny.assert_weights(tiny.state_of(one, i)["v"], {NAME: own[i]})
+        assert tiny.state_of(one, i)["alpha"] == 0.3
+    tiny.assert_weights(one.server.model, {NAME: w})
     for i, (x, y) in enumerate(data):
-        gradient = softmax_gradient(0.3 * own[i] + 0.7 * w, x, y)
-        assert_weights(state_of(two, i)["v"], {NAME: own[i] - 0.1 * 0.3 * gradient})
-        assert state_of(two, i)["alpha"] == pytest.approx(
+        gradient = tiny.softmax_gradient(0.3 * own[i] + 0.7 * w, x, y)
+        tiny.assert_weights(tiny.state_of(two, i)["v"], {NAME: own[i] - 0.1 * 0.3 * gradient})
+        assert tiny.state_of(two, i)["alpha"] == pytest.approx(
             0.3 - 0.1 * float(((own[i] - w) * gradient).sum()), rel=1e-12
         )
-        assert abs(state_of(two, i)["alpha"] - 0.3) > 1e-4
-    assert_weights(
+        assert abs(tiny.state_of(two, i)["alpha"] - 0.3) > 1e-4
+    tiny.assert_weights(
         two.server.model,
-        mean_of([{NAME: w - 0.1 * softmax_gradient(w, x, y)} for x, y in data], SIZES),
+        tiny.mean_of([{NAME: w - 0.1 * tiny.softmax_gradient(w, x, y)} for x, y in data], SIZES),
     )
 
 
 def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
-    several = run_federation("apfl", rounds=3, local={"epochs": 3})
+    several = tiny.run("apfl", rounds=3, local={"epochs": 3})
     metrics = several.step().metrics
-    learned = [state_of(several, i)["alpha"] for i in range(3)]
+    learned = [tiny.state_of(several, i)["alpha"] for i in range(3)]
     assert [metrics[f"train/apfl/alpha/client/client{i}"] for i in range(3)] == learned
     assert len(set(learned)) == 3 and all(0 < alpha < 1 for alpha in learned)
-    wild = run_federation("apfl", rounds=6, local={"lr": 50.0})
-    assert {state_of(wild, i)["alpha"] for i in range(3)} & {0.0, 1.0}
-    assert {state_of(run_federation(fixed(0.7), rounds=3), i)["alpha"] for i in range(3)} == {0.7}
+    wild = tiny.run("apfl", rounds=6, local={"lr": 50.0})
+    assert {tiny.state_of(wild, i)["alpha"] for i in range(3)} & {0.0, 1.0}
+    assert {tiny.state_of(tiny.run(fixed(0.7), rounds=3), i)["alpha"] for i in range(3)} == {0.7}
 
 
 @pytest.mark.parametrize(
@@ -76,9 +68,9 @@ def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, "rounds": 2, **settings}
     personal, common = "personal/local/loss", "global/local/loss"
     fedavg, local, half = (
-        run_federation(name, **settings).evaluate() for name in ("fedavg", "local", "apfl")
+        tiny.run(name, **settings).evaluate() for name in ("fedavg", "local", "apfl")
     )
-    w, v = (run_federation(fixed(alpha), **settings).evaluate() for alpha in (0.0, 1.0))
+    w, v = (tiny.run(fixed(alpha), **settings).evaluate() for alpha in (0.0, 1.0))
     for client in range(3):
         assert w[f"{personal}/client/client{client}"] == fedavg[f"{common}/client/client{client}"]
         assert v[f"{personal}/client/client{client}"] == local[f"{personal}/client/client{client}"]
@@ -86,10 +78,10 @@ def test_personal_models_end_at_fedavg_s_and_local_s(settings: dict[str, object]
 
 
 def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
-    federation = run_federation("apfl", rounds=3, model="one-layer")
+    federation = tiny.run("apfl", rounds=3, model="one-layer")
     metrics = federation.evaluate()
-    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
-        state = state_of(federation, i)
+    for i, (x, y) in enumerate(tiny.tensors()):
+        state = tiny.state_of(federation, i)
         outputs = [x @ w.T for w in (state["v"][NAME], federation.server.model[NAME])]
         loss = F.cross_entropy(state["alpha"] * outputs[0] + (1 - state["alpha"]) * outputs[1], y)
         assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(
@@ -99,13 +91,16 @@ def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
 
 def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
     """alpha = 0.5: v's running mean follows the forward passes at the mixture, from a common start."""
-    federation = run_federation(fixed(0.5), rounds=1, local={"batch_size": 99})
-    for i, (x, _) in enumerate(as_tensors(gaussian_clients())):
-        start = run_federation("apfl", rounds=1, local={"epochs": 0}).server.model
+    federation = tiny.run(fixed(0.5), rounds=1, local={"batch_size": 99})
+    for i, (x, _) in enumerate(tiny.tensors()):
+        start = tiny.run("apfl", rounds=1, local={"epochs": 0}).server.model
         expected = 0.9 * start["features.middle.running_mean"] + 0.1 * (
             x @ start["features.first.weight"].T
         ).mean(0)
-        assert_weights(state_of(federation, i)["v"], {"features.middle.running_mean": expected})
+        tiny.assert_weights(
+            tiny.state_of(federation, i)["v"], {"features.middle.running_mean": expected}
+        )
         assert torch.equal(
-            state_of(federation, i)["v"]["features.middle.num_batches_tracked"], torch.tensor(1)
+            tiny.state_of(federation, i)["v"]["features.middle.num_batches_tracked"],
+            torch.tensor(1),
         )

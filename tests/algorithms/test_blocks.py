@@ -15,14 +15,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.replies import into_blocks
-from tests.algorithms.helpers import (
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    settings_for,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 ABLE = (
     "apfl",
@@ -62,9 +55,11 @@ def rounds(
     executor: type[InlineExecutor] = InlineExecutor,
     **changes: Any,
 ) -> Federation:
-    settings = {**settings_for(name), **changes}
-    spec = spec_of(name, gaussian_clients(SIZES), aggregation={"block": block}, **settings)
-    federation = federation_of(spec, executor(spec))
+    settings = {**tiny.settings_for(name), **changes}
+    spec = tiny.spec_of(
+        name, tiny.gaussian_clients(SIZES), aggregation={"block": block}, **settings
+    )
+    federation = tiny.federation_of(spec, executor(spec))
     for _ in range(count):
         federation.step()
     return federation
@@ -85,14 +80,14 @@ def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
         match=rf"experiment.aggregation.block: found 2; the server of {name} looks at "
         "single replies.*choose one of apfl, .*fedavg",
     ):
-        spec_of(name, aggregation={"block": 2}, **settings_for(name))
+        tiny.spec_of(name, aggregation={"block": 2}, **tiny.settings_for(name))
 
 
 @pytest.mark.parametrize("name", ABLE + WAITED)
 def test_is_the_mean_to_the_accuracy_of_float64(name: str) -> None:
     whole, blocked = rounds(name, None), rounds(name, 2)
     for architecture, weights in whole.server.models.items():
-        assert_weights(blocked.server.models[architecture], weights)
+        tiny.assert_weights(blocked.server.models[architecture], weights)
 
 
 @pytest.mark.parametrize("name", ABLE + WAITED)
@@ -104,7 +99,7 @@ def test_blocks_of_one_client_or_of_all_have_the_bits_of_the_plain_mean(
 
 
 def test_the_bits_depend_on_the_blocks() -> None:
-    assert len({models_sha(rounds("fedavg", block, 3)) for block in (1, 2, 3)}) == 3
+    assert len({tiny.models_sha(rounds("fedavg", block, 3)) for block in (1, 2, 3)}) == 3
 
 
 class Permuted(InlineExecutor):
@@ -129,8 +124,8 @@ def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
 def test_the_server_gets_one_sum_per_block() -> None:
     size = sum(v.numel() * 8 for v in rounds("fedavg", None, 0).server.model.values())
     for block, messages in ((None, 5), (1, 5), (2, 3), (3, 2), (5, 1), (9, 1)):
-        spec = spec_of("fedavg", gaussian_clients(SIZES), aggregation={"block": block})
-        metrics = federation_of(spec).step().metrics
+        spec = tiny.spec_of("fedavg", tiny.gaussian_clients(SIZES), aggregation={"block": block})
+        metrics = tiny.federation_of(spec).step().metrics
         assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
 
 
@@ -138,14 +133,12 @@ def test_the_server_gets_one_sum_per_block() -> None:
 def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
     plain = {"weights": weights, "block": None}
     whole, blocked = (
-        federation_of(
-            spec_of("fedavg", gaussian_clients(SIZES), aggregation={**plain, "block": block})
-        )
+        tiny.fresh("fedavg", tiny.gaussian_clients(SIZES), aggregation={**plain, "block": block})
         for block in (None, 2)
     )
     for federation in (whole, blocked):
         federation.step()
-    assert_weights(blocked.server.model, whole.server.model)
+    tiny.assert_weights(blocked.server.model, whole.server.model)
 
 
 def test_blocks_follow_the_client_number_not_the_cohort() -> None:

@@ -13,7 +13,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.types import Phase
 from flray.data.types import DataSet, Domain
-from tests.algorithms.helpers import federation_of, models_sha, run_federation, spec_of
+from tests.algorithms import helpers as tiny
 
 SEEN: list[torch.Tensor] = []
 EPOCHS: list[int] = []
@@ -39,7 +39,7 @@ class Watching(Algorithm):
 
 def batches(**local: Any) -> list[torch.Tensor]:
     SEEN.clear()
-    run_federation(
+    tiny.run(
         "watching",
         model="linear",
         data={"name": "small-images"},
@@ -88,7 +88,7 @@ def test_without_the_last_batch_the_others_are_the_same() -> None:
 
 def test_a_batch_knows_its_epoch() -> None:
     EPOCHS.clear()
-    run_federation("watching", local={"epochs": 3, "batch_size": 8})
+    tiny.run("watching", local={"epochs": 3, "batch_size": 8})
     # 12, 9 and 15 samples; the single last one of the second client is left out
     assert EPOCHS == [0, 0, 1, 1, 2, 2, 0, 1, 2, 0, 0, 1, 1, 2, 2]
 
@@ -102,9 +102,9 @@ class Clipping(Algorithm):
 
 
 def test_a_phase_s_own_settings_hold_in_it() -> None:
-    direct = run_federation("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
-    assert models_sha(run_federation("clipping")) == models_sha(direct)
-    assert models_sha(run_federation("fedavg", local={"lr": 0.5})) != models_sha(direct)
+    direct = tiny.run("fedavg", local={"clip_norm": 0.01, "lr": 0.5})
+    assert tiny.digest("clipping") == tiny.models_sha(direct)
+    assert tiny.digest("fedavg", local={"lr": 0.5}) != tiny.models_sha(direct)
 
 
 @registry.register_algorithm("brief")
@@ -118,7 +118,7 @@ class Brief(Watching):
 def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
     whole = batches(epochs=2)
     SEEN.clear()
-    run_federation(
+    tiny.run(
         "brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8}
     )
     expected = [whole[client_task * 4 + step] for client_task in range(4) for step in range(3)]
@@ -127,12 +127,10 @@ def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> Non
 
 def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
     """Architectures share a stage, but not its message: without training, clients send back what came."""
-    federation = federation_of(
-        spec_of(
-            "fedavg",
-            local={"epochs": 0, "precision": "float32"},
-            models={"client1": {"name": "two-layer", "width": 7}},
-        )
+    federation = tiny.fresh(
+        "fedavg",
+        local={"epochs": 0, "precision": "float32"},
+        models={"client1": {"name": "two-layer", "width": 7}},
     )
     before = {key: trees.sha256(model) for key, model in federation.server.models.items()}
     for _ in range(2):

@@ -13,7 +13,7 @@ import torch._dynamo.utils
 from flray.federation import checkpoint
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import federation_of, spec_of
+from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import Permuted
 
 # Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook
@@ -29,8 +29,8 @@ METHODS = ("fedavg", "fedrep", "perfedavg", "fedrcl")
 @pytest.mark.parametrize("name", METHODS)
 def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) -> None:
     def federation(compile: bool, executor: Any = InlineExecutor) -> Federation:
-        spec = spec_of(name, local={"compile": compile, "momentum": 0.9})
-        return federation_of(spec, executor(spec))
+        spec = tiny.spec_of(name, local={"compile": compile, "momentum": 0.9})
+        return tiny.federation_of(spec, executor(spec))
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -54,4 +54,4 @@ def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) ->
     resumed.step()
     assert fast.sha256() == permuted.sha256() == resumed.sha256()
     for entry, value in fast.server.model.items():
-        torch.testing.assert_close(value, plain.server.model[entry], rtol=1e-9, atol=1e-9)
+        tiny.close(value, plain.server.model[entry])

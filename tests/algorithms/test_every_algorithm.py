@@ -17,14 +17,7 @@ from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.models import groups
-from tests.algorithms.helpers import (
-    federation_of,
-    gaussian_clients,
-    partial_participation,
-    run_federation,
-    settings_for,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
@@ -42,7 +35,7 @@ def test_every_default_cites_its_source(name: str) -> None:
 
 @every
 def test_one_client_finishes(name: str) -> None:
-    federation = run_federation(name, gaussian_clients((9,)), rounds=2, **settings_for(name))
+    federation = tiny.run(name, tiny.gaussian_clients((9,)), rounds=2, **tiny.settings_for(name))
     assert federation.rounds_done == 2
     assert all(
         bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values()
@@ -52,8 +45,8 @@ def test_one_client_finishes(name: str) -> None:
 @every
 def test_repeats_to_the_same_bits(name: str) -> None:
     runs = [
-        run_federation(
-            name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **settings_for(name)
+        tiny.run(
+            name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **tiny.settings_for(name)
         ).sha256()
         for _ in range(2)
     ]
@@ -80,19 +73,19 @@ class Permuted(InlineExecutor):
 
 @every
 def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None:
-    spec = spec_of(name, **settings_for(name), **partial_participation(name))
+    spec = tiny.spec_of(name, **tiny.settings_for(name), **tiny.partial_participation(name))
     digests = []
     for executor in (InlineExecutor(spec), Permuted(spec)):
-        federation = federation_of(spec, executor)
+        federation = tiny.federation_of(spec, executor)
         for _ in range(3):
             federation.step()
         digests.append(federation.sha256())
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if partial_participation(name)])
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if tiny.partial_participation(name)])
 def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
-    federation = federation_of(spec_of(name, **settings_for(name), **partial_participation(name)))
+    federation = tiny.fresh(name, **tiny.settings_for(name), **tiny.partial_participation(name))
     away = 0
     for _ in range(4):
         before = [
@@ -137,9 +130,9 @@ class Watched(InlineExecutor):
 
 @every
 def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
-    spec = spec_of(name, **settings_for(name))
+    spec = tiny.spec_of(name, **tiny.settings_for(name))
     executor = Watched(spec)
-    federation = federation_of(spec, executor)
+    federation = tiny.federation_of(spec, executor)
     for _ in range(3):
         federation.step()
     assert executor.client_tasks >= 3 * (1 if spec.algorithm.pools else 3)
@@ -147,7 +140,7 @@ def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
 
 @every
 def test_evaluation_changes_nothing(name: str) -> None:
-    federation = run_federation(name, rounds=2, **settings_for(name))
+    federation = tiny.run(name, rounds=2, **tiny.settings_for(name))
     before = federation.sha256()
     metrics = federation.evaluate()
     assert federation.sha256() == before
@@ -159,14 +152,14 @@ def test_evaluation_changes_nothing(name: str) -> None:
 
 @every
 def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    spec = spec_of(name, **settings_for(name), **partial_participation(name))
-    whole = federation_of(spec)
+    spec = tiny.spec_of(name, **tiny.settings_for(name), **tiny.partial_participation(name))
+    whole = tiny.federation_of(spec)
     for done in range(4):
         checkpoint.save(whole, tmp_path / str(done))
         if done < 3:
             whole.step()
     for done in range(4):
-        resumed = federation_of(spec)
+        resumed = tiny.federation_of(spec)
         assert checkpoint.restore(resumed, tmp_path / str(done)) == done
         while resumed.rounds_done < 3:
             resumed.step()
@@ -175,7 +168,7 @@ def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) 
 
 @every
 def test_counters_are_never_averaged_through_floats(name: str) -> None:
-    federation = run_federation(name, rounds=1, **settings_for(name))
+    federation = tiny.run(name, rounds=1, **tiny.settings_for(name))
     spec = federation.spec
     sizes = [len(spec.training_rows(number)) for number in range(3)]
     steps = [-(-n // 4) - (n % 4 == 1) for n in sizes]  # a last batch of one sample is left out
@@ -260,7 +253,7 @@ TRAFFIC: dict[str, Bytes] = {
 @every
 def test_bytes_are_those_of_the_method_s_description(name: str) -> None:
     assert name in TRAFFIC, f"say in TRAFFIC what {name} sends"
-    federation = run_federation(name, rounds=1, **settings_for(name))
+    federation = tiny.run(name, rounds=1, **tiny.settings_for(name))
     metrics: dict[str, Any] = federation.step().metrics
     down, up = TRAFFIC[name](federation)
     assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)

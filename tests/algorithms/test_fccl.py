@@ -15,17 +15,10 @@ from flray import functional, registry, trees
 from flray.algorithms.client import Client
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "batch_size": 100, "epochs": 2}
-CLIENTS = gaussian_clients((10, 9, 12))
+CLIENTS = tiny.gaussian_clients((10, 9, 12))
 
 
 class Loop:
@@ -35,7 +28,7 @@ class Loop:
         self.algorithm = federation.spec.algorithm
         self.options, self.hp, self.spec = options, self.algorithm.hp, federation.spec
         self.models = [federation.spec.build(key) for key in federation.spec.architecture_of]
-        self.data = as_tensors(CLIENTS)
+        self.data = tiny.as_tensors(CLIENTS)
         assert federation.spec.data.public is not None
         self.public = torch.from_numpy(federation.spec.data.public)
         self.teachers = [copy.deepcopy(m) for m in self.models]
@@ -212,13 +205,13 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Batch norm, Adam, three public batches a round, full private batches, three rounds."""
     options = {"name": "fcclplus", "public_batch_size": 10, **options}
-    federation = federation_of(spec_of(options, CLIENTS, local=ADAM))
+    federation = tiny.fresh(options, CLIENTS, local=ADAM)
     loop = Loop(federation, options)
     for number in range(3):
         federation.step()
         loop.round(number)
         for i, model in enumerate(loop.models):
-            found = state_of(federation, i)["personal"]
+            found = tiny.state_of(federation, i)["personal"]
             for name, value in model.state_dict().items():
                 torch.testing.assert_close(
                     found[name], value, rtol=1e-5, atol=1e-7, msg=partial("{}: {}".format, name)
@@ -227,14 +220,14 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
 
 def test_participants_may_have_different_networks() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = federation_of(
-        spec_of({"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models, local=ADAM)
+    federation = tiny.fresh(
+        {"name": "fcclplus", "public_batch_size": 10}, CLIENTS, models=models, local=ADAM
     )
     loop = Loop(federation, {})
     federation.step()
     loop.round(0)
     for i, model in enumerate(loop.models):
-        found = state_of(federation, i)["personal"]
+        found = tiny.state_of(federation, i)["personal"]
         for name, value in model.state_dict().items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
 
@@ -254,7 +247,7 @@ def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:
 
 
 def personal(federation: Federation) -> str:
-    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
 
 
 SETTINGS: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
@@ -262,29 +255,28 @@ SETTINGS: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rou
 
 @pytest.mark.parametrize("off", [{"public_passes": 0}, {"fccm": False, "fisl": False}], ids=str)
 def test_without_public_steps_and_memory_it_is_local_training(off: dict[str, Any]) -> None:
-    alone = personal(run_federation("local", **SETTINGS))
+    alone = personal(tiny.run("local", **SETTINGS))
     assert (
-        personal(run_federation({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS))
-        == alone
+        personal(tiny.run({"name": "fcclplus", "local_term": "none", **off}, **SETTINGS)) == alone
     )
-    assert personal(run_federation({"name": "fcclplus", **off}, **SETTINGS)) != alone
+    assert personal(tiny.run({"name": "fcclplus", **off}, **SETTINGS)) != alone
 
 
 @pytest.mark.parametrize("without", [{"fisl": False}, {"omega": 0}], ids=str)
 def test_with_two_teachers_and_no_similarity_it_is_fccl(without: dict[str, Any]) -> None:
     general = {"name": "fcclplus", "local_term": "two_teachers", "pretrain_epochs": 2, **without}
-    fccl = run_federation({"name": "fccl", "pretrain_epochs": 2}, **SETTINGS)
-    assert personal(run_federation(general, **SETTINGS)) == personal(fccl)
-    assert personal(run_federation("fcclplus", **SETTINGS)) != personal(fccl)
+    fccl = tiny.run({"name": "fccl", "pretrain_epochs": 2}, **SETTINGS)
+    assert personal(tiny.run(general, **SETTINGS)) == personal(fccl)
+    assert personal(tiny.run("fcclplus", **SETTINGS)) != personal(fccl)
 
 
 def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_model() -> None:
-    federation = federation_of(spec_of({"name": "fccl", "pretrain_epochs": 2}))
+    federation = tiny.fresh({"name": "fccl", "pretrain_epochs": 2})
     federation.step()
-    pretrained = trees.sha256(state_of(federation, 0)["pretrained"])
+    pretrained = trees.sha256(tiny.state_of(federation, 0)["pretrained"])
     for _ in range(2):
         federation.step()
-        state = state_of(federation, 0)
+        state = tiny.state_of(federation, 0)
         assert trees.sha256(state["pretrained"]) == pretrained
         assert trees.sha256(state["teacher"]) == trees.sha256(state["personal"])
         assert "optimizer" not in state
@@ -325,7 +317,7 @@ def test_the_switch_changes_exactly_these_values(name: str, more: dict[str, Any]
 
 def test_private_batch_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size: 16"):
-        spec_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
+        tiny.spec_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
 
 
 def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() -> None:
@@ -337,10 +329,10 @@ def test_what_keeps_from_forgetting_matters_and_without_strength_is_nothing() ->
         {"local_term": "ewc"},
         {"local_term": "two_teachers"},
     ]
-    digests = [personal(run_federation({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
+    digests = [personal(tiny.run({"name": "fcclplus", **term}, **SETTINGS)) for term in terms]
     assert len(set(digests)) == len(terms)
     assert (
-        personal(run_federation({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS))
+        personal(tiny.run({"name": "fcclplus", "local_term": "ewc", "ewc": 0.0}, **SETTINGS))
         == digests[0]
     )
 
@@ -370,24 +362,15 @@ class Watched(registry.algorithms.get("fcclplus")):  # type: ignore[misc]
 def test_fisher_information_of_a_softmax_regression_is_its_closed_form() -> None:
     """Entry (c, d) is the mean of (p_c - y_c)^2 x_d^2; the penalty has no slope at its anchor."""
     FISHERS.clear()
-    federation = federation_of(
-        spec_of(
-            {
-                "name": "watched-fcclplus",
-                "local_term": "ewc",
-                "public_passes": 0,
-                "teacher": "current",
-            },
-            CLIENTS,
-            model="one-layer",
-        )
+    federation = tiny.fresh(
+        {"name": "watched-fcclplus", "local_term": "ewc", "public_passes": 0, "teacher": "current"},
+        CLIENTS,
+        model="one-layer",
     )
     w = federation.server.model["classifier.weight"]
-    x, y = as_tensors(CLIENTS)[0]
+    x, y = tiny.as_tensors(CLIENTS)[0]
     federation.step()
     residual = torch.softmax(x @ w.T, 1) - torch.nn.functional.one_hot(y, 3)
     (fisher,) = FISHERS
-    torch.testing.assert_close(
-        fisher["classifier.weight"], (residual**2).T @ x**2 / len(x), rtol=1e-12, atol=1e-14
-    )
+    tiny.close(fisher["classifier.weight"], (residual**2).T @ x**2 / len(x))
     assert float(fisher["slope"]) == 0.0

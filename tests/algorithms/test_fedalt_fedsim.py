@@ -9,18 +9,7 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedalt import FedAlt
 from flray.errors import FlrayError
 from flray.models import groups
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    mean_of,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 BODY, HEAD = "features.first.weight", "classifier.weight"
 FULL = {"model": "linear-body", "local": {"batch_size": 99}}
@@ -29,32 +18,32 @@ SIZES = [12, 9, 15]
 
 def test_the_shared_part_is_trained_under_the_new_personal_one() -> None:
     """One full-batch step each on logits x W^T V^T: V <- V - lr g x W^T, then W <- W - lr V'^T g'."""
-    federation = run_federation("fedalt", rounds=1, **FULL)
-    initial = federation_of(federation.spec).server.model
+    federation = tiny.run("fedalt", rounds=1, **FULL)
+    initial = tiny.start(federation)
     bodies = []
-    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
-        head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
+    for i, (x, y) in enumerate(tiny.tensors()):
+        head = initial[HEAD] - 0.1 * tiny.softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
         bodies.append(
-            {BODY: initial[BODY] - 0.1 * head.T @ softmax_gradient(head @ initial[BODY], x, y)}
+            {BODY: initial[BODY] - 0.1 * head.T @ tiny.softmax_gradient(head @ initial[BODY], x, y)}
         )
-        assert_weights(state_of(federation, i)["personal"], {HEAD: head})
-    assert_weights(federation.server.model, mean_of(bodies, SIZES))
+        tiny.assert_weights(tiny.state_of(federation, i)["personal"], {HEAD: head})
+    tiny.assert_weights(federation.server.model, tiny.mean_of(bodies, SIZES))
 
 
 def test_fedsim_trains_both_from_where_they_were() -> None:
-    federation = run_federation("fedsim", rounds=1, **FULL)
-    initial = federation_of(federation.spec).server.model
+    federation = tiny.run("fedsim", rounds=1, **FULL)
+    initial = tiny.start(federation)
     bodies = []
-    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(tiny.tensors()):
         bodies.append(
             {
                 BODY: initial[BODY]
-                - 0.1 * initial[HEAD].T @ softmax_gradient(initial[HEAD] @ initial[BODY], x, y)
+                - 0.1 * initial[HEAD].T @ tiny.softmax_gradient(initial[HEAD] @ initial[BODY], x, y)
             }
         )
-        head = initial[HEAD] - 0.1 * softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
-        assert_weights(state_of(federation, i)["personal"], {HEAD: head})
-    assert_weights(federation.server.model, mean_of(bodies, SIZES))
+        head = initial[HEAD] - 0.1 * tiny.softmax_gradient(initial[HEAD], x @ initial[BODY].T, y)
+        tiny.assert_weights(tiny.state_of(federation, i)["personal"], {HEAD: head})
+    tiny.assert_weights(federation.server.model, tiny.mean_of(bodies, SIZES))
 
 
 @pytest.mark.parametrize("group", ["classifier", "features", "batch_norm", "classifier+batch_norm"])
@@ -79,12 +68,10 @@ def test_each_phase_leaves_the_other_part_as_it_is(
         )
 
     monkeypatch.setattr(FedAlt, "step", watched)
-    federation_of(
-        spec_of(
-            {"name": "fedalt", "personal": group, "personal_epochs": 2},
-            gaussian_clients((12,)),
-            local={"momentum": 0.9, "weight_decay": 0.1},
-        )
+    tiny.fresh(
+        {"name": "fedalt", "personal": group, "personal_epochs": 2},
+        tiny.gaussian_clients((12,)),
+        local={"momentum": 0.9, "weight_decay": 0.1},
     ).step()
     own, common = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
     assert (len(own), len(common)) == (6, 3) and seen == own + common
@@ -94,14 +81,12 @@ def test_each_phase_leaves_the_other_part_as_it_is(
 
 def test_one_after_the_other_is_not_both_together() -> None:
     settings = {"rounds": 3, "model": {"name": "two-layer", "dropout": 0.2}}
-    assert models_sha(run_federation("fedalt", **settings)) != models_sha(
-        run_federation("fedsim", **settings)
-    )
+    assert tiny.digest("fedalt", **settings) != tiny.digest("fedsim", **settings)
 
 
 @pytest.mark.parametrize("name", ["fedalt", "fedsim"])
 def test_only_the_shared_part_travels_and_groups_are_checked(name: str) -> None:
-    metrics = run_federation({"name": name, "personal": "features"}).step().metrics
+    metrics = tiny.run({"name": name, "personal": "features"}).step().metrics
     assert metrics["bytes/up"] == metrics["bytes/down"] == 3 * 8 * (5 * 3 + 3)
     with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
-        spec_of({"name": name, "personal": "head"})
+        tiny.spec_of({"name": name, "personal": "head"})

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.models import groups
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 FULL: dict[str, Any] = {
     "model": {"name": "two-layer", "norm": False},
@@ -105,11 +97,11 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     fusion_only = options.get("form") == "label_skew"
     intra, inter = (options.get(n, "none" if fusion_only else "both") for n in ("intra", "inter"))
     released = options.get("variant") == "released"
-    clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(spec_of({"name": "fedco2", **options}, clients, **FULL))
+    clients = tiny.gaussian_clients((10, 9, 12))
+    federation = tiny.fresh({"name": "fedco2", **options}, clients, **FULL)
     shared = {name: value.clone() for name, value in federation.server.model.items()}
     offline = [dict(shared) for _ in clients]
-    data = as_tensors(clients)
+    data = tiny.as_tensors(clients)
     for number in range(3):
         federation.step()
         heads, online, new = [dict(w) for w in offline], [], []
@@ -137,14 +129,9 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
             name: sum(p * w[name] for p, w in zip(counts, online, strict=True)) for name in shared
         }
         for name, value in shared.items():
-            torch.testing.assert_close(federation.server.model[name], value, rtol=1e-9, atol=1e-11)
+            tiny.close(federation.server.model[name], value)
             for i in range(3):
-                torch.testing.assert_close(
-                    state_of(federation, i)["offline"][name],
-                    offline[i][name],
-                    rtol=1e-9,
-                    atol=1e-11,
-                )
+                tiny.close(tiny.state_of(federation, i)["offline"][name], offline[i][name])
     metrics = federation.evaluate()
     for i, (x, y) in enumerate(data):
         right = ((forward(shared, x) + forward(offline[i], x)).argmax(1) == y).double().mean()
@@ -160,28 +147,26 @@ def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
         "rounds": 4,
         "participation": {"clients": 2},
     }
-    both, norm, alone = (run_federation(a, **settings) for a in (ALONE, "fedbn", "local"))
-    assert models_sha(both) == models_sha(norm)
+    both, norm, alone = (tiny.run(a, **settings) for a in (ALONE, "fedbn", "local"))
+    assert tiny.models_sha(both) == tiny.models_sha(norm)
     for i in range(3):
-        state = state_of(both, i)
-        assert trees.sha256(state["personal"]) == trees.sha256(state_of(norm, i)["personal"])
-        assert trees.sha256(state["offline"]) == trees.sha256(state_of(alone, i)["personal"])
+        state = tiny.state_of(both, i)
+        assert trees.sha256(state["personal"]) == trees.sha256(tiny.state_of(norm, i)["personal"])
+        assert trees.sha256(state["offline"]) == trees.sha256(tiny.state_of(alone, i)["personal"])
 
 
 def test_differs_from_fedbn_and_local_at_its_default() -> None:
-    both, norm, alone = (run_federation(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
-    assert models_sha(both) != models_sha(norm)
-    assert trees.sha256(state_of(both, 0)["offline"]) != trees.sha256(
-        state_of(alone, 0)["personal"]
+    both, norm, alone = (tiny.run(a, rounds=2) for a in ("fedco2", "fedbn", "local"))
+    assert tiny.models_sha(both) != tiny.models_sha(norm)
+    assert trees.sha256(tiny.state_of(both, 0)["offline"]) != trees.sha256(
+        tiny.state_of(alone, 0)["personal"]
     )
 
 
 def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
     """Without either transfer online is FedBN and offline is local training, their accuracies too."""
     settings = {"rounds": 2, "evaluation": {"others": True}}
-    both, norm, alone = (
-        run_federation(a, **settings).evaluate() for a in (ALONE, "fedbn", "local")
-    )
+    both, norm, alone = (tiny.run(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
     for name in ("accuracy", "loss", "accuracy/worst10", "accuracy/client/client1"):
         assert both[f"online/local/{name}"] == norm[f"personal/local/{name}"]
         assert both[f"offline/local/{name}"] == alone[f"personal/local/{name}"]
@@ -191,16 +176,16 @@ def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
 
 def test_label_skew_sends_no_classifiers() -> None:
     metrics = {
-        form: run_federation({"name": "fedco2", "form": form}).step().metrics
+        form: tiny.run({"name": "fedco2", "form": form}).step().metrics
         for form in ("feature_skew", "label_skew")
     }
-    plain = run_federation("fedbn").step().metrics
+    plain = tiny.run("fedbn").step().metrics
     for way in ("bytes/up", "bytes/down"):
         assert metrics["label_skew"][way] == plain[way] < metrics["feature_skew"][way]
 
 
 def test_the_server_keeps_the_last_known_classifiers() -> None:
-    federation = federation_of(spec_of("fedco2", participation={"clients": 1}))
+    federation = tiny.fresh("fedco2", participation={"clients": 1})
     initial = federation.server.model["classifier.weight"].clone()
     seen = set()
     for _ in range(4):
@@ -210,7 +195,8 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
     for i in range(3):
         head = federation.server.state["heads"][str(i)]["classifier.weight"]
         assert torch.equal(
-            head, state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial
+            head,
+            tiny.state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial,
         )
 
 
@@ -225,9 +211,9 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
     ids=str,
 )
 def test_personal_part(options: dict[str, Any], group: str) -> None:
-    federation = run_federation({"name": "fedco2", **options})
+    federation = tiny.run({"name": "fedco2", **options})
     names = groups.select(federation.spec.build("two-layer"), group)
-    assert set(state_of(federation, 0)["personal"]) == names
+    assert set(tiny.state_of(federation, 0)["personal"]) == names
 
 
 def test_the_switch_changes_exactly_these_values() -> None:
@@ -259,15 +245,15 @@ def test_the_switch_changes_exactly_these_values() -> None:
 
 def test_teachers_and_classifiers_are_frozen_during_the_turn() -> None:
     """Batch norm and dropout: what the peers' heads and the teachers are does not depend on the order of training."""
-    frozen_copies = [gaussian_clients((12,))[0]] * 2
-    federation = run_federation(
+    frozen_copies = [tiny.gaussian_clients((12,))[0]] * 2
+    federation = tiny.run(
         "fedco2",
         frozen_copies,
         rounds=1,
         model={"name": "two-layer", "dropout": 0.0},
         local={"batch_size": 100},
     )
-    online, offline = federation.server.model, state_of(federation, 0)["offline"]
+    online, offline = federation.server.model, tiny.state_of(federation, 0)["offline"]
     # both models start equal, see the same batches and have the same peers: they end equal
     for name in groups.select(federation.spec.build("two-layer"), "not_batch_norm"):
-        torch.testing.assert_close(online[name], offline[name], rtol=1e-9, atol=1e-11)
+        tiny.close(online[name], offline[name])

@@ -15,19 +15,10 @@ from flray import trees
 from flray.algorithms.common.public_exchange import public_subset
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
-CLIENTS = gaussian_clients((10, 9, 12))
-DATA = as_tensors(CLIENTS)
+CLIENTS = tiny.gaussian_clients((10, 9, 12))
+DATA = tiny.as_tensors(CLIENTS)
 W = "classifier.weight"
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}}
 
@@ -56,10 +47,8 @@ def adam(
     ids=str,
 )
 def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
-    federation = federation_of(
-        spec_of(
-            {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS, **FULL
-        )
+    federation = tiny.fresh(
+        {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS, **FULL
     )
     algorithm = federation.spec.algorithm
     public = torch.from_numpy(federation.spec.data.public)
@@ -73,26 +62,24 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
             [4, 3] * 3 if "public_size" in options else [10, 10, 4] * 2
         )[:5]
         federation.step()
-        trained = [w - 0.1 * softmax_gradient(w, x, y) for x, y in DATA]
+        trained = [w - 0.1 * tiny.softmax_gradient(w, x, y) for x, y in DATA]
         teacher = torch.stack([used @ one.T for one in trained]).mean(0)
         w = sum(
             (len(y) / 31 * one for one, (_, y) in zip(trained, DATA, strict=True)), torch.zeros(())
         )
         w = adam(w, [(used[b], teacher[b]) for b in batches], hp.lr, hp.clip_norm, hp.temperature)
-        torch.testing.assert_close(federation.server.model[W], w, rtol=1e-8, atol=1e-10)
+        tiny.close(federation.server.model[W], w)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 2.0}, {"public_optimizer": "fresh"}, {"average": True}], ids=str
 )
 def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
-    federation = federation_of(
-        spec_of(
-            {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options},
-            CLIENTS,
-            model="one-layer",
-            local={"batch_size": 100, "momentum": 0.5},
-        )
+    federation = tiny.fresh(
+        {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options},
+        CLIENTS,
+        model="one-layer",
+        local={"batch_size": 100, "momentum": 0.5},
     )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     tau, fresh = options.get("temperature", 1.0), "public_optimizer" in options
@@ -110,27 +97,25 @@ def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
         weights = [
-            w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)
+            w - 0.1 * tiny.softmax_gradient(w, a, b)
+            for w, (a, b) in zip(weights, DATA, strict=True)
         ]
         for i, w in enumerate(weights):
-            torch.testing.assert_close(
-                state_of(federation, i)["personal"][W], w, rtol=1e-9, atol=1e-11
-            )
+            tiny.close(tiny.state_of(federation, i)["personal"][W], w)
 
 
 NORMED: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 2}
 
 
 def test_without_steps_it_is_fedavg_and_with_them_it_is_not() -> None:
-    plain = models_sha(run_federation("fedavg", **NORMED))
-    assert models_sha(run_federation({"name": "feddf", "steps": 0}, **NORMED)) == plain
-    assert models_sha(run_federation({"name": "feddf", "steps": 3}, **NORMED)) != plain
+    plain = tiny.digest("fedavg", **NORMED)
+    assert tiny.digest({"name": "feddf", "steps": 0}, **NORMED) == plain
+    assert tiny.digest({"name": "feddf", "steps": 3}, **NORMED) != plain
 
 
 def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
     one, other = (
-        run_federation({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1})
-        for steps in (0, 3)
+        tiny.run({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1}) for steps in (0, 3)
     )
     before, after = one.server.model, other.server.model
     for name in before:
@@ -142,8 +127,8 @@ def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
 def test_alone_the_student_begins_as_its_teacher() -> None:
     """One step: of more, Adam would make rounding noise grow."""
     settings: dict[str, Any] = {**NORMED, "rounds": 1}
-    alone = run_federation({"name": "feddf", "steps": 1}, gaussian_clients((12,)), **settings)
-    plain = run_federation("fedavg", gaussian_clients((12,)), **settings)
+    alone = tiny.run({"name": "feddf", "steps": 1}, tiny.gaussian_clients((12,)), **settings)
+    plain = tiny.run("fedavg", tiny.gaussian_clients((12,)), **settings)
     for name, w in plain.server.model.items():
         torch.testing.assert_close(alone.server.model[name], w, rtol=1e-6, atol=1e-9)
     assert abs(alone.server.metrics["feddf/loss/two-layer"]) < 1e-12
@@ -153,9 +138,7 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
 
     def run(steps: int) -> Federation:
-        return run_federation(
-            {"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1}
-        )
+        return tiny.run({"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1})
 
     plain, distilled = run(0), run(5)
     assert len(distilled.server.models) == 2
@@ -165,18 +148,18 @@ def test_every_architecture_gets_a_student_of_all_clients() -> None:
 
 
 def test_only_a_server_that_trains_has_models_and_public_samples() -> None:
-    federation = federation_of(spec_of("feddf"))
+    federation = tiny.fresh("feddf")
     trains = federation.server
     assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
     assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), (
         "the samples were copied"
     )
     for other in ("fedavg", {"name": "feddf", "mode": "peer"}):
-        server = federation_of(spec_of(other)).server
+        server = tiny.fresh(other).server
         assert server.model_for is None and server.public is None
 
 
 def test_statistics_that_stay_at_the_clients_are_refused() -> None:
     with pytest.raises(ConfigError, match="buffers"):
-        spec_of("feddf", aggregation={"buffers": "local"})
-    spec_of({"name": "feddf", "mode": "peer"}, aggregation={"buffers": "local"})
+        tiny.spec_of("feddf", aggregation={"buffers": "local"})
+    tiny.spec_of({"name": "feddf", "mode": "peer"}, aggregation={"buffers": "local"})

@@ -12,14 +12,7 @@ from flray import trees
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    federation_of,
-    gaussian_clients,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 W = "classifier.weight"
 VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
@@ -36,7 +29,7 @@ def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_four_rounds_by_hand() -> None:
-    federation = federation_of(spec_of("fedfomo", **FULL))
+    federation = tiny.fresh("fedfomo", **FULL)
     data = [parts(federation, i) for i in range(3)]
     initial = federation.server.model[W].clone()
     now, reference = [initial] * 3, [initial] * 3
@@ -68,20 +61,16 @@ def test_four_rounds_by_hand() -> None:
                     )
             started.append(start)
         reference = started
-        now = [w - 0.1 * softmax_gradient(w, *data[i][0]) for i, w in enumerate(started)]
+        now = [w - 0.1 * tiny.softmax_gradient(w, *data[i][0]) for i, w in enumerate(started)]
         for i in range(3):
-            torch.testing.assert_close(
-                state_of(federation, i)["personal"][W], now[i], rtol=1e-8, atol=1e-10
-            )
-            torch.testing.assert_close(
-                state_of(federation, i)["reference"][W], reference[i], rtol=1e-8, atol=1e-10
-            )
-        torch.testing.assert_close(federation.server.state["gains"], total, rtol=1e-7, atol=1e-9)
+            tiny.close(tiny.state_of(federation, i)["personal"][W], now[i])
+            tiny.close(tiny.state_of(federation, i)["reference"][W], reference[i])
+        tiny.close(federation.server.state["gains"], total)
     assert mixed >= 6
 
 
 def personal(federation: Federation) -> str:
-    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
 
 
 @pytest.mark.parametrize("poison", [1e3, float("nan")])
@@ -89,10 +78,10 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
     poison: float,
 ) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
-    federation = federation_of(spec_of("fedfomo", **VAL))
-    alone = federation_of(spec_of("local", **VAL))
+    federation = tiny.fresh("fedfomo", **VAL)
+    alone = tiny.fresh("local", **VAL)
     for number in range(3):
-        for i, state in enumerate(state_of(federation, i) for i in range(3)):
+        for i, state in enumerate(tiny.state_of(federation, i) for i in range(3)):
             if number:
                 federation.states[i] = trees.pack({**state, "reference": state["personal"]})
         federation.server.state["models"] = {
@@ -102,20 +91,20 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
         federation.step()
         alone.step()
     assert personal(federation) == personal(alone)
-    assert personal(run_federation("fedfomo", rounds=3, **VAL)) != personal(alone)
+    assert personal(tiny.run("fedfomo", rounds=3, **VAL)) != personal(alone)
 
 
 def test_training_that_only_harms_is_undone() -> None:
     """Eq. 4: without a positive gain, the client's own included, what is left is the reference."""
-    federation = run_federation("fedfomo", rounds=2, **VAL)
-    before = [state_of(federation, i) for i in range(3)]
+    federation = tiny.run("fedfomo", rounds=2, **VAL)
+    before = [tiny.state_of(federation, i) for i in range(3)]
     far = {n: w * 1e3 if w.is_floating_point() else w for n, w in before[0]["personal"].items()}
     pool = federation.server.state["models"]
     federation.server.state["models"] = dict.fromkeys(pool, far)
     federation.states[0] = trees.pack({**before[0], "personal": far})
     metrics = federation.step().metrics
     assert metrics["train/fedfomo/own_weight/client/client0"] == 0
-    found = state_of(federation, 0)["reference"]
+    found = tiny.state_of(federation, 0)["reference"]
     assert trees.sha256(found) == trees.sha256(before[0]["reference"])
     assert trees.sha256(found) != trees.sha256(far)
 
@@ -123,32 +112,30 @@ def test_training_that_only_harms_is_undone() -> None:
 def test_a_broken_peer_has_no_influence() -> None:
     digests = []
     for poison in (1e6, float("nan"), float("inf")):
-        federation = federation_of(spec_of("fedfomo", **FULL))
+        federation = tiny.fresh("fedfomo", **FULL)
         federation.step()
         models = federation.server.state["models"]
         federation.server.state["models"] = {**models, "2": {W: models["2"][W] * poison}}
         assert federation.step().metrics["train/fedfomo/own_weight/client/client0"] > 0
-        digests.append(trees.sha256(*(state_of(federation, i)["personal"] for i in (0, 1))))
+        digests.append(trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in (0, 1))))
     assert len(set(digests)) == 1
-    untouched = run_federation("fedfomo", rounds=2, **FULL)
-    assert trees.sha256(*(state_of(untouched, i)["personal"] for i in (0, 1))) != digests[0]
+    untouched = tiny.run("fedfomo", rounds=2, **FULL)
+    assert trees.sha256(*(tiny.state_of(untouched, i)["personal"] for i in (0, 1))) != digests[0]
 
 
 def test_equal_peers_leave_a_client_where_it_is() -> None:
     """All three hold one model, so any weights that sum to 1 give it back."""
-    same = [gaussian_clients((12,))[0]] * 3
-    federation = run_federation("fedfomo", same, **FULL)
+    same = [tiny.gaussian_clients((12,))[0]] * 3
+    federation = tiny.run("fedfomo", same, **FULL)
     pool = federation.server.state["models"]
     federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
     federation.step()
-    torch.testing.assert_close(
-        state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12, atol=1e-14
-    )
+    tiny.close(tiny.state_of(federation, 0)["reference"][W], pool["0"][W])
 
 
 def test_the_peers_that_gained_most_are_sent() -> None:
-    federation = federation_of(
-        spec_of({"name": "fedfomo", "peers": 2, "epsilon": 0}, gaussian_clients((8,) * 5), **FULL)
+    federation = tiny.fresh(
+        {"name": "fedfomo", "peers": 2, "epsilon": 0}, tiny.gaussian_clients((8,) * 5), **FULL
     )
     algorithm, server = federation.spec.algorithm, federation.server
     assert algorithm.send_private(server, 0, Stage("train")) == {}
@@ -163,7 +150,7 @@ def test_the_peers_that_gained_most_are_sent() -> None:
 
 def test_chance_explores_and_fades() -> None:
     options = {"name": "fedfomo", "peers": 1, "epsilon": 0.3, "epsilon_decay": 0.05}
-    federation = run_federation(options, gaussian_clients((8,) * 5), **FULL)
+    federation = tiny.run(options, tiny.gaussian_clients((8,) * 5), **FULL)
     algorithm, server = federation.spec.algorithm, federation.server
     server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
     others = 0
@@ -178,7 +165,7 @@ def test_chance_explores_and_fades() -> None:
 
 def test_validation_split_is_required_and_never_trained_on() -> None:
     with pytest.raises(ConfigError, match="validation"):
-        spec_of("fedfomo")
-    federation = federation_of(spec_of("fedfomo", **VAL))
+        tiny.spec_of("fedfomo")
+    federation = tiny.fresh("fedfomo", **VAL)
     for client in federation.spec.data.clients:
         assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

@@ -10,17 +10,7 @@ from torch import Tensor
 
 from flray.algorithms.client import Client
 from flray.algorithms.fedhkd import FedHKD
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    mean_of,
-    models_sha,
-    run_federation,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 W, V = "features.first.weight", "classifier.weight"
 EXACT = {"name": "fedhkd", "noise": 0.0, "clip": 1e6, "threshold": 0.0}
@@ -32,40 +22,33 @@ EXACT = {"name": "fedhkd", "noise": 0.0, "clip": 1e6, "threshold": 0.0}
 def test_without_both_terms_it_is_fedavg(model: dict[str, object]) -> None:
     """On a classifier with batch norm and dropout as well: scoring H takes no statistics and no random numbers."""
     off = {"name": "fedhkd", "lam": 0.0, "gamma": 0.0, "threshold": 0.0}
-    assert models_sha(run_federation(off, rounds=3, model=model)) == models_sha(
-        run_federation("fedavg", rounds=3, model=model)
-    )
+    assert tiny.digest(off, rounds=3, model=model) == tiny.digest("fedavg", rounds=3, model=model)
 
 
 def test_the_first_round_is_fedavg_s_and_the_second_is_not() -> None:
-    assert [
-        models_sha(run_federation("fedhkd", rounds=r))
-        == models_sha(run_federation("fedavg", rounds=r))
-        for r in (1, 2)
-    ] == [True, False]
+    assert [tiny.digest("fedhkd", rounds=r) == tiny.digest("fedavg", rounds=r) for r in (1, 2)] == [
+        True,
+        False,
+    ]
 
 
 def test_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
-    federation = run_federation(EXACT, gaussian_clients(skew=True), classes=4, model="one-layer")
-    known, clients = federation.server.state["knowledge"], as_tensors(gaussian_clients(skew=True))
+    federation = tiny.run(EXACT, tiny.gaussian_clients(skew=True), classes=4, model="one-layer")
+    known, clients = federation.server.state["knowledge"], tiny.tensors(skew=True)
     x, y = torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])
     expected = torch.stack([x[y == c].mean(0) for c in range(3)])
-    torch.testing.assert_close(known["features"][:3], expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(
-        known["predictions"].sum(1), torch.tensor([1, 1, 1, 0.0]).double(), rtol=1e-12, atol=0
-    )
+    tiny.close(known["features"][:3], expected)
+    tiny.close(known["predictions"].sum(1), torch.tensor([1, 1, 1, 0.0]).double())
     assert known["present"].tolist() == [True, True, True, False]
 
 
 def test_features_are_clipped_to_the_norm() -> None:
-    (client,) = gaussian_clients((12,))
-    known = run_federation({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state[
-        "knowledge"
-    ]
-    x, y = as_tensors([client])[0]
+    (client,) = tiny.gaussian_clients((12,))
+    known = tiny.run({**EXACT, "clip": 0.5}, [client], model="one-layer").server.state["knowledge"]
+    x, y = tiny.as_tensors([client])[0]
     short = x * (0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1)
     expected = torch.stack([short[y == c].mean(0) for c in range(3)])
-    torch.testing.assert_close(known["features"], expected, rtol=1e-12, atol=1e-14)
+    tiny.close(known["features"], expected)
 
 
 def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class() -> None:
@@ -73,7 +56,7 @@ def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class
     client = (np.zeros((35, 4000)), y)
     noise = {**EXACT, "noise": 0.7, "clip": 2.0}
     first, other = (
-        run_federation(noise, [client], model="one-layer", seed=seed).server.state["knowledge"][
+        tiny.run(noise, [client], model="one-layer", seed=seed).server.state["knowledge"][
             "features"
         ]
         for seed in (0, 1)
@@ -96,9 +79,9 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
         return sent[-1]
 
     monkeypatch.setattr(FedHKD, "knowledge", watched)
-    ((x, _),) = gaussian_clients((12,))
+    ((x, _),) = tiny.gaussian_clients((12,))
     y = np.array([0] * 7 + [1] * 3 + [2] * 2, dtype=np.int64)
-    federation = federation_of(spec_of({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer"))
+    federation = tiny.fresh({**EXACT, "threshold": 0.25}, [(x, y)], model="one-layer")
     metrics = federation.step().metrics
     known = federation.server.state["knowledge"]
     assert known["present"].tolist() == [True, True, False]  # 3 of 12 is a quarter
@@ -109,17 +92,17 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; nobody has class 3, which counts as 0 in the mean over classes."""
-    sizes, clients = [12, 9, 15], as_tensors(gaussian_clients())
-    federation = run_federation(
+    sizes, clients = [12, 9, 15], tiny.tensors()
+    federation = tiny.run(
         {**EXACT, "lam": 0.4, "gamma": 0.3},
         classes=4,
         model="linear-body",
         local={"batch_size": 99},
         rounds=2,
     )
-    start = federation_of(federation.spec).server.model
+    start = tiny.start(federation)
     trained = [
-        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        tiny.gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
@@ -138,22 +121,21 @@ def test_two_rounds_by_hand() -> None:
         distance = (f - H[y]).square().sum(1).sqrt().mean()
         return F.cross_entropy(f @ p[V].T, y) + 0.4 * predictions + 0.3 * distance
 
-    mean = mean_of(trained, sizes)
-    trained = [gradient_step(mean, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
-    assert_weights(federation.server.model, mean_of(trained, sizes))
+    mean = tiny.mean_of(trained, sizes)
+    trained = [tiny.gradient_step(mean, lambda p, x=x, y=y: loss(p, x, y)) for x, y in clients]
+    tiny.assert_weights(federation.server.model, tiny.mean_of(trained, sizes))
 
 
 def test_the_personal_model_is_the_client_s_last_one() -> None:
     """The first round has nothing but CE, so what it leaves at a client is the model of local training."""
-    federation = run_federation("fedhkd", rounds=1)
+    federation = tiny.run("fedhkd", rounds=1)
     metrics = federation.evaluate()
     assert (
         metrics["personal/local/loss"]
-        == run_federation("local", rounds=1).evaluate()["personal/local/loss"]
+        == tiny.run("local", rounds=1).evaluate()["personal/local/loss"]
     )
     assert (
-        metrics["global/local/loss"]
-        == run_federation("fedavg", rounds=1).evaluate()["global/local/loss"]
+        metrics["global/local/loss"] == tiny.run("fedavg", rounds=1).evaluate()["global/local/loss"]
     )
-    fresh = federation_of(federation.spec).evaluate()
+    fresh = tiny.federation_of(federation.spec).evaluate()
     assert fresh["personal/local/loss"] == fresh["global/local/loss"]

@@ -15,20 +15,10 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedmatch import FedMatch
 from flray.algorithms.types import Stage
 from flray.registry import register_algorithm
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
-CLIENTS = gaussian_clients((10, 9, 12))
-DATA = as_tensors(CLIENTS)
+CLIENTS = tiny.gaussian_clients((10, 9, 12))
+DATA = tiny.as_tensors(CLIENTS)
 W = "classifier.weight"
 NUMBERS = {
     "lam_s": 2.0,
@@ -74,13 +64,11 @@ def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp:
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
-    federation = federation_of(
-        spec_of(
-            {"name": "fedmatch", **NUMBERS, **options},
-            CLIENTS,
-            model="one-layer",
-            local={"batch_size": 100},
-        )
+    federation = tiny.fresh(
+        {"name": "fedmatch", **NUMBERS, **options},
+        CLIENTS,
+        model="one-layer",
+        local={"batch_size": 100},
     )
     hp, x = federation.spec.algorithm.hp, torch.from_numpy(federation.spec.data.public)
     initial = federation.server.model[W].clone()
@@ -101,9 +89,9 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
         for i, (a, b) in enumerate(DATA):
             sigma = theta[i] - psi[i]
             helpers = [pool[j] + (sigma if hp.average else 0) for j in sent[i]]
-            sigma = sigma - 0.1 * hp.lam_s * softmax_gradient(theta[i], a, b)
+            sigma = sigma - 0.1 * hp.lam_s * tiny.softmax_gradient(theta[i], a, b)
             loss = lambda w, s=sigma, h=helpers: unlabelled(w["psi"], s, h, x, hp)  # noqa: E731
-            own = gradient_step({"psi": psi[i]}, loss)["psi"]
+            own = tiny.gradient_step({"psi": psi[i]}, loss)["psi"]
             small = own.abs() <= 1e-2
             zeroed += int(small.sum())
             trained[str(i)] = torch.where(small, 0, own)
@@ -112,18 +100,12 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
             sizes = [len(y) / 31 for _, y in DATA]
             theta = [sum((n * w for n, w in zip(sizes, theta, strict=True)), torch.zeros(()))] * 3
             psi = [sum((n * w for n, w in zip(sizes, psi, strict=True)), torch.zeros(()))] * 3
-            torch.testing.assert_close(federation.server.model[W], theta[0], rtol=1e-8, atol=1e-10)
-            torch.testing.assert_close(
-                federation.server.state["psi"][W], psi[0], rtol=1e-8, atol=1e-10
-            )
+            tiny.close(federation.server.model[W], theta[0])
+            tiny.close(federation.server.state["psi"][W], psi[0])
         else:
             for i in range(3):
-                torch.testing.assert_close(
-                    state_of(federation, i)["personal"][W], theta[i], rtol=1e-8, atol=1e-10
-                )
-                torch.testing.assert_close(
-                    state_of(federation, i)["psi"][W], psi[i], rtol=1e-8, atol=1e-10
-                )
+                tiny.close(tiny.state_of(federation, i)["personal"][W], theta[i])
+                tiny.close(tiny.state_of(federation, i)["psi"][W], psi[i])
     assert zeroed > 0
 
 
@@ -151,7 +133,7 @@ class Watched(FedMatch):
 
 def test_each_step_changes_its_own_part_alone() -> None:
     SEEN.clear()
-    run_federation(
+    tiny.run(
         {"name": "watched-fedmatch"},
         rounds=2,
         model={"name": "two-layer", "dropout": 0.2},
@@ -167,21 +149,17 @@ def test_each_step_changes_its_own_part_alone() -> None:
 
 def test_differs_from_fedavg_at_its_defaults() -> None:
     settings: dict[str, Any] = {"rounds": 2, "local": {"lr": 0.01}}
-    plain = models_sha(run_federation("fedavg", **settings))
-    assert models_sha(run_federation("fedmatch", **settings)) != plain
+    plain = tiny.digest("fedavg", **settings)
+    assert tiny.digest("fedmatch", **settings) != plain
     assert (
-        models_sha(
-            run_federation(
-                {"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings
-            )
-        )
+        tiny.digest({"name": "fedmatch", "public_size": 0, "ratio": 0, "lam_s": 1}, **settings)
         == plain
     )
 
 
 def test_the_nearest_clients_help_until_others_are_sent() -> None:
-    federation = federation_of(
-        spec_of({"name": "fedmatch", "interval": 2}, gaussian_clients((8,) * 5), local={"lr": 0.01})
+    federation = tiny.fresh(
+        {"name": "fedmatch", "interval": 2}, tiny.gaussian_clients((8,) * 5), local={"lr": 0.01}
     )
     algorithm, server = federation.spec.algorithm, federation.server
     federation.step()
@@ -198,20 +176,20 @@ def test_the_nearest_clients_help_until_others_are_sent() -> None:
     ]
     assert algorithm.send_private(server, 0, Stage("evaluate")) == {}
     federation.step()
-    first = trees.sha256(state_of(federation, 3)["helpers"])
-    assert list(state_of(federation, 3)["helpers"]) == ["2", "4"]
+    first = trees.sha256(tiny.state_of(federation, 3)["helpers"])
+    assert list(tiny.state_of(federation, 3)["helpers"]) == ["2", "4"]
     federation.step()
-    assert trees.sha256(state_of(federation, 3)["helpers"]) == first
+    assert trees.sha256(tiny.state_of(federation, 3)["helpers"]) == first
     federation.step()
-    assert trees.sha256(state_of(federation, 3)["helpers"]) != first
+    assert trees.sha256(tiny.state_of(federation, 3)["helpers"]) != first
 
 
 def test_helpers_may_have_another_network() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01}
     )
-    helpers = state_of(federation, 0)["helpers"]
+    helpers = tiny.state_of(federation, 0)["helpers"]
     assert {one["architecture"] for one in helpers.values()} == {"two-layer", "two-layer-2"}
     assert len(helpers["1"]["weights"]["classifier.weight"][0]) == 7
     assert federation.step().metrics["train/loss"] > 0
@@ -219,9 +197,7 @@ def test_helpers_may_have_another_network() -> None:
 
 def test_the_prediction_is_of_one_image_for_all() -> None:
     """Untrained, all clients hold one model and so predict alike."""
-    federation = run_federation(
-        {"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer"
-    )
+    federation = tiny.run({"name": "fedmatch", "public_size": 0, "lam_s": 0}, model="one-layer")
     first, *others = federation.server.state["predictions"].values()
     assert float(first.sum()) == pytest.approx(1) and all(
         torch.equal(first, other) for other in others

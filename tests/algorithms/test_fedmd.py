@@ -12,18 +12,10 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
-CLIENTS = gaussian_clients((10, 9, 12))
-DATA = as_tensors(CLIENTS)
+CLIENTS = tiny.gaussian_clients((10, 9, 12))
+DATA = tiny.as_tensors(CLIENTS)
 W = "classifier.weight"
 
 
@@ -37,8 +29,8 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
     "options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
-    federation = federation_of(
-        spec_of({"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100})
+    federation = tiny.fresh(
+        {"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100}
     )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone() for _ in CLIENTS]
@@ -52,12 +44,11 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
         weights = [
-            w - 0.1 * softmax_gradient(w, a, b) for w, (a, b) in zip(weights, DATA, strict=True)
+            w - 0.1 * tiny.softmax_gradient(w, a, b)
+            for w, (a, b) in zip(weights, DATA, strict=True)
         ]
         for i, w in enumerate(weights):
-            torch.testing.assert_close(
-                state_of(federation, i)["personal"][W], w, rtol=1e-10, atol=1e-12
-            )
+            tiny.close(tiny.state_of(federation, i)["personal"][W], w)
 
 
 @registry.register_model("few-digits")
@@ -76,42 +67,38 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
     The numbers have few digits, so that scores are exact however many rows are multiplied at once:
     the loss pulls at any difference with its whole strength, be it a rounding error's.
     """
-    x, y = gaussian_clients((12,))[0]
-    federation = federation_of(
-        spec_of(
-            {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
-            [(x.round().astype(np.float32), y)] * clients,
-            model="few-digits",
-            local={"epochs": 0},
-        )
+    x, y = tiny.gaussian_clients((12,))[0]
+    federation = tiny.fresh(
+        {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
+        [(x.round().astype(np.float32), y)] * clients,
+        model="few-digits",
+        local={"epochs": 0},
     )
     for _ in range(2):
         federation.step()
     assert all(
-        torch.equal(state_of(federation, i)["personal"][W], federation.server.model[W])
+        torch.equal(tiny.state_of(federation, i)["personal"][W], federation.server.model[W])
         for i in range(clients)
     )
 
 
 def personal(federation: Federation) -> str:
-    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
 
 
 def test_differs_from_local_training_at_its_defaults() -> None:
-    assert personal(run_federation("fedmd", rounds=2)) != personal(
-        run_federation("local", rounds=2)
-    )
+    assert personal(tiny.run("fedmd", rounds=2)) != personal(tiny.run("local", rounds=2))
 
 
 def test_every_round_has_another_subset() -> None:
-    algorithm = federation_of(spec_of({"name": "fedmd", "public_size": 10})).spec.algorithm
+    algorithm = tiny.fresh({"name": "fedmd", "public_size": 10}).spec.algorithm
     first, second = (algorithm.public_order(0, number, 50)[0].tolist() for number in range(2))
     assert len(set(first)) == len(set(second)) == 10 and set(first) != set(second)
     assert algorithm.public_order(0, 1, 50)[0].tolist() == second
 
 
 def test_participants_may_have_different_networks() -> None:
-    federation = run_federation(
+    federation = tiny.run(
         "fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2
     )
     assert len(federation.server.models) == 2
@@ -120,6 +107,6 @@ def test_participants_may_have_different_networks() -> None:
 
 def test_digest_is_no_local_training() -> None:
     assert (
-        run_federation("fedmd").step().metrics["train/steps"]
-        == run_federation("local").step().metrics["train/steps"]
+        tiny.run("fedmd").step().metrics["train/steps"]
+        == tiny.run("local").step().metrics["train/steps"]
     )

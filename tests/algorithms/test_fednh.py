@@ -10,20 +10,13 @@ from torch import Tensor
 from flray.algorithms.fednh import W, spread
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 S = "classifier.scale"
 
 
 def initial(federation: Federation) -> dict[str, Tensor]:
-    return federation_of(federation.spec).server.model
+    return tiny.start(federation)
 
 
 def random(classes: int, size: int) -> Tensor:
@@ -63,7 +56,7 @@ def test_the_class_vectors_start_far_apart(classes: int, size: int, cosine: floa
 
 
 def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> None:
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fednh", "rho": 1.0}, rounds=3, local={"momentum": 0.9, "weight_decay": 0.1}
     )
     before, after = initial(federation), federation.server.model
@@ -73,9 +66,7 @@ def test_with_full_momentum_w_keeps_its_bits_whatever_the_optimiser_does() -> No
 
 
 def test_rows_of_w_have_length_1_after_every_round() -> None:
-    federation = federation_of(
-        spec_of("fednh", gaussian_clients(skew=True), participation={"clients": 1})
-    )
+    federation = tiny.fresh("fednh", tiny.gaussian_clients(skew=True), participation={"clients": 1})
     for _ in range(4):
         before = federation.server.model[W]
         federation.step()
@@ -91,14 +82,14 @@ def test_rows_of_w_have_length_1_after_every_round() -> None:
 
 def test_a_round_by_hand() -> None:
     """The body has no parameters: two full-batch steps on s alone, and W from the directions of the inputs."""
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fednh", "rho": 0.7, "scale": 2.0},
-        gaussian_clients(skew=True),
+        tiny.gaussian_clients(skew=True),
         model="one-layer",
         local={"batch_size": 99, "epochs": 2},
     )
     w, scales, pull = initial(federation)[W], [], torch.zeros(3, 4, dtype=torch.float64)
-    for x, y in as_tensors(gaussian_clients(skew=True)):
+    for x, y in tiny.tensors(skew=True):
         directions = x / x.norm(dim=1, keepdim=True)
         cosines = directions @ w.T
         s = torch.tensor(2.0, dtype=torch.float64)
@@ -112,14 +103,12 @@ def test_a_round_by_hand() -> None:
             pull[c] += (y == c).sum() * u / u.norm()
     moved = 0.7 * w + 0.3 * pull / pull.norm(dim=1, keepdim=True)
     after = federation.server.model
-    torch.testing.assert_close(after[S], torch.stack(scales).mean(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(
-        after[W], moved / moved.norm(dim=1, keepdim=True), rtol=1e-12, atol=1e-14
-    )
+    tiny.close(after[S], torch.stack(scales).mean())
+    tiny.close(after[W], moved / moved.norm(dim=1, keepdim=True))
 
 
 def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
-    federation = run_federation({"name": "fednh", "scale": 30.0, "train_scale": False}, rounds=2)
+    federation = tiny.run({"name": "fednh", "scale": 30.0, "train_scale": False}, rounds=2)
     assert S not in federation.server.model
     model = federation.spec.build("two-layer")
     model.load_state_dict(federation.server.model)
@@ -131,20 +120,20 @@ def test_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> None:
 
 def test_personal_models_are_the_clients_last_ones_and_change_no_training() -> None:
     with_personal, without = (
-        run_federation({"name": "fednh", "personal": on}, rounds=2) for on in (True, False)
+        tiny.run({"name": "fednh", "personal": on}, rounds=2) for on in (True, False)
     )
     assert (
-        models_sha(with_personal)
-        == models_sha(without)
-        != models_sha(run_federation("fedavg", rounds=2))
+        tiny.models_sha(with_personal)
+        == tiny.models_sha(without)
+        != tiny.digest("fedavg", rounds=2)
     )
     assert all(handle is None for handle in without.states)
     metrics = with_personal.evaluate()
     assert metrics["personal/local/loss"] < metrics["global/local/loss"]
-    fresh = federation_of(with_personal.spec).evaluate()
+    fresh = tiny.federation_of(with_personal.spec).evaluate()
     assert fresh["personal/local/loss"] == fresh["global/local/loss"]
 
 
 def test_a_classifier_of_several_layers_is_refused() -> None:
     with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
-        spec_of("fednh", model="deep-classifier")
+        tiny.spec_of("fednh", model="deep-classifier")

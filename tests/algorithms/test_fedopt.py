@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 STEP: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.3}}
 W = "classifier.weight"
@@ -25,8 +17,8 @@ W = "classifier.weight"
 def mean_update(w: Tensor) -> Tensor:
     """Return FedAvg's mean update of one full-batch step."""
     total = torch.zeros_like(w)
-    for x, y in as_tensors(gaussian_clients()):
-        total -= len(y) / 36 * 0.3 * softmax_gradient(w, x, y)
+    for x, y in tiny.tensors():
+        total -= len(y) / 36 * 0.3 * tiny.softmax_gradient(w, x, y)
     return total
 
 
@@ -46,9 +38,9 @@ def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor
 
 @pytest.mark.parametrize("form", ["avgm", "adagrad", "adam", "yogi"])
 def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
-    federation = federation_of(spec_of(f"fed{form}", gaussian_clients(), **STEP))
-    general = federation_of(
-        spec_of({"name": "fedopt", "server_optimizer": form}, gaussian_clients(), **STEP)
+    federation = tiny.fresh(f"fed{form}", tiny.gaussian_clients(), **STEP)
+    general = tiny.fresh(
+        {"name": "fedopt", "server_optimizer": form}, tiny.gaussian_clients(), **STEP
     )
     w = federation.server.model[W].clone()
     m, v = torch.zeros_like(w), torch.full_like(w, 1e-6)
@@ -57,71 +49,60 @@ def test_three_rounds_by_hand_at_the_defaults(form: str) -> None:
         general.step()
         m, v, step = rule(form, m, v, mean_update(w))
         w = w + step
-        torch.testing.assert_close(federation.server.model[W], w, rtol=1e-10, atol=1e-12)
-    assert models_sha(general) == models_sha(federation)
+        tiny.close(federation.server.model[W], w)
+    assert tiny.models_sha(general) == tiny.models_sha(federation)
 
 
 def test_fedopt_is_fedadam_unless_told_otherwise() -> None:
-    assert (
-        run_federation("fedopt", rounds=2).sha256() == run_federation("fedadam", rounds=2).sha256()
-    )
+    assert tiny.run("fedopt", rounds=2).sha256() == tiny.run("fedadam", rounds=2).sha256()
 
 
 def test_fedavgm_without_momentum_is_fedavg() -> None:
-    found = run_federation(
-        {"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3
-    ).server.model
-    for name, value in run_federation("fedavg", rounds=3).server.model.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
+    found = tiny.run({"name": "fedavgm", "beta1": 0.0, "server_lr": 1.0}, rounds=3).server.model
+    for name, value in tiny.run("fedavg", rounds=3).server.model.items():
+        tiny.close(found[name], value)
 
 
 def test_adaptive_forms_approach_fedavg_as_step_and_tau_grow_together() -> None:
     options = {"server_lr": 1e6, "tau": 1e6, "beta1": 0.0, "initial": 0.0}
-    expected = run_federation("fedavg").server.model
+    expected = tiny.run("fedavg").server.model
     for form in ("fedadagrad", "fedadam", "fedyogi"):
-        found = run_federation({"name": form, **options}).server.model
+        found = tiny.run({"name": form, **options}).server.model
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
-    federation = federation_of(
-        spec_of(
-            {"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5, "server_lr": 0.2},
-            gaussian_clients(),
-            **STEP,
-        )
+    federation = tiny.fresh(
+        {"name": "fedadagrad", "initial": 0.0, "tau": 1e-14, "beta1": 0.5, "server_lr": 0.2},
+        tiny.gaussian_clients(),
+        **STEP,
     )
     start = federation.server.model[W].clone()
     federation.step()
     lengths = (federation.server.model[W] - start).abs()
-    torch.testing.assert_close(lengths, torch.full_like(lengths, 0.2 * 0.5), rtol=1e-8, atol=0)
+    tiny.close(lengths, torch.full_like(lengths, 0.2 * 0.5))
 
 
 def test_yogi_and_adam_agree_in_their_first_step_from_zero() -> None:
-    digests = {
-        models_sha(run_federation({"name": form, "initial": 0.0}))
-        for form in ("fedyogi", "fedadam")
-    }
+    digests = {tiny.digest({"name": form, "initial": 0.0}) for form in ("fedyogi", "fedadam")}
     assert len(digests) == 1
 
 
 @pytest.mark.parametrize("form", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_buffers_are_plainly_averaged(form: str) -> None:
-    found, expected = run_federation(form).server.model, run_federation("fedavg").server.model
+    found, expected = (tiny.run(form).server.model, tiny.run("fedavg").server.model)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(found[f"features.middle.{name}"], expected[f"features.middle.{name}"])
 
 
 @pytest.mark.parametrize("form", ["fedavgm", "fedadagrad", "fedadam", "fedyogi"])
 def test_differs_from_fedavg_at_the_defaults(form: str) -> None:
-    assert models_sha(run_federation(form, rounds=2)) != models_sha(
-        run_federation("fedavg", rounds=2)
-    )
+    assert tiny.digest(form, rounds=2) != tiny.digest("fedavg", rounds=2)
 
 
 def test_moments_cover_parameters_only_and_start_at_tau_squared() -> None:
-    federation = federation_of(spec_of({"name": "fedadam", "tau": 0.1}))
+    federation = tiny.fresh({"name": "fedadam", "tau": 0.1})
     names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
     moments = federation.server.state["v"]["two-layer"]
     assert set(moments) == names

@@ -12,16 +12,7 @@ from flray.config.experiment import Config
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 from tests.algorithms.test_tasks import FEW_SHOT
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -30,50 +21,47 @@ W, V = "features.first.weight", "classifier.weight"
 
 
 def personal(federation: Federation) -> list[str]:
-    return [trees.sha256(state_of(federation, i)["personal"]) for i in range(3)]
+    return [trees.sha256(tiny.state_of(federation, i)["personal"]) for i in range(3)]
 
 
 def test_lam_zero_is_local_and_so_is_the_first_round() -> None:
-    local = [personal(run_federation("local", rounds=r, model=DROPOUT)) for r in (1, 2)]
-    assert (
-        personal(run_federation({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT))
-        == local[1]
-    )
-    assert personal(run_federation("fedproto", rounds=1, model=DROPOUT)) == local[0]
-    assert personal(run_federation("fedproto", rounds=2, model=DROPOUT)) != local[1]
+    local = [personal(tiny.run("local", rounds=r, model=DROPOUT)) for r in (1, 2)]
+    assert personal(tiny.run({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT)) == local[1]
+    assert personal(tiny.run("fedproto", rounds=1, model=DROPOUT)) == local[0]
+    assert personal(tiny.run("fedproto", rounds=2, model=DROPOUT)) != local[1]
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_prototypes_are_means_over_the_clients_that_hold_the_class(weighting: str) -> None:
     """Inputs are the features of a network whose body has no parameters; client i lacks class i, nobody has class 3."""
-    state = run_federation(
+    state = tiny.run(
         {"name": "fedproto", "weighting": weighting},
-        gaussian_clients(skew=True),
+        tiny.gaussian_clients(skew=True),
         classes=4,
         model="one-layer",
     ).server.state["prototypes"]
     for c in range(3):
-        held = [x[y == c] for x, y in as_tensors(gaussian_clients(skew=True)) if (y == c).any()]
+        held = [x[y == c] for x, y in tiny.tensors(skew=True) if (y == c).any()]
         assert len(held) == 2
         mean = (
             torch.stack([h.mean(0) for h in held]).mean(0)
             if weighting == "uniform"
             else torch.cat(held).mean(0)
         )
-        torch.testing.assert_close(state["vectors"][c], mean, rtol=1e-12, atol=1e-14)
+        tiny.close(state["vectors"][c], mean)
     assert state["present"].tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_nearest_known_prototype_predicts(own: bool) -> None:
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fedproto", "own_classes": own},
-        gaussian_clients(skew=True),
+        tiny.gaussian_clients(skew=True),
         classes=4,
         model="one-layer",
     )
     prototypes = federation.server.state["prototypes"]["vectors"]
-    metrics, test = federation.evaluate(), as_tensors(gaussian_clients(skew=True))
+    metrics, test = federation.evaluate(), tiny.tensors(skew=True)
     for i, (x, y) in enumerate(test):
         distances = (x[:, None] - prototypes[None]).norm(dim=2)
         # Nobody holds it; its row of zeros would be a point like any other.
@@ -91,24 +79,24 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:
     by_classifier = {"name": "fedproto", "predict": "classifier"}
-    federation = federation_of(spec_of("fedproto"))
-    assert federation.evaluate() == federation_of(spec_of(by_classifier)).evaluate()
+    federation = tiny.fresh("fedproto")
+    assert federation.evaluate() == tiny.fresh(by_classifier).evaluate()
     federation.step()
-    assert federation.evaluate() != run_federation(by_classifier).evaluate()
-    assert run_federation(by_classifier).evaluate() == run_federation("local").evaluate()
+    assert federation.evaluate() != tiny.run(by_classifier).evaluate()
+    assert tiny.run(by_classifier).evaluate() == tiny.run("local").evaluate()
 
 
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_two_rounds_by_hand(per_feature: bool) -> None:
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fedproto", "lam": 0.5, "per_feature": per_feature},
         model="linear-body",
         local=FULL,
         rounds=2,
     )
-    clients, start = as_tensors(gaussian_clients()), federation_of(federation.spec).server.model
+    clients, start = tiny.tensors(), tiny.start(federation)
     trained = [
-        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        tiny.gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
     prototypes = torch.stack(
@@ -126,14 +114,14 @@ def test_two_rounds_by_hand(per_feature: bool) -> None:
         return F.cross_entropy(f @ p[V].T, y) + 0.5 * distance
 
     for i, (x, y) in enumerate(clients):
-        assert_weights(
-            state_of(federation, i)["personal"],
-            gradient_step(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
+        tiny.assert_weights(
+            tiny.state_of(federation, i)["personal"],
+            tiny.gradient_step(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
         )
 
 
 def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
-    federation = run_federation(
+    federation = tiny.run(
         "fedproto", rounds=2, models={"client0": {"name": "two-layer", "norm": False}}
     )
     assert len(federation.server.models) == 2 and federation.server.state["prototypes"][
@@ -142,14 +130,14 @@ def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
     with pytest.raises(
         ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"
     ):
-        spec_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})
+        tiny.spec_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})
 
 
 def test_in_few_shot_learning_the_distance_is_added_to_the_episodes_loss() -> None:
     """Unseen classes have no shared prototype: the tested model is the embedding, and lam = 0 is FedAvg."""
 
     def weights(algorithm: str | dict[str, object], rounds: int) -> str:
-        federation = federation_of(
+        federation = tiny.federation_of(
             build_spec(
                 Config.model_validate(
                     {"experiment": {"algorithm": algorithm, **FEW_SHOT}}

@@ -12,43 +12,32 @@ from flray.algorithms.common.samples import mean_over_positions
 from flray.algorithms.fedrcl import collect_taps
 from flray.errors import FlrayError
 from flray.models import build
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    mean_of,
-    models_sha,
-    run_federation,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 W, V = "features.first.weight", "classifier.weight"
 
 
 def test_weight_zero_is_fedavg_with_equal_weights() -> None:
-    fedavg = run_federation("fedavg", rounds=3, model=DROPOUT, aggregation={"weights": "uniform"})
-    assert models_sha(
-        run_federation({"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT)
-    ) == models_sha(fedavg)
-    assert models_sha(run_federation("fedrcl", rounds=1, model=DROPOUT)) != models_sha(fedavg)
+    fedavg = tiny.run("fedavg", rounds=3, model=DROPOUT, aggregation={"weights": "uniform"})
+    assert tiny.digest(
+        {"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT
+    ) == tiny.models_sha(fedavg)
+    assert tiny.digest("fedrcl", rounds=1, model=DROPOUT) != tiny.models_sha(fedavg)
 
 
 def test_a_threshold_above_1_switches_the_penalty_off() -> None:
-    without = run_federation({"name": "fedrcl", "beta": 0.0}, rounds=2)
-    assert_weights(
-        run_federation({"name": "fedrcl", "threshold": 1.1}, rounds=2).server.model,
-        without.server.model,
+    without = tiny.run({"name": "fedrcl", "beta": 0.0}, rounds=2)
+    tiny.assert_weights(
+        tiny.run({"name": "fedrcl", "threshold": 1.1}, rounds=2).server.model, without.server.model
     )
-    assert models_sha(run_federation("fedrcl", rounds=2)) != models_sha(without)
+    assert tiny.digest("fedrcl", rounds=2) != tiny.models_sha(without)
 
 
 def test_a_round_by_hand() -> None:
     """One full-batch step, pair by pair, on a body of two layers, both tapped."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
-    federation = run_federation(
+    federation = tiny.run(
         {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
         model={"name": "linear-body", "layers": 2},
         local={"batch_size": 99},
@@ -78,12 +67,11 @@ def test_a_round_by_hand() -> None:
         second = first @ p["features.second.weight"].T
         return F.cross_entropy(second @ p[V].T, y) + weight * (term(first, y) + term(second, y)) / 2
 
-    start = federation_of(federation.spec).server.model
+    start = tiny.start(federation)
     trained = [
-        gradient_step(start, lambda p, x=x, y=y: loss(p, x, y))
-        for x, y in as_tensors(gaussian_clients())
+        tiny.gradient_step(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tiny.tensors()
     ]
-    assert_weights(federation.server.model, mean_of(trained, [1, 1, 1]))
+    tiny.assert_weights(federation.server.model, tiny.mean_of(trained, [1, 1, 1]))
 
 
 def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
@@ -104,11 +92,11 @@ def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
 
 
 def test_a_client_with_a_single_class_stays_finite() -> None:
-    ((x, y),) = gaussian_clients((9,))
-    federation = run_federation("fedrcl", [(x, np.zeros_like(y))], rounds=2)
+    ((x, y),) = tiny.gaussian_clients((9,))
+    federation = tiny.run("fedrcl", [(x, np.zeros_like(y))], rounds=2)
     assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
 
 
 def test_a_network_without_layers_is_refused() -> None:
     with pytest.raises(FlrayError, match="no layers before its classifier"):
-        spec_of("fedrcl", model="one-layer")
+        tiny.spec_of("fedrcl", model="one-layer")

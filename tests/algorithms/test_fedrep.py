@@ -7,16 +7,7 @@ from flray import trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.fedrep import FedRep
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 
@@ -41,8 +32,8 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
         seen.append((batch.phase.tag, features, classifier))
 
     monkeypatch.setattr(FedRep, "step", watched)
-    federation = federation_of(
-        spec_of(rep(2, 1), gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1})
+    federation = tiny.fresh(
+        rep(2, 1), tiny.gaussian_clients((12,)), local={"momentum": 0.9, "weight_decay": 0.1}
     )
     federation.step()
     head, body = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
@@ -52,35 +43,33 @@ def test_each_phase_leaves_the_other_part_as_it_is(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_body_epochs_the_body_stays_the_initial_one() -> None:
-    federation = run_federation(rep(3, 0), rounds=2)
-    initial = federation_of(federation.spec).server.models
-    assert models_sha(federation) == trees.sha256(initial)
-    assert state_of(federation, 0)["personal"]["classifier.bias"].norm() > 0
+    federation = tiny.run(rep(3, 0), rounds=2)
+    initial = tiny.federation_of(federation.spec).server.models
+    assert tiny.models_sha(federation) == trees.sha256(initial)
+    assert tiny.state_of(federation, 0)["personal"]["classifier.bias"].norm() > 0
 
 
 def test_head_phase_is_softmax_regression_on_the_received_features() -> None:
     """On a network whose body has no parameters, so that its phase is empty: two full-batch steps."""
-    federation = run_federation(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
-    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
+    federation = tiny.run(rep(2, 3), rounds=1, model="one-layer", local={"batch_size": 99})
+    for i, (x, y) in enumerate(tiny.tensors()):
         w = federation.server.model["classifier.weight"].clone()
         for _ in range(2):
-            w -= 0.1 * softmax_gradient(w, x, y)
-        torch.testing.assert_close(
-            state_of(federation, i)["personal"]["classifier.weight"], w, rtol=1e-12, atol=1e-14
-        )
+            w -= 0.1 * tiny.softmax_gradient(w, x, y)
+        tiny.close(tiny.state_of(federation, i)["personal"]["classifier.weight"], w)
 
 
 def test_without_head_epochs_training_is_fedbabu_s() -> None:
     settings = {"model": DROPOUT, "aggregation": {"weights": "uniform"}}
-    babu = run_federation("fedbabu", rounds=3, **settings)
-    assert models_sha(run_federation(rep(0, None), rounds=3, **settings)) == models_sha(babu)
-    assert models_sha(run_federation(rep(1, None), rounds=3, **settings)) != models_sha(babu)
+    babu = tiny.run("fedbabu", rounds=3, **settings)
+    assert tiny.digest(rep(0, None), rounds=3, **settings) == tiny.models_sha(babu)
+    assert tiny.digest(rep(1, None), rounds=3, **settings) != tiny.models_sha(babu)
 
 
 def test_heads_fitted_for_the_test_are_forgotten() -> None:
     """On a network that has nothing but a head to fit."""
     fitted, plain = (
-        run_federation(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0)
+        tiny.run(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0)
     )
     loss = "personal/local/loss"
     assert fitted.evaluate()[loss] < plain.evaluate()[loss]

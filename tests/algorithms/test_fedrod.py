@@ -6,18 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    mean_of,
-    models_sha,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 W, V = "features.first.weight", "classifier.weight"
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
@@ -26,21 +15,20 @@ DROPOUT = {"name": "two-layer", "dropout": 0.2}
 @pytest.mark.parametrize("model", [DROPOUT, {"name": "deep-classifier"}])
 def test_with_plain_ce_the_generic_part_is_fedavg(model: dict[str, object]) -> None:
     """So the personal head changes neither weights nor statistics nor random numbers of the generic part."""
-    plain = run_federation(
+    plain = tiny.run(
         {"name": "fedrod", "generic_loss": "ce"}, rounds=3, model=model, local={"clip_norm": 0.5}
     )
-    assert models_sha(plain) == models_sha(
-        run_federation("fedavg", rounds=3, model=model, local={"clip_norm": 0.5})
+    assert tiny.models_sha(plain) == tiny.digest(
+        "fedavg", rounds=3, model=model, local={"clip_norm": 0.5}
     )
 
 
 def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -> None:
-    assert_weights(
-        run_federation("fedrod", rounds=2).server.model,
-        run_federation("fedavg", rounds=2).server.model,
+    tiny.assert_weights(
+        tiny.run("fedrod", rounds=2).server.model, tiny.run("fedavg", rounds=2).server.model
     )
     skewed = [
-        models_sha(run_federation(name, gaussian_clients(skew=True), rounds=1))
+        tiny.digest(name, tiny.gaussian_clients(skew=True), rounds=1)
         for name in ("fedrod", "fedavg")
     ]
     assert skewed[0] != skewed[1]
@@ -49,32 +37,32 @@ def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -
 @pytest.mark.parametrize("start", ["copy", "zero"])
 def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
     """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
-    clients = gaussian_clients(skew=True)
-    federation = run_federation(
+    clients = tiny.gaussian_clients(skew=True)
+    federation = tiny.run(
         {"name": "fedrod", "personal_init": start},
         clients,
         model="linear-body",
         local={"batch_size": 99, "epochs": 2},
     )
-    initial, trained, heads = federation_of(federation.spec).server.model, [], []
-    for x, y in as_tensors(clients):
+    initial, trained, heads = tiny.start(federation), [], []
+    for x, y in tiny.as_tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
         p = dict(initial)
         g = {"g": initial[V] if start == "copy" else torch.zeros_like(initial[V])}
         for _ in range(2):
             f = x @ p[W].T
             z = f @ p[V].T
-            p = gradient_step(
+            p = tiny.gradient_step(
                 p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y)
             )
-            g = gradient_step(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
+            g = tiny.gradient_step(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
         trained.append(p)
         heads.append(g["g"])
-    mean = mean_of(trained, [12, 9, 15])
-    assert_weights(federation.server.model, mean)
+    mean = tiny.mean_of(trained, [12, 9, 15])
+    tiny.assert_weights(federation.server.model, mean)
     metrics = federation.evaluate()
-    for i, (x, y) in enumerate(as_tensors(clients)):
-        assert_weights(state_of(federation, i)["head"], {"weight": heads[i]})
+    for i, (x, y) in enumerate(tiny.as_tensors(clients)):
+        tiny.assert_weights(tiny.state_of(federation, i)["head"], {"weight": heads[i]})
         f = x @ mean[W].T
 
         def loss(logits: Tensor, y: Tensor = y) -> object:
@@ -87,20 +75,20 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
 
 
 def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
-    federation = run_federation(
+    federation = tiny.run(
         "fedrod",
-        gaussian_clients((12,)),
+        tiny.gaussian_clients((12,)),
         model="linear-body",
         local={"batch_size": 99, "clip_norm": 1e-3},
     )
-    before = federation_of(federation.spec).server.model
-    moved = state_of(federation, 0)["head"]["weight"] - before[V]
+    before = tiny.start(federation)
+    moved = tiny.state_of(federation, 0)["head"]["weight"] - before[V]
     assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 
 
 def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
     fresh = {
-        start: federation_of(spec_of({"name": "fedrod", "personal_init": start})).evaluate()
+        start: tiny.fresh({"name": "fedrod", "personal_init": start}).evaluate()
         for start in ("zero", "copy")
     }
     assert fresh["zero"]["personal/local/loss"] == fresh["zero"]["global/local/loss"]
@@ -108,12 +96,12 @@ def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> 
 
 
 def test_the_personal_head_of_an_absent_client_stays() -> None:
-    federation = federation_of(spec_of("fedrod", participation={"clients": 2}))
+    federation = tiny.fresh("fedrod", participation={"clients": 2})
     heads: dict[int, str] = {}
     for _ in range(4):
         federation.step()
         now = {
-            i: trees.sha256(state_of(federation, i)["head"])
+            i: trees.sha256(tiny.state_of(federation, i)["head"])
             for i in range(3)
             if federation.states[i] is not None
         }

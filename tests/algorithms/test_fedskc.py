@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 
 from flray.errors import ConfigError
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.01}}
 W = "classifier.weight"
@@ -91,7 +83,7 @@ def trained(
     **options: Any,
 ) -> Tensor:
     """One full-batch step of CE + weight LCL; CE alone without knowledge."""
-    gradient = softmax_gradient(w, x, y)
+    gradient = tiny.softmax_gradient(w, x, y)
     if known:
         variable = w.clone().requires_grad_(True)
         (extra,) = torch.autograd.grad(lcl(x @ variable.T, y, known, **options), variable)
@@ -130,11 +122,11 @@ def spread(known: dict[int, Tensor], classes: set[int]) -> float:
 )
 def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     """Clients without a class and a cohort of two: classes come and go in the global knowledge."""
-    clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(
-        spec_of({"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL)
+    clients = tiny.gaussian_clients((10, 9, 12), skew=True)
+    federation = tiny.fresh(
+        {"name": "fedskc", **options}, clients, participation={"clients": 2}, **FULL
     )
-    w, data, known = federation.server.model[W].clone(), as_tensors(clients), {}
+    w, data, known = federation.server.model[W].clone(), tiny.as_tensors(clients), {}
     beta = options.get("beta", 0.95)
     absent = 0
     for _ in range(4):
@@ -165,17 +157,17 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
         if both and options.get("gpr", True):
             kept = 1.0 if options.get("review") == "interpolate" else beta
             w = kept * w + (1 - beta) * rho * (previous - w)
-        torch.testing.assert_close(federation.server.model[W], w, rtol=1e-9, atol=1e-11)
+        tiny.close(federation.server.model[W], w)
         state = federation.server.state["knowledge"]
         assert state["present"].tolist() == [j in known for j in range(3)]
         for j, c in known.items():
-            torch.testing.assert_close(state["vectors"][j], c, rtol=1e-9, atol=1e-11)
+            tiny.close(state["vectors"][j], c)
     assert absent == 0
 
 
 def test_a_class_that_nobody_held_this_round_is_absent() -> None:
-    clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(spec_of("fedskc", clients, participation={"clients": 1}, **FULL))
+    clients = tiny.gaussian_clients((10, 9, 12), skew=True)
+    federation = tiny.fresh("fedskc", clients, participation={"clients": 1}, **FULL)
     federation.step()
     (client,) = federation.server.cohort
     assert federation.server.state["knowledge"]["present"].tolist() == [
@@ -185,10 +177,7 @@ def test_a_class_that_nobody_held_this_round_is_absent() -> None:
 
 def test_everything_off_is_fedavg() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 3}
-    plain, off = (
-        run_federation("fedavg", **settings),
-        run_federation({"name": "fedskc", **OFF}, **settings),
-    )
+    plain, off = (tiny.run("fedavg", **settings), tiny.run({"name": "fedskc", **OFF}, **settings))
     assert plain.sha256() == off.sha256()
     both = [f.step().metrics for f in (plain, off)]
     assert (
@@ -200,37 +189,35 @@ def test_everything_off_is_fedavg() -> None:
 def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
     """N_k of 45 and more: every sigmoid is 1 to the last bit, whatever the discrepancies."""
     clients, options = (
-        gaussian_clients((45, 60, 50)),
+        tiny.gaussian_clients((45, 60, 50)),
         {"name": "fedskc", "lcl": False, "gpr": False},
     )
-    uniform = run_federation("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
-    assert models_sha(run_federation(options, clients, rounds=2)) == models_sha(uniform)
-    assert models_sha(run_federation({**options, "gda": False}, clients, rounds=2)) != models_sha(
-        uniform
-    )
+    uniform = tiny.run("fedavg", clients, rounds=2, aggregation={"weights": "uniform"})
+    assert tiny.digest(options, clients, rounds=2) == tiny.models_sha(uniform)
+    assert tiny.digest({**options, "gda": False}, clients, rounds=2) != tiny.models_sha(uniform)
 
 
 def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
     """Classes that only one client holds have its own knowledge: every d_k is 0, though the models differ."""
-    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(gaussian_clients((12, 12, 12)))]
+    clients = [(x, y % 2 + 2 * i) for i, (x, y) in enumerate(tiny.gaussian_clients((12, 12, 12)))]
     options = {"name": "fedskc", "lcl": False, "gpr": False, "sample_scale": "fraction"}
-    found = run_federation(options, clients, rounds=3, classes=6)
+    found = tiny.run(options, clients, rounds=3, classes=6)
     assert {v for name, v in found.step().metrics.items() if "d_k/" in name} == {0.0}
-    assert models_sha(found) == models_sha(
-        run_federation("fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"})
+    assert tiny.models_sha(found) == tiny.digest(
+        "fedavg", clients, rounds=4, classes=6, aggregation={"weights": "uniform"}
     )
 
 
 @pytest.mark.parametrize("module", ["lcl", "gda", "gpr"])
 def test_each_module_makes_a_difference(module: str) -> None:
-    clients, settings = gaussian_clients((6, 9, 15)), {"rounds": 3, "local": {"lr": 0.01}}
-    alone = run_federation({"name": "fedskc", **OFF, module: True}, clients, **settings)
-    assert models_sha(alone) != models_sha(run_federation("fedavg", clients, **settings))
+    clients, settings = tiny.gaussian_clients((6, 9, 15)), {"rounds": 3, "local": {"lr": 0.01}}
+    alone = tiny.run({"name": "fedskc", **OFF, module: True}, clients, **settings)
+    assert tiny.models_sha(alone) != tiny.digest("fedavg", clients, **settings)
 
 
 def test_knowledge_travels_only_where_a_module_needs_it() -> None:
     def round_two(**options: Any) -> dict[str, float]:
-        return run_federation({"name": "fedskc", **OFF, **options}).step().metrics
+        return tiny.run({"name": "fedskc", **OFF, **options}).step().metrics
 
     plain, lcl_only, gda_only = round_two(), round_two(lcl=True), round_two(gda=True)
     assert lcl_only["bytes/down"] - plain["bytes/down"] == 3 * (9 * 8 + 3)
@@ -255,24 +242,24 @@ RELEASED = {
 
 
 def test_all_values_set_alone_are_the_switch() -> None:
-    clients = gaussian_clients((10, 9, 12), skew=True)
+    clients = tiny.gaussian_clients((10, 9, 12), skew=True)
     settings = {"rounds": 3, "participation": {"clients": 2}, "local": {"epochs": 2, "lr": 0.01}}
-    switch = run_federation({"name": "fedskc", "variant": "released"}, clients, **settings)
-    values = run_federation({"name": "fedskc", **RELEASED}, clients, **settings)
+    switch = tiny.run({"name": "fedskc", "variant": "released"}, clients, **settings)
+    values = tiny.run({"name": "fedskc", **RELEASED}, clients, **settings)
     assert switch.sha256() == values.sha256()
-    assert switch.sha256() != run_federation("fedskc", clients, **settings).sha256()
+    assert switch.sha256() != tiny.run("fedskc", clients, **settings).sha256()
 
 
 def test_learning_rate_of_the_released_code() -> None:
     off = {"name": "fedskc", "variant": "released", "lcl": False, "gpr": False}
-    found = run_federation(off, local={"lr": 0.01})
-    assert models_sha(found) == models_sha(run_federation("fedavg", local={"lr": 0.1}))
+    found = tiny.run(off, local={"lr": 0.01})
+    assert tiny.models_sha(found) == tiny.digest("fedavg", local={"lr": 0.1})
 
 
 def test_learning_rate_that_would_be_ignored_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.05"):
-        spec_of({"name": "fedskc", "variant": "released"}, local={"lr": 0.05})
-    spec_of("fedskc", local={"lr": 0.05})
+        tiny.spec_of({"name": "fedskc", "variant": "released"}, local={"lr": 0.05})
+    tiny.spec_of("fedskc", local={"lr": 0.05})
 
 
 @pytest.mark.parametrize(
@@ -298,16 +285,16 @@ def test_local_loss_of_the_second_round_by_hand(
     options: dict[str, Any], by_hand: dict[str, Any]
 ) -> None:
     """One client a round: the second one's class may have no prototype; the ramp is 2 / 100 in round 2."""
-    clients = gaussian_clients((10, 9, 12), skew=True)
-    federation = federation_of(
-        spec_of(
-            {"name": "fedskc", "gpr": False, **options},
-            clients,
-            participation={"clients": 1},
-            **FULL,
-        )
+    clients = tiny.gaussian_clients((10, 9, 12), skew=True)
+    federation = tiny.fresh(
+        {"name": "fedskc", "gpr": False, **options}, clients, participation={"clients": 1}, **FULL
     )
-    w, data, known, missing = federation.server.model[W].clone(), as_tensors(clients), {}, False
+    w, data, known, missing = (
+        federation.server.model[W].clone(),
+        tiny.as_tensors(clients),
+        {},
+        False,
+    )
     for _ in range(2):
         federation.step()
         (client,) = federation.server.cohort
@@ -315,35 +302,33 @@ def test_local_loss_of_the_second_round_by_hand(
         w = trained(w, *data[client], known, **by_hand)
         known = knowledge(w, *data[client])
     assert missing, "the two cohorts hold the same classes: this tests nothing"
-    torch.testing.assert_close(federation.server.model[W], w, rtol=1e-9, atol=1e-12)
+    tiny.close(federation.server.model[W], w)
 
 
 def test_knowledge_of_the_last_epoch_is_taken_from_the_steps_logits() -> None:
     """Two full-batch epochs: the last one's logits are those before the second step."""
-    (client,) = gaussian_clients((12,))
-    ((x, y),) = as_tensors([client])
-    federation = federation_of(
-        spec_of(
-            {"name": "fedskc", "knowledge": "last_epoch"},
-            [client],
-            model="one-layer",
-            local={"batch_size": 100, "epochs": 2, "lr": 0.01},
-        )
+    (client,) = tiny.gaussian_clients((12,))
+    ((x, y),) = tiny.as_tensors([client])
+    federation = tiny.fresh(
+        {"name": "fedskc", "knowledge": "last_epoch"},
+        [client],
+        model="one-layer",
+        local={"batch_size": 100, "epochs": 2, "lr": 0.01},
     )
     w = federation.server.model[W].clone()
     federation.step()
-    expected = knowledge(w - 0.01 * softmax_gradient(w, x, y), x, y)
+    expected = knowledge(w - 0.01 * tiny.softmax_gradient(w, x, y), x, y)
     found = federation.server.state["knowledge"]["vectors"]
     for j, c in expected.items():
-        torch.testing.assert_close(found[j], c, rtol=1e-10, atol=1e-12)
+        tiny.close(found[j], c)
 
 
 @pytest.mark.parametrize("buffers", [True, False])
 def test_period_review_leaves_statistics_alone_in_the_paper_s_reading(buffers: bool) -> None:
     """Local training cannot differ before round 2's review, so only the review tells the two runs apart."""
     options = {"name": "fedskc", "review_buffers": buffers, "lcl": False}
-    apply_period_review = run_federation(options, rounds=2).server.model
-    plain = run_federation({**options, "gpr": False}, rounds=2).server.model
+    apply_period_review = tiny.run(options, rounds=2).server.model
+    plain = tiny.run({**options, "gpr": False}, rounds=2).server.model
     statistics = "features.middle.running_var"
     assert torch.equal(apply_period_review[statistics], plain[statistics]) is not buffers
     assert not torch.equal(apply_period_review["classifier.weight"], plain["classifier.weight"])

@@ -9,7 +9,7 @@ from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.gradients import gradient_at
-from tests.algorithms.helpers import assert_weights, run_federation
+from tests.algorithms import helpers as tiny
 
 SEEN: list[dict[str, Any]] = []
 
@@ -39,7 +39,7 @@ class LookingAside(Algorithm):
 
 def test_the_gradient_is_that_at_the_given_parameters() -> None:
     SEEN.clear()
-    run_federation("looking-aside", model={"name": "two-layer", "norm": False})
+    tiny.run("looking-aside", model={"name": "two-layer", "norm": False})
     for seen in SEEN:
         leaves = {name: w.clone().requires_grad_() for name, w in seen["double"].items()}
         hidden = F.relu(
@@ -49,8 +49,8 @@ def test_the_gradient_is_that_at_the_given_parameters() -> None:
             hidden @ leaves["classifier.weight"].T + leaves["classifier.bias"], seen["y"]
         )
         gradient = torch.autograd.grad(loss, list(leaves.values()))
-        assert_weights(seen["gradient"], dict(zip(leaves, gradient, strict=True)))
-        assert_weights({"loss": seen["loss"]}, {"loss": loss.detach()})
+        tiny.assert_weights(seen["gradient"], dict(zip(leaves, gradient, strict=True)))
+        tiny.assert_weights({"loss": seen["loss"]}, {"loss": loss.detach()})
     assert len(SEEN) == 10
 
 
@@ -58,10 +58,10 @@ def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:
     """Neither the model's statistics nor the units that dropout leaves out in the pass that follows."""
     SEEN.clear()
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.5}, "rounds": 2}
-    assert trees.sha256(run_federation("looking-aside", **settings).server.models) == trees.sha256(
-        run_federation("fedavg", **settings).server.models
+    assert trees.sha256(tiny.run("looking-aside", **settings).server.models) == trees.sha256(
+        tiny.run("fedavg", **settings).server.models
     )
     for seen in SEEN:
         mean = (seen["x"] @ seen["double"]["features.first.weight"].T).mean(0)
         expected = 0.9 * seen["before"]["features.middle.running_mean"] + 0.1 * mean
-        assert_weights(seen["buffers"], {"features.middle.running_mean": expected})
+        tiny.assert_weights(seen["buffers"], {"features.middle.running_mean": expected})

@@ -8,7 +8,7 @@ import pytest
 
 from flray import trees
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import models_sha, run_federation, state_of
+from tests.algorithms import helpers as tiny
 
 NORMED = {"name": "two-layer", "dropout": 0.2}
 PLAIN = {**NORMED, "norm": False}
@@ -86,21 +86,19 @@ def label(value: object) -> str:
 
 
 def personal_sha(federation: Federation) -> str:
-    states = [state_of(federation, client) for client in range(3)]
+    states = [tiny.state_of(federation, client) for client in range(3)]
     return trees.sha256(*(state["v" if "v" in state else "personal"] for state in states))
 
 
 @pytest.mark.parametrize(("method", "other", "settings"), GLOBAL, ids=label)
 def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert models_sha(run_federation(method, rounds=3, **settings)) == models_sha(
-        run_federation(other, rounds=3, **settings)
-    )
+    assert tiny.digest(method, rounds=3, **settings) == tiny.digest(other, rounds=3, **settings)
 
 
 @pytest.mark.parametrize(("method", "other", "settings"), PERSONAL, ids=label)
 def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, **settings}
-    assert personal_sha(run_federation(method, rounds=3, **settings)) == personal_sha(
-        run_federation(other, rounds=3, **settings)
+    assert personal_sha(tiny.run(method, rounds=3, **settings)) == personal_sha(
+        tiny.run(other, rounds=3, **settings)
     )

@@ -11,18 +11,7 @@ from flray import trees
 from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    mean_of,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 NAME = "classifier.weight"
 FULL = {"model": "one-layer", "local": {"batch_size": 99}}
@@ -33,7 +22,7 @@ def coin(p: float, lam: float = 0.5) -> dict[str, Any]:
 
 
 def own(federation: Federation) -> list[Tensor]:
-    return [state_of(federation, i)["personal"][NAME] for i in range(3)]
+    return [tiny.state_of(federation, i)["personal"][NAME] for i in range(3)]
 
 
 def until_a_pull(federation: Federation) -> list[Tensor]:
@@ -47,28 +36,28 @@ def until_a_pull(federation: Federation) -> list[Tensor]:
 
 def test_a_round_trains_and_pulls_by_hand() -> None:
     """Two rounds of one full-batch step on softmax regression, pull 0.3; the mean has equal weights."""
-    federation = run_federation({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
-    models = [federation_of(federation.spec).server.model[NAME]] * 3
+    federation = tiny.run({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
+    models = [tiny.start(federation)[NAME]] * 3
     for _ in range(2):
         models = [
-            w - 0.1 * softmax_gradient(w, x, y)
-            for w, (x, y) in zip(models, as_tensors(gaussian_clients()), strict=True)
+            w - 0.1 * tiny.softmax_gradient(w, x, y)
+            for w, (x, y) in zip(models, tiny.tensors(), strict=True)
         ]
-        mean = mean_of([{NAME: w} for w in models], [1, 1, 1])[NAME]
+        mean = tiny.mean_of([{NAME: w} for w in models], [1, 1, 1])[NAME]
         models = [0.7 * w + 0.3 * mean for w in models]
     for i, w in enumerate(models):
-        assert_weights(state_of(federation, i)["personal"], {NAME: w})
-    assert_weights(federation.server.model, {NAME: mean})
+        tiny.assert_weights(tiny.state_of(federation, i)["personal"], {NAME: w})
+    tiny.assert_weights(federation.server.model, {NAME: mean})
     # The pull leaves the mean.
-    assert_weights({NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean})
+    tiny.assert_weights({NAME: torch.stack(own(federation)).mean(0)}, {NAME: mean})
 
 
 def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, "rounds": 3}
-    pulled = run_federation({"name": "l2sgd", "pull": 1.0}, **settings)
-    fedavg = run_federation("fedavg", aggregation={"weights": "uniform"}, **settings)
+    pulled = tiny.run({"name": "l2sgd", "pull": 1.0}, **settings)
+    fedavg = tiny.run("fedavg", aggregation={"weights": "uniform"}, **settings)
     for i in range(3):
-        kept = state_of(pulled, i)["personal"]
+        kept = tiny.state_of(pulled, i)["personal"]
         floats = {name for name, value in kept.items() if value.is_floating_point()}
         assert len(floats) == len(kept) - 1
         assert all(torch.equal(kept[name], fedavg.server.model[name]) for name in floats)
@@ -76,27 +65,25 @@ def test_a_full_pull_makes_all_models_uniform_fedavg_s() -> None:
 
 def test_the_default_is_neither_local_nor_fedavg() -> None:
     losses = {
-        name: run_federation(name, rounds=3).evaluate()["personal/local/loss"]
+        name: tiny.run(name, rounds=3).evaluate()["personal/local/loss"]
         for name in ("l2sgd", "local")
     }
-    losses["fedavg"] = run_federation("fedavg", rounds=3).evaluate()["global/local/loss"]
+    losses["fedavg"] = tiny.run("fedavg", rounds=3).evaluate()["global/local/loss"]
     assert len(set(losses.values())) == 3
 
 
 def test_local_buffers_are_not_pulled() -> None:
-    local = run_federation(
-        {"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"}
-    )
-    means = [state_of(local, i)["personal"]["features.middle.running_mean"] for i in range(3)]
+    local = tiny.run({"name": "l2sgd", "pull": 1.0}, rounds=1, aggregation={"buffers": "local"})
+    means = [tiny.state_of(local, i)["personal"]["features.middle.running_mean"] for i in range(3)]
     assert not torch.equal(means[0], means[1])
-    weights = [state_of(local, i)["personal"]["features.first.weight"] for i in range(3)]
+    weights = [tiny.state_of(local, i)["personal"]["features.first.weight"] for i in range(3)]
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[1], weights[2])
 
 
 def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> None:
     """Both branches from the same models: their expected step is -alpha grad F, and alpha = N (1 - p) lr."""
     p, lam, lr = 0.3, 0.8, 0.1
-    federation = run_federation(coin(p, lam), rounds=1, **FULL)
+    federation = tiny.run(coin(p, lam), rounds=1, **FULL)
     before = until_a_pull(federation)
     mean = torch.stack(before).mean(0)
     pulls = [after - w for after, w in zip(own(federation), before, strict=True)]
@@ -106,20 +93,18 @@ def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> 
         if not came["bytes/down"]:
             break
     assert came["train/steps"] == 3 and came["bytes/up"] == 0
-    for w, after, (x, y) in zip(
-        models, own(federation), as_tensors(gaussian_clients()), strict=True
-    ):
-        assert_weights(
-            {NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * softmax_gradient(w, x, y)}
+    for w, after, (x, y) in zip(models, own(federation), tiny.tensors(), strict=True):
+        tiny.assert_weights(
+            {NAME: after - w}, {NAME: -alpha / (3 * (1 - p)) * tiny.softmax_gradient(w, x, y)}
         )
-    for w, pull, (x, y) in zip(before, pulls, as_tensors(gaussian_clients()), strict=True):
-        step = -lr * softmax_gradient(w, x, y)  # of the branch that was just measured
-        gradient = (softmax_gradient(w, x, y) + lam * (w - mean)) / 3
-        assert_weights({NAME: (1 - p) * step + p * pull}, {NAME: -alpha * gradient})
+    for w, pull, (x, y) in zip(before, pulls, tiny.tensors(), strict=True):
+        step = -lr * tiny.softmax_gradient(w, x, y)  # of the branch that was just measured
+        gradient = (tiny.softmax_gradient(w, x, y) + lam * (w - mean)) / 3
+        tiny.assert_weights({NAME: (1 - p) * step + p * pull}, {NAME: -alpha * gradient})
 
 
 def test_models_travel_only_for_the_first_of_several_pulls() -> None:
-    federation = federation_of(spec_of(coin(0.6), model="one-layer"))
+    federation = tiny.fresh(coin(0.6), model="one-layer")
     size = trees.tensor_bytes(federation.server.model)
     moved, seen = True, set()
     for _ in range(24):
@@ -131,9 +116,11 @@ def test_models_travel_only_for_the_first_of_several_pulls() -> None:
             3 * size * pulled,
             3 * size * collected,
         )
-        assert collected or trees.sha256(mean) == models_sha(federation)
+        assert collected or trees.sha256(mean) == tiny.models_sha(federation)
         if pulled:
-            assert_weights({NAME: torch.stack(own(federation)).mean(0)}, federation.server.model)
+            tiny.assert_weights(
+                {NAME: torch.stack(own(federation)).mean(0)}, federation.server.model
+            )
         seen.add((pulled, moved))
         moved = not pulled
     assert seen == {(True, True), (True, False), (False, True), (False, False)}
@@ -141,7 +128,7 @@ def test_models_travel_only_for_the_first_of_several_pulls() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
 def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
-    federation = federation_of(spec_of(coin(p), model="one-layer"))
+    federation = tiny.fresh(coin(p), model="one-layer")
     algorithm, server = federation.spec.algorithm, federation.server
     pulls = 0
     for server.round in range(2000):
@@ -152,13 +139,13 @@ def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
 
 
 def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    spec = spec_of(coin(0.5), rounds=8)
-    whole = federation_of(spec)
+    spec = tiny.spec_of(coin(0.5), rounds=8)
+    whole = tiny.federation_of(spec)
     for done in range(8):
         checkpoint.save(whole, tmp_path / str(done))
         whole.step()
     for done in range(8):
-        resumed = federation_of(spec)
+        resumed = tiny.federation_of(spec)
         checkpoint.restore(resumed, tmp_path / str(done))
         while resumed.rounds_done < 8:
             resumed.step()
@@ -181,5 +168,5 @@ def test_what_the_coin_does_not_hold_for_is_refused(
     options: dict[str, Any], local: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        spec_of(options, local=local)
+        tiny.spec_of(options, local=local)
     assert str(caught.value).startswith(path)

@@ -13,16 +13,7 @@ from flray import registry, trees
 from flray.data.types import DataSet, Domain
 from flray.federation.executor import InlineExecutor
 from flray.models import SplitModel
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 # Updates are formed in float64, so that the ends are exact for float32 models.
 SINGLE = {"precision": "float32"}
@@ -41,7 +32,7 @@ def scaled(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def step(model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
     a, b = (model[name] for name in NAMES)
     h = x @ a.T
-    by_b = softmax_gradient(b, h, y)
+    by_b = tiny.softmax_gradient(b, h, y)
     p = torch.softmax(h @ b.T, dim=1)
     p[torch.arange(len(y)), y] -= 1
     by_a = (p @ b).T @ x / len(y)
@@ -75,11 +66,11 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
     centred, drop = options.get("centred", released), options.get("drop_smallest", released)
     history = options.get("history", "all" if released else "earlier")
     last = options.get("update", "last_epoch" if released else "round") == "last_epoch"
-    clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(spec_of({"name": "lgmix", **options}, clients, **FULL))
+    clients = tiny.gaussian_clients((10, 9, 12))
+    federation = tiny.fresh({"name": "lgmix", **options}, clients, **FULL)
     u = {name: federation.server.model[name].clone() for name in NAMES}
     own, ratios = [dict(u) for _ in clients], [[] for _ in clients]
-    data = as_tensors(clients)
+    data = tiny.as_tensors(clients)
     for _ in range(4):
         metrics = federation.step().metrics
         updates = []
@@ -107,13 +98,9 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
             assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(share, rel=1e-9)
             own[i] = {n: own[i][n] + share * update[n] + (1 - share) * moved[n] for n in NAMES}
             for name in NAMES:
-                torch.testing.assert_close(
-                    state_of(federation, i)["own"][name], own[i][name], rtol=1e-9, atol=1e-11
-                )
+                tiny.close(tiny.state_of(federation, i)["own"][name], own[i][name])
         for name in NAMES:
-            torch.testing.assert_close(
-                federation.server.model[name], u[name], rtol=1e-9, atol=1e-11
-            )
+            tiny.close(federation.server.model[name], u[name])
 
 
 @pytest.mark.parametrize(
@@ -121,12 +108,12 @@ def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
 )
 def test_ratio_zero_is_fedavg(model: Any) -> None:
     mixed, plain = (
-        run_federation(a, rounds=4, model=model, local=SINGLE)
+        tiny.run(a, rounds=4, model=model, local=SINGLE)
         for a in ({"name": "lgmix", "ratio": 0}, "fedavg")
     )
-    assert models_sha(mixed) == models_sha(plain)
+    assert tiny.models_sha(mixed) == tiny.models_sha(plain)
     for i in range(3):
-        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(plain.server.model)
+        assert trees.sha256(tiny.state_of(mixed, i)["own"]) == trees.sha256(plain.server.model)
 
 
 @pytest.mark.parametrize(
@@ -134,40 +121,33 @@ def test_ratio_zero_is_fedavg(model: Any) -> None:
 )
 def test_ratio_one_is_local_training(model: Any) -> None:
     mixed, alone = (
-        run_federation(a, rounds=4, model=model, local=SINGLE)
+        tiny.run(a, rounds=4, model=model, local=SINGLE)
         for a in ({"name": "lgmix", "ratio": 1}, "local")
     )
     for i in range(3):
-        assert trees.sha256(state_of(mixed, i)["own"]) == trees.sha256(
-            state_of(alone, i)["personal"]
+        assert trees.sha256(tiny.state_of(mixed, i)["own"]) == trees.sha256(
+            tiny.state_of(alone, i)["personal"]
         )
 
 
 def test_differs_from_both_ends_at_its_default() -> None:
-    mixed = run_federation("lgmix", rounds=2, local=SINGLE)
-    own = {trees.sha256(state_of(mixed, i)["own"]) for i in range(3)}
+    mixed = tiny.run("lgmix", rounds=2, local=SINGLE)
+    own = {trees.sha256(tiny.state_of(mixed, i)["own"]) for i in range(3)}
     assert len(own) == 3
-    assert models_sha(run_federation("fedavg", rounds=2, local=SINGLE)) not in {
-        models_sha(mixed),
-        *own,
-    }
-    alone = run_federation("local", rounds=2, local=SINGLE)
-    assert not own & {trees.sha256(state_of(alone, i)["personal"]) for i in range(3)}
+    assert tiny.digest("fedavg", rounds=2, local=SINGLE) not in {tiny.models_sha(mixed), *own}
+    alone = tiny.run("local", rounds=2, local=SINGLE)
+    assert not own & {trees.sha256(tiny.state_of(alone, i)["personal"]) for i in range(3)}
 
 
 def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
-    metrics = run_federation("lgmix").step().metrics
-    assert (
-        metrics["train/steps"]
-        == run_federation("fedavg").step().metrics["train/steps"]
-        == 3 + 2 + 4
-    )
+    metrics = tiny.run("lgmix").step().metrics
+    assert metrics["train/steps"] == tiny.run("fedavg").step().metrics["train/steps"] == 3 + 2 + 4
     assert metrics["train/loss"] > 0
 
 
 def test_u_is_not_the_mean_of_the_personalised_models() -> None:
-    federation = run_federation("lgmix", gaussian_clients((12, 12, 12)), rounds=3, model="scaled")
-    mean = torch.stack([state_of(federation, i)["own"][NAMES[1]] for i in range(3)]).mean(0)
+    federation = tiny.run("lgmix", tiny.gaussian_clients((12, 12, 12)), rounds=3, model="scaled")
+    mean = torch.stack([tiny.state_of(federation, i)["own"][NAMES[1]] for i in range(3)]).mean(0)
     assert float((mean - federation.server.model[NAMES[1]]).abs().max()) > 1e-4
 
 
@@ -184,13 +164,11 @@ def bright(root: Any) -> DataSet:
     ("inputs", "scale", "shift"), [("normalised", 4.0, -2.0), ("unit", 1.0, 0.0)]
 )
 def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: float) -> None:
-    federation = federation_of(
-        spec_of(
-            {"name": "lgmix", "inputs": inputs},
-            model="linear",
-            data={"name": "bright"},
-            local={"batch_size": 100},
-        )
+    federation = tiny.fresh(
+        {"name": "lgmix", "inputs": inputs},
+        model="linear",
+        data={"name": "bright"},
+        local={"batch_size": 100},
     )
     start = federation.server.model["classifier.weight"].clone()
     bias = federation.server.model["classifier.bias"].clone()
@@ -202,9 +180,7 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     p = torch.softmax(x @ start.T + bias, dim=1)
     p[torch.arange(len(y)), y] -= 1
     expected = start - 0.1 * p.T @ x / len(y)
-    torch.testing.assert_close(
-        federation.server.model["classifier.weight"], expected, rtol=1e-9, atol=1e-11
-    )
+    tiny.close(federation.server.model["classifier.weight"], expected)
 
 
 def test_no_task_is_asked_for() -> None:
@@ -265,10 +241,10 @@ def split_early(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 @pytest.mark.parametrize("model", ["whole", "split-early"])
 def test_features_are_those_before_the_last_layer(model: str) -> None:
     """In the first step both models are the same: only the mode of the batch norm tells their features apart."""
-    clients = gaussian_clients((10, 9, 12))
-    federation = federation_of(spec_of("lgmix", clients, model=model, local={"batch_size": 100}))
+    clients = tiny.gaussian_clients((10, 9, 12))
+    federation = tiny.fresh("lgmix", clients, model=model, local={"batch_size": 100})
     metrics = federation.step().metrics
-    for i, (x, _) in enumerate(as_tensors(clients)):
+    for i, (x, _) in enumerate(tiny.as_tensors(clients)):
         network: Any = federation.spec.build(model)
         layers = (
             network.layers
@@ -285,9 +261,9 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
 
 
 def test_nothing_is_left_at_the_network_after_a_turn() -> None:
-    spec = spec_of("lgmix")
+    spec = tiny.spec_of("lgmix")
     executor = InlineExecutor(spec)
-    federation_of(spec, executor).step()
+    tiny.federation_of(spec, executor).step()
     resident = executor._runner._resources.resident("two-layer")
     models = [resident.model, *resident.frozen_copies.values()]
     assert len(models) == 2 and not any(
@@ -297,8 +273,8 @@ def test_nothing_is_left_at_the_network_after_a_turn() -> None:
 
 def test_features_of_images_are_pooled_over_positions() -> None:
     """A network whose last layer is a convolution, as in segmentation: its inputs' mean over positions counts."""
-    federation = federation_of(
-        spec_of("lgmix", model="maps", data={"name": "bright"}, local={"batch_size": 100})
+    federation = tiny.fresh(
+        "lgmix", model="maps", data={"name": "bright"}, local={"batch_size": 100}
     )
     network = federation.spec.build("maps")
     data = federation.spec.data
@@ -307,8 +283,8 @@ def test_features_of_images_are_pooled_over_positions() -> None:
     pooled = network.first(x).mean((2, 3))
     assert federation.step().metrics["train/lgmix/lambda"] == pytest.approx(0.5)
     kept = trees.sha256(federation.server.models)
-    federation = federation_of(
-        spec_of("lgmix", model="maps", data={"name": "bright"}, local={"batch_size": 100})
+    federation = tiny.fresh(
+        "lgmix", model="maps", data={"name": "bright"}, local={"batch_size": 100}
     )
     seen: list[Tensor] = []
     kind: Any = type(federation.spec.algorithm)

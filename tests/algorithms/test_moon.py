@@ -9,49 +9,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    mean_of,
-    models_sha,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
 W, V = "features.first.weight", "classifier.weight"
 
 
 def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
-    spec, plain = spec_of("moon", model=DROPOUT), spec_of("fedavg", model=DROPOUT)
-    moon, fedavg = federation_of(spec), federation_of(plain)
+    spec, plain = tiny.spec_of("moon", model=DROPOUT), tiny.spec_of("fedavg", model=DROPOUT)
+    moon, fedavg = tiny.federation_of(spec), tiny.federation_of(plain)
     losses = [federation.step().metrics["train/loss"] for federation in (moon, fedavg)]
     assert losses[0] - losses[1] == pytest.approx(math.log(2), abs=1e-12)
-    assert models_sha(moon) == models_sha(fedavg)
+    assert tiny.models_sha(moon) == tiny.models_sha(fedavg)
     moon.step()
     fedavg.step()
-    assert models_sha(moon) != models_sha(fedavg)
+    assert tiny.models_sha(moon) != tiny.models_sha(fedavg)
 
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the second contrasts with the mean and with each client's own last model."""
-    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], as_tensors(gaussian_clients())
-    federation = run_federation(
+    mu, tau, sizes, clients = 2.0, 0.3, [12, 9, 15], tiny.tensors()
+    federation = tiny.run(
         {"name": "moon", "mu": mu, "tau": tau},
         model="linear-body",
         local={"batch_size": 99},
         rounds=2,
     )
-    start = federation_of(federation.spec).server.model
+    start = tiny.start(federation)
     own = [
-        gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
+        tiny.gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
         for x, y in clients
     ]
-    mean = mean_of(own, sizes)
+    mean = tiny.mean_of(own, sizes)
 
     def loss(
         p: Mapping[str, Tensor], x: Tensor, y: Tensor, previous: Mapping[str, Tensor]
@@ -62,20 +51,22 @@ def test_two_rounds_by_hand() -> None:
         return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
 
     trained = [
-        gradient_step(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
+        tiny.gradient_step(mean, lambda p, x=x, y=y, last=last: loss(p, x, y, last))
         for (x, y), last in zip(clients, own, strict=True)
     ]
-    assert_weights(federation.server.model, mean_of(trained, sizes))
+    tiny.assert_weights(federation.server.model, tiny.mean_of(trained, sizes))
 
 
 def test_the_previous_model_is_that_of_the_client_s_own_last_turn() -> None:
-    federation = federation_of(spec_of("moon", participation={"clients": 1}))
+    federation = tiny.fresh("moon", participation={"clients": 1})
     previous: dict[int, str] = {}
     for _ in range(6):
         federation.step()
         (client,) = federation.server.cohort
         # a single client's model comes back from the average with its own bits
-        previous[client] = models_sha(federation)
+        previous[client] = tiny.models_sha(federation)
         for known, digest in previous.items():
-            assert trees.sha256({"two-layer": state_of(federation, known)["previous"]}) == digest
+            assert (
+                trees.sha256({"two-layer": tiny.state_of(federation, known)["previous"]}) == digest
+            )
     assert len(previous) > 1

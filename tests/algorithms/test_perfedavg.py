@@ -10,17 +10,7 @@ from torch import Tensor
 from flray import trees
 from flray.algorithms import perfedavg
 from flray.algorithms.common.gradients import gradient_at
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    mean_of,
-    models_sha,
-    run_federation,
-    softmax_gradient,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
 NAME = "classifier.weight"
 ALPHA, BETA, DELTA = 0.5, 0.1, 1e-3
@@ -32,34 +22,38 @@ def per(form: str, **options: Any) -> dict[str, Any]:
 
 
 def initial(settings: dict[str, Any] = FULL) -> Tensor:
-    return federation_of(spec_of("perfedavg", **settings)).server.model[NAME]
+    return tiny.fresh("perfedavg", **settings).server.model[NAME]
 
 
 def test_first_order_step_by_hand() -> None:
     """Softmax regression, all samples in each batch: w - beta grad(w - alpha grad(w)), then the plain mean."""
     w = initial()
     ends = [
-        {NAME: w - BETA * softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)}
-        for x, y in as_tensors(gaussian_clients())
+        {NAME: w - BETA * tiny.softmax_gradient(w - ALPHA * tiny.softmax_gradient(w, x, y), x, y)}
+        for x, y in tiny.tensors()
     ]
-    assert_weights(run_federation(per("fo"), **FULL).server.model, mean_of(ends, [1, 1, 1]))
+    tiny.assert_weights(tiny.run(per("fo"), **FULL).server.model, tiny.mean_of(ends, [1, 1, 1]))
 
 
 def test_hessian_free_step_by_hand_and_by_the_hessian() -> None:
     w = initial()
     ends, exact = [], []
-    for x, y in as_tensors(gaussian_clients()):
-        g = softmax_gradient(w - ALPHA * softmax_gradient(w, x, y), x, y)
-        change = softmax_gradient(w + DELTA * g, x, y) - softmax_gradient(w - DELTA * g, x, y)
+    for x, y in tiny.tensors():
+        g = tiny.softmax_gradient(w - ALPHA * tiny.softmax_gradient(w, x, y), x, y)
+        change = tiny.softmax_gradient(w + DELTA * g, x, y) - tiny.softmax_gradient(
+            w - DELTA * g, x, y
+        )
         ends.append({NAME: w - BETA * (g - ALPHA * change / (2 * DELTA))})
         _, product = torch.autograd.functional.hvp(
             lambda v, x=x, y=y: F.cross_entropy(x @ v.T, y), w, g
         )
         assert product.norm() > 0.01
         exact.append({NAME: w - BETA * (g - ALPHA * product)})
-    found = run_federation(per("hf", delta=DELTA), **FULL).server.model
-    torch.testing.assert_close(found[NAME], mean_of(ends, [1, 1, 1])[NAME], rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(found[NAME], mean_of(exact, [1, 1, 1])[NAME], rtol=1e-7, atol=1e-8)
+    found = tiny.run(per("hf", delta=DELTA), **FULL).server.model
+    tiny.close(found[NAME], tiny.mean_of(ends, [1, 1, 1])[NAME])
+    torch.testing.assert_close(
+        found[NAME], tiny.mean_of(exact, [1, 1, 1])[NAME], rtol=1e-7, atol=1e-8
+    )
 
 
 def test_batches_are_independent_and_only_the_second_moves_the_statistics(
@@ -77,8 +71,8 @@ def test_batches_are_independent_and_only_the_second_moves_the_statistics(
         return found
 
     monkeypatch.setattr(perfedavg, "gradient_at", watched)
-    federation_of(
-        spec_of(per("hf"), gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2})
+    tiny.fresh(
+        per("hf"), tiny.gaussian_clients((12,)), model={"name": "two-layer", "dropout": 0.2}
     ).step()
     assert [(tag, moved) for tag, moved, _ in seen] == [
         ("inner", 0),
@@ -107,11 +101,8 @@ def test_both_forms_differ_from_fedavg_and_from_each_other(form: str) -> None:
         "aggregation": {"weights": "uniform"},
     }
     other = "hf" if form == "fo" else "fo"
-    digest = models_sha(run_federation(per(form), **settings))
-    assert digest not in (
-        models_sha(run_federation("fedavg", **settings)),
-        models_sha(run_federation(per(other), **settings)),
-    )
+    digest = tiny.digest(per(form), **settings)
+    assert digest not in (tiny.digest("fedavg", **settings), tiny.digest(per(other), **settings))
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
@@ -127,27 +118,25 @@ def test_personal_models_are_some_plain_steps_from_the_global_one(steps: int) ->
             "clip_norm": 1e-3,
         },
     }
-    federation = run_federation(per("fo", adapt_steps=steps), rounds=2, **settings)
+    federation = tiny.run(per("fo", adapt_steps=steps), rounds=2, **settings)
     before = federation.sha256()
     metrics = federation.evaluate()
     assert federation.sha256() == before
-    for i, (x, y) in enumerate(as_tensors(gaussian_clients())):
+    for i, (x, y) in enumerate(tiny.tensors()):
         w = federation.server.model[NAME]
         for _ in range(steps):
-            w = w - ALPHA * softmax_gradient(w, x, y)
+            w = w - ALPHA * tiny.softmax_gradient(w, x, y)
         loss = float(F.cross_entropy(x @ w.T, y))
         assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(loss, rel=1e-12)
 
 
 def test_clipping_and_the_local_optimiser_act_on_the_meta_gradient() -> None:
     """Clipped to a tiny norm, every client moves by lr times that norm."""
-    federation = run_federation(
+    federation = tiny.run(
         per("fo"),
-        gaussian_clients((12,)),
+        tiny.gaussian_clients((12,)),
         model="one-layer",
         local={"batch_size": 99, "clip_norm": 1e-3},
     )
-    distance = (
-        federation.server.model[NAME] - federation_of(federation.spec).server.model[NAME]
-    ).norm()
+    distance = (federation.server.model[NAME] - tiny.start(federation)[NAME]).norm()
     assert float(distance) == pytest.approx(0.1 * 1e-3, rel=1e-5)

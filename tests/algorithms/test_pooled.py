@@ -8,18 +8,9 @@ import pytest
 from torch import nn
 
 from flray.errors import ConfigError
-from tests.algorithms.helpers import (
-    as_tensors,
-    assert_weights,
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    models_sha,
-    run_federation,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 
-CLIENTS = gaussian_clients((12, 9, 15), skew=True)
+CLIENTS = tiny.gaussian_clients((12, 9, 15), skew=True)
 
 
 def test_equation() -> None:
@@ -28,10 +19,10 @@ def test_equation() -> None:
         "model": "one-layer",
         "local": {"batch_size": 100, "epochs": 2, "lr": 0.3},
     }
-    weights = dict(federation_of(spec_of("pooled", CLIENTS, **settings)).server.model)
-    parts = as_tensors(CLIENTS)
+    weights = dict(tiny.fresh("pooled", CLIENTS, **settings).server.model)
+    parts = tiny.as_tensors(CLIENTS)
     for _ in range(2):
-        weights = gradient_step(
+        weights = tiny.gradient_step(
             weights,
             lambda w: (
                 sum(
@@ -42,7 +33,7 @@ def test_equation() -> None:
             ),
             lr=0.3,
         )
-    assert_weights(run_federation("pooled", CLIENTS, **settings).server.model, weights)
+    tiny.assert_weights(tiny.run("pooled", CLIENTS, **settings).server.model, weights)
 
 
 @pytest.mark.parametrize("settings", [{}, {"local": {"steps": 7}}, {"aggregation": {"block": 2}}])
@@ -50,27 +41,25 @@ def test_reduction_fedavg_with_one_client_who_holds_everything(settings: dict[st
     """Also beside a client that is kept out of training: nothing of it is pooled."""
     settings = {"model": {"name": "two-layer", "dropout": 0.2}, **settings}
     one = {"partition": {"name": "iid", "clients": 1}}
-    pooled = run_federation("pooled", CLIENTS, rounds=3, **settings)
-    together = run_federation("fedavg", CLIENTS, rounds=3, **one, **settings)
-    assert models_sha(pooled) == models_sha(together)
+    pooled = tiny.run("pooled", CLIENTS, rounds=3, **settings)
+    together = tiny.run("fedavg", CLIENTS, rounds=3, **one, **settings)
+    assert tiny.models_sha(pooled) == tiny.models_sha(together)
     metrics = pooled.step().metrics
     assert metrics["global/common/loss"] == pytest.approx(
         together.step().metrics["global/common/loss"], abs=1e-12
     )
     assert sum("global/local/accuracy/client/" in name for name in metrics) == 3
-    more = gaussian_clients((12, 9, 15, 8))
+    more = tiny.gaussian_clients((12, 9, 15, 8))
     kept_out = {"participation": {"unseen": ["client3"]}}
-    assert models_sha(run_federation("pooled", more, rounds=2, **settings, **kept_out)) == (
-        models_sha(run_federation("fedavg", more[:3], rounds=2, **one, **settings))
+    assert tiny.digest("pooled", more, rounds=2, **settings, **kept_out) == (
+        tiny.digest("fedavg", more[:3], rounds=2, **one, **settings)
     )
 
 
 def test_difference() -> None:
-    assert models_sha(run_federation("pooled", CLIENTS)) != models_sha(
-        run_federation("fedavg", CLIENTS)
-    )
+    assert tiny.digest("pooled", CLIENTS) != tiny.digest("fedavg", CLIENTS)
 
 
 def test_it_takes_everybody() -> None:
     with pytest.raises(ConfigError, match="participation: found 2 of 3; pooled needs all clients"):
-        spec_of("pooled", CLIENTS, participation={"clients": 2})
+        tiny.spec_of("pooled", CLIENTS, participation={"clients": 2})

@@ -18,7 +18,7 @@ from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.tasks import Classification
-from tests.algorithms.helpers import federation_of, run_federation, settings_for, spec_of
+from tests.algorithms import helpers as tiny
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
@@ -39,8 +39,8 @@ def test_every_method_keeps_its_weights_and_outputs_in_float32(
     monkeypatch.setattr(Classification, "loss", watched)
     digests = []
     for precision in ("float32", "bfloat16"):
-        federation = run_federation(
-            name, rounds=2, local={"precision": precision}, **settings_for(name)
+        federation = tiny.run(
+            name, rounds=2, local={"precision": precision}, **tiny.settings_for(name)
         )
         values = [v for weights in federation.server.models.values() for v in weights.values()]
         assert {v.dtype for v in values} <= {torch.float32, torch.int64}
@@ -67,9 +67,7 @@ class NotingTypes(Algorithm):
 
 def test_features_gradients_and_velocity_are_float32() -> None:
     metrics = (
-        federation_of(spec_of("noting-types", local={"precision": "bfloat16", "momentum": 0.9}))
-        .step()
-        .metrics
+        tiny.fresh("noting-types", local={"precision": "bfloat16", "momentum": 0.9}).step().metrics
     )
     assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
 

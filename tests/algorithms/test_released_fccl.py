@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of
+from tests.algorithms import helpers as tiny
 from tests.algorithms.released import (
     assert_same,
     networks,
@@ -25,7 +25,7 @@ from tests.algorithms.released import (
     private_batches,
 )
 
-CLIENTS = gaussian_clients((11, 10, 14), classes=4)
+CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, ROUNDS, EPOCHS, PRIVATE, PUBLIC = 0.01, 3, 2, 4, 12
 TEMPERATURE, OMEGA, TAU = 0.02, 3.0, 3.0
 
@@ -150,10 +150,10 @@ def compare(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
     }
     local = {"optimizer": "adam", "lr": LR, "epochs": EPOCHS, "batch_size": 32}
     models = {} if averaged else {"client1": {"name": "two-norms", "width": 7}}
-    spec = spec_of(
+    spec = tiny.spec_of(
         options, CLIENTS, classes=4, model="two-norms", models=models, local=local, rounds=ROUNDS
     )
-    federation = federation_of(spec)
+    federation = tiny.federation_of(spec)
     loop = ReleasedLoop(federation, name == "fcclplus", pretrain, averaged)
     for number in range(ROUNDS):
         federation.step()

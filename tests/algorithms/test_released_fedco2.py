@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from flray import registry
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of, state_of
+from tests.algorithms import helpers as tiny
 from tests.algorithms.released import assert_same, networks, private, private_batches
 
-CLIENTS = gaussian_clients((11, 10, 14), classes=4)
+CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, BATCH, ROUNDS = 0.1, 4, 3
 
 
@@ -82,21 +82,19 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def compare(**changes: Any) -> None:
     """Run both, and compare both models of every client after every round."""
-    federation = federation_of(
-        spec_of(
-            {"name": "fedco2", "variant": "released", **changes},
-            CLIENTS,
-            classes=4,
-            model="norm-in-classifier",
-            local={"lr": LR, "batch_size": BATCH},
-        )
+    federation = tiny.fresh(
+        {"name": "fedco2", "variant": "released", **changes},
+        CLIENTS,
+        classes=4,
+        model="norm-in-classifier",
+        local={"lr": LR, "batch_size": BATCH},
     )
     loop = ReleasedLoop(federation)
     for number in range(ROUNDS):
         federation.step()
         loop.run(number)
         for i in range(3):
-            state = state_of(federation, i)
+            state = tiny.state_of(federation, i)
             assert_same({**federation.server.model, **state["personal"]}, loop.online[i])
             assert_same(state["offline"], loop.offline[i])
 

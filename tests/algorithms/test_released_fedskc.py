@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of
+from tests.algorithms import helpers as tiny
 from tests.algorithms.released import assert_same, networks, private, private_batches
 
 # A class is at one or two clients only, two of which take part: classes come and go.
-CLIENTS = gaussian_clients((11, 10, 14, 7), classes=4, skew=True)[:3] + [
-    (x[y == 3], y[y == 3]) for x, y in gaussian_clients((16,), classes=4)
+CLIENTS = tiny.gaussian_clients((11, 10, 14, 7), classes=4, skew=True)[:3] + [
+    (x[y == 3], y[y == 3]) for x, y in tiny.gaussian_clients((16,), classes=4)
 ]
 LR, BATCH, EPOCHS, ROUNDS, TAU, BETA = 0.1, 4, 2, 3, 0.08, 0.99
 Knowledge = dict[int, Tensor]
@@ -110,16 +110,14 @@ def merge(local: list[Knowledge]) -> Knowledge:
 
 def compare(**changes: Any) -> list[set[int]]:
     """Run both, and compare after every round; return the classes known after each."""
-    federation = federation_of(
-        spec_of(
-            {"name": "fedskc", "variant": "released", **changes},
-            CLIENTS,
-            classes=4,
-            model="two-norms",
-            local={"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.01},
-            participation={"clients": 2},
-            seed=3,  # of these cohorts no client's logits come near zero, where their direction is noise
-        )
+    federation = tiny.fresh(
+        {"name": "fedskc", "variant": "released", **changes},
+        CLIENTS,
+        classes=4,
+        model="two-norms",
+        local={"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.01},
+        participation={"clients": 2},
+        seed=3,  # of these cohorts no client's logits come near zero, where their direction is noise
     )
     loop, classes = ReleasedLoop(federation), []
     for number in range(ROUNDS):

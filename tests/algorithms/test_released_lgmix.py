@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of, state_of
+from tests.algorithms import helpers as tiny
 from tests.algorithms.released import assert_same, networks, private, private_batches
 
-CLIENTS = gaussian_clients((11, 10, 14), classes=4)
+CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, BATCH, ROUNDS = 0.1, 4, 3
 
 
@@ -89,14 +89,12 @@ def eigenvalues(features: Tensor) -> Tensor:
 
 def compare(epochs: int, **changes: Any) -> None:
     """Run both, and compare after every round; the counters of batch norms are not trained with."""
-    federation = federation_of(
-        spec_of(
-            {"name": "lgmix", "variant": "released", **changes},
-            CLIENTS,
-            classes=4,
-            model="two-norms",
-            local={"lr": LR, "batch_size": BATCH, "epochs": epochs},
-        )
+    federation = tiny.fresh(
+        {"name": "lgmix", "variant": "released", **changes},
+        CLIENTS,
+        classes=4,
+        model="two-norms",
+        local={"lr": LR, "batch_size": BATCH, "epochs": epochs},
     )
     loop = ReleasedLoop(federation, epochs)
     for number in range(ROUNDS):
@@ -104,7 +102,7 @@ def compare(epochs: int, **changes: Any) -> None:
         loop.run(number)
         assert_same(federation.server.model, loop.server, counters=False)
         for i, model in enumerate(loop.models):
-            assert_same(state_of(federation, i)["own"], model, counters=False)
+            assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
             found = metrics[f"train/lgmix/lambda_of_round/client/client{i}"]
             assert abs(found - loop.shares[i][-1]) < 1e-12, "not close"
 
@@ -133,14 +131,12 @@ def test_without_any_one_of_its_values_it_is_another_loop(
 
 def test_traces_of_an_epoch_are_not_those_of_its_batches() -> None:
     """Centred batch by batch, the traces lose what batches differ by: lambda is another."""
-    federation = federation_of(
-        spec_of(
-            {"name": "lgmix", "variant": "released"},
-            CLIENTS,
-            classes=4,
-            model="two-norms",
-            local={"lr": LR, "batch_size": BATCH},
-        )
+    federation = tiny.fresh(
+        {"name": "lgmix", "variant": "released"},
+        CLIENTS,
+        classes=4,
+        model="two-norms",
+        local={"lr": LR, "batch_size": BATCH},
     )
     loop = ReleasedLoop(federation, 1)
     (batches,) = private_batches(federation, 0, 0, BATCH, 1)

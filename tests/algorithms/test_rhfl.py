@@ -11,18 +11,11 @@ from torch import Tensor
 
 from flray import registry, trees
 from flray.federation.federation import Federation
-from tests.algorithms.helpers import (
-    as_tensors,
-    federation_of,
-    gaussian_clients,
-    run_federation,
-    spec_of,
-    state_of,
-)
+from tests.algorithms import helpers as tiny
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.05, "batch_size": 100, "epochs": 2}
-CLIENTS = gaussian_clients((10, 9, 12))
-DATA = as_tensors(CLIENTS)
+CLIENTS = tiny.gaussian_clients((10, 9, 12))
+DATA = tiny.as_tensors(CLIENTS)
 W = "classifier.weight"
 
 
@@ -40,13 +33,8 @@ def sce(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 )
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Linear networks without bias, Adam, three public batches a round, full private batches, three rounds."""
-    federation = federation_of(
-        spec_of(
-            {"name": "rhfl", "public_batch_size": 8, **options},
-            CLIENTS,
-            local=ADAM,
-            model="one-layer",
-        )
+    federation = tiny.fresh(
+        {"name": "rhfl", "public_batch_size": 8, **options}, CLIENTS, local=ADAM, model="one-layer"
     )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[W].clone().requires_grad_() for _ in CLIENTS]
@@ -94,39 +82,38 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
                 sce(w, x, y).backward()
                 optimizer.step()
         for i, w in enumerate(weights):
-            torch.testing.assert_close(
-                state_of(federation, i)["personal"][W], w.detach(), rtol=1e-8, atol=1e-10
-            )
+            tiny.close(tiny.state_of(federation, i)["personal"][W], w.detach())
 
 
 def personal(federation: Federation) -> str:
-    return trees.sha256(*(state_of(federation, i)["personal"] for i in range(3)))
+    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
 
 
 def test_with_cross_entropy_it_differs_from_local_training_by_the_public_steps_alone() -> None:
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 2}
-    alone = personal(run_federation("local", **settings))
+    alone = personal(tiny.run("local", **settings))
     plain = {"name": "rhfl", "a": 1.0, "b": 0.0}
-    assert personal(run_federation({**plain, "public_passes": 0}, **settings)) == alone
-    assert personal(run_federation(plain, **settings)) != alone
-    assert personal(run_federation({"name": "rhfl", "public_passes": 0}, **settings)) != alone
+    assert personal(tiny.run({**plain, "public_passes": 0}, **settings)) == alone
+    assert personal(tiny.run(plain, **settings)) != alone
+    assert personal(tiny.run({"name": "rhfl", "public_passes": 0}, **settings)) != alone
 
 
 def test_equal_clients_teach_each_other_nothing() -> None:
-    same = [gaussian_clients((12,))[0]] * 3
+    same = [tiny.gaussian_clients((12,))[0]] * 3
     settings: dict[str, Any] = {"model": "one-layer", "local": {"epochs": 0}, "rounds": 2}
-    federation = run_federation("rhfl", same, **settings)
+    federation = tiny.run("rhfl", same, **settings)
     for i in range(3):
         torch.testing.assert_close(
-            state_of(federation, i)["personal"][W], federation.server.model[W], rtol=0, atol=1e-15
+            tiny.state_of(federation, i)["personal"][W],
+            federation.server.model[W],
+            rtol=0,
+            atol=1e-15,
         )
     assert federation.server.metrics["rhfl/confidence/client/client0"] == pytest.approx(1 / 3)
 
 
 def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
-    federation = federation_of(
-        spec_of("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
-    )
+    federation = tiny.fresh("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
     seen: set[int] = set()
     late = 0
     for _ in range(6):
@@ -152,9 +139,9 @@ def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
 
 def test_participants_may_have_different_networks_and_may_be_averaged_where_they_do_not() -> None:
     wide = {"client1": {"name": "two-layer", "width": 7}}
-    assert len(run_federation("rhfl", models=wide, rounds=2).server.models) == 2
-    federation = run_federation({"name": "rhfl", "average": True}, rounds=1, local={"epochs": 0})
-    (first, *others) = [trees.sha256(state_of(federation, i)["personal"]) for i in range(3)]
+    assert len(tiny.run("rhfl", models=wide, rounds=2).server.models) == 2
+    federation = tiny.run({"name": "rhfl", "average": True}, rounds=1, local={"epochs": 0})
+    (first, *others) = [trees.sha256(tiny.state_of(federation, i)["personal"]) for i in range(3)]
     assert others == [first, first]
 
 

@@ -13,7 +13,7 @@ from flray.config.experiment import Local
 from flray.errors import ConfigError, FlrayError
 from flray.federation.spec import FederationSpec
 from flray.runs.extend import check_extendable
-from tests.algorithms.helpers import gaussian_clients, run_federation, settings_for, spec_of
+from tests.algorithms import helpers as tiny
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 
@@ -39,9 +39,9 @@ def test_one_step_is_as_long_as_the_rate_says() -> None:
 
     def moved(**local: Any) -> dict[str, Any]:
         options = {"steps": 1, "batch_size": 12, "lr": 0.1, **local}
-        done = run_federation("fedavg", gaussian_clients((12,)), local=options)
-        start = run_federation(
-            "fedavg", gaussian_clients((12,)), local={**options, "epochs": 0, "steps": None}
+        done = tiny.run("fedavg", tiny.gaussian_clients((12,)), local=options)
+        start = tiny.run(
+            "fedavg", tiny.gaussian_clients((12,)), local={**options, "epochs": 0, "steps": None}
         )
         (trained,) = start.server.parameter_names.values()
         return {n: done.server.model[n] - start.server.model[n] for n in trained}
@@ -52,7 +52,7 @@ def test_one_step_is_as_long_as_the_rate_says() -> None:
 
 
 def spec(rounds: int = 4, **local: Any) -> FederationSpec:
-    return spec_of("fedavg", rounds=rounds, local=local)
+    return tiny.spec_of("fedavg", rounds=rounds, local=local)
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -64,20 +64,20 @@ def test_what_cannot_be_is_refused() -> None:
         check_extendable(spec(schedule="cosine"), 2)
     check_extendable(spec(warmup=2), 3)
     with pytest.raises(ConfigError, match=r"found 1\.5; fcclplus counts epochs .* a whole number"):
-        spec_of({"name": "fcclplus", "epoch_optimizer": "fresh"}, local={"epochs": 1.5})
+        tiny.spec_of({"name": "fcclplus", "epoch_optimizer": "fresh"}, local={"epochs": 1.5})
 
 
 @pytest.mark.parametrize(("epochs", "batches"), [(0.5, 2), (0.1, 1), (1.5, 5), (2, 6), (2.0, 6)])
 def test_parts_of_an_epoch(epochs: float, batches: int) -> None:
     """12 samples in batches of 4: an epoch has 3 of them, and half of one is 2 that are begun."""
-    federation = run_federation("fedavg", gaussian_clients((12,)), local={"epochs": epochs})
+    federation = tiny.run("fedavg", tiny.gaussian_clients((12,)), local={"epochs": epochs})
     result = federation.wait_for_round()
     assert result is not None and result.metrics["train/steps"] == batches
 
 
 def test_a_tenth_of_thirty_is_three() -> None:
-    federation = run_federation(
-        "fedavg", gaussian_clients((60,)), local={"epochs": 0.1, "batch_size": 2}
+    federation = tiny.run(
+        "fedavg", tiny.gaussian_clients((60,)), local={"epochs": 0.1, "batch_size": 2}
     )
     result = federation.wait_for_round()
     assert result is not None and result.metrics["train/steps"] == 3
@@ -91,5 +91,5 @@ def test_whole_numbers_stay_what_they_are() -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_takes_them(name: str) -> None:
     local = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
-    federation = run_federation(name, rounds=3, local=local, **settings_for(name))
+    federation = tiny.run(name, rounds=3, local=local, **tiny.settings_for(name))
     assert federation.rounds_done == 3

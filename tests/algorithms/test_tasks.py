@@ -12,7 +12,7 @@ from flray.config.experiment import Config
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
-from tests.algorithms.helpers import federation_of, settings_for
+from tests.algorithms import helpers as tiny
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
@@ -41,7 +41,7 @@ def world_of(name: str, task: dict[str, Any], **settings: Any) -> FederationSpec
                 "experiment": {
                     "algorithm": name,
                     **task,
-                    **settings_for(name),
+                    **tiny.settings_for(name),
                     "resources": {"gpus_per_actor": 0},
                     **settings,
                 }
@@ -58,7 +58,7 @@ def needs(name: str) -> frozenset[str]:
 def runs(name: str, task: dict[str, Any], metric: str) -> None:
     """Run two rounds; what is learnt is finite and was changed, and the task's metrics are there."""
     spec = world_of(name, task)
-    federation = federation_of(spec)
+    federation = tiny.federation_of(spec)
     before = federation.sha256()
     metrics = [federation.step().metrics for _ in range(2)][-1]
     assert federation.sha256() != before
@@ -124,7 +124,7 @@ def test_the_papers_methods_run_where_their_tables_say() -> None:
 
 
 def test_a_distance_is_worst_where_it_is_largest() -> None:
-    metrics = federation_of(world_of("fedavg", SEGMENTATION)).step().metrics
+    metrics = tiny.federation_of(world_of("fedavg", SEGMENTATION)).step().metrics
     for measure, worst in (("dice", min), ("hausdorff95", max), ("hausdorff", max)):
         values = [metrics[f"global/local/{measure}/client/{client}"] for client in "AE"]
         assert (
@@ -140,7 +140,7 @@ def test_the_optimiser_sees_masks_and_images_moved_alike() -> None:
         how: [
             federation.sha256()
             for federation in (
-                federation_of(
+                tiny.federation_of(
                     world_of("fedavg", SEGMENTATION, local={"batch_size": 2, "augment": how})
                 )
                 for _ in range(2)

@@ -15,7 +15,7 @@ from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of, state_of
+from tests.algorithms import helpers as tiny
 
 # Batches of 4: other numbers of steps, other last batches; one of a single sample.
 SIZES = (12, 9, 15, 7, 10)
@@ -29,9 +29,9 @@ def run_federation(
     block: int = 5,
     **changes: Any,
 ) -> Federation:
-    spec = spec_of(
+    spec = tiny.spec_of(
         name,
-        gaussian_clients(SIZES),
+        tiny.gaussian_clients(SIZES),
         aggregation={"block": block, **changes.pop("aggregation", {})},
         local={
             "momentum": 0.9,
@@ -42,7 +42,7 @@ def run_federation(
         },
         **changes,
     )
-    federation = federation_of(spec)
+    federation = tiny.federation_of(spec)
     for _ in range(rounds):
         federation.step()
     return federation
@@ -50,14 +50,12 @@ def run_federation(
 
 def assert_near(ours: Federation, theirs: Federation) -> None:
     for entry, value in theirs.server.model.items():
-        torch.testing.assert_close(ours.server.model[entry], value, rtol=1e-10, atol=1e-10)
+        tiny.close(ours.server.model[entry], value)
     for client in range(len(SIZES)):
-        kept = state_of(theirs, client).get("personal", {})
-        assert kept.keys() == state_of(ours, client).get("personal", {}).keys()
+        kept = tiny.state_of(theirs, client).get("personal", {})
+        assert kept.keys() == tiny.state_of(ours, client).get("personal", {}).keys()
         for entry, value in kept.items():
-            torch.testing.assert_close(
-                state_of(ours, client)["personal"][entry], value, rtol=1e-10, atol=1e-10
-            )
+            tiny.close(tiny.state_of(ours, client)["personal"][entry], value)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +86,7 @@ def test_so_it_is_under_other_settings(changes: dict[str, Any]) -> None:
     ours, theirs = run_federation("fedavg", 3, **changes), run_federation("fedavg", 1, **changes)
     for key, model in theirs.server.models.items():
         for entry, value in model.items():
-            torch.testing.assert_close(
-                ours.server.models[key][entry], value, rtol=1e-10, atol=1e-10
-            )
+            tiny.close(ours.server.models[key][entry], value)
 
 
 def test_what_is_tracked_of_each_client_is_the_same() -> None:

@@ -21,7 +21,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.metrics.summary import trajectory
-from tests.algorithms.helpers import federation_of, gaussian_clients, run_federation
+from tests.algorithms import helpers as tiny
 
 Both = tuple[Any, Any]
 
@@ -124,14 +124,14 @@ def test_each_value_can_be_set_alone(method: str, row: str, option: str) -> None
 ADAM = {"optimizer": "adam", "lr": 0.02, "batch_size": 4, "epochs": 2}
 PUBLIC = {"public_batch_size": 8}
 COMING_AND_GOING = {
-    "clients": gaussian_clients((6, 9, 12), skew=True),
+    "clients": tiny.gaussian_clients((6, 9, 12), skew=True),
     "participation": {"clients": 1},
     "local": {"epochs": 2, "lr": 0.01},
 }
 SETTINGS: Mapping[str, dict[str, Any]] = {
     "fedskc": COMING_AND_GOING,
     "fcclplus": {"local": ADAM},
-    "fedco2": {"clients": gaussian_clients((6, 9, 15))},
+    "fedco2": {"clients": tiny.gaussian_clients((6, 9, 15))},
     "lgmix": {"local": {"epochs": 2, "lr": 0.1}},
 }
 SPECIAL: Mapping[str, dict[str, Any]] = {
@@ -172,7 +172,7 @@ def digest(method: str, special: Mapping[str, Any], **options: Any) -> str:
     key = repr((method, special, registry.algorithms.params(method)(**given).resolved()))
     if key not in _digests:  # one of two values is the default, with which other rows run too
         clients = settings.pop("clients", None)
-        federation = run_federation({"name": method, **given}, clients, rounds=4, **settings)
+        federation = tiny.run({"name": method, **given}, clients, rounds=4, **settings)
         _digests[key] = federation.sha256()
     return _digests[key]
 
@@ -209,7 +209,7 @@ def test_rows_about_images_change_what_is_learnt(method: str, row: str, option: 
                 }
             ).experiment
         )
-        federation = federation_of(spec, InlineExecutor(spec))
+        federation = tiny.federation_of(spec, InlineExecutor(spec))
         federation.step()
         found.append(federation.sha256())
     assert found[0] != found[1]
@@ -223,9 +223,9 @@ def test_fedskc_local_lr() -> None:
         ).experiment.local.lr
         == 0.01
     )
-    settings = {"clients": gaussian_clients((6, 9, 12)), "rounds": 2}
+    settings = {"clients": tiny.gaussian_clients((6, 9, 12)), "rounds": 2}
     paper, fast, same = (
-        run_federation({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
+        tiny.run({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
         for lr, rate in ((None, 0.01), (0.1, 0.01), (None, 0.1))
     )
     assert paper != fast == same

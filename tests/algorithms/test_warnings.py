@@ -12,18 +12,18 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.handle import ServerActor
 from flray.federation.ray_backend.losses import NodeWatch
-from tests.algorithms.helpers import Arrays, gaussian_clients, models_sha, run_federation, spec_of
+from tests.algorithms import helpers as tiny
 
-EVEN = gaussian_clients((12, 9, 15))
-SKEWED = gaussian_clients((12, 9, 15), skew=True)
-MANY = gaussian_clients((60, 66, 72))
+EVEN = tiny.gaussian_clients((12, 9, 15))
+SKEWED = tiny.gaussian_clients((12, 9, 15), skew=True)
+MANY = tiny.gaussian_clients((60, 66, 72))
 
 
 def lines_of(
-    algorithm: dict[str, Any], clients: list[Arrays], rounds: int = 4, **settings: Any
+    algorithm: dict[str, Any], clients: list[tiny.Arrays], rounds: int = 4, **settings: Any
 ) -> list[str]:
     """Return what a run says, with a reset in the middle as after a loss."""
-    spec, lines = spec_of(algorithm, clients, rounds=2 * rounds, **settings), list[str]()
+    spec, lines = tiny.spec_of(algorithm, clients, rounds=2 * rounds, **settings), list[str]()
     federation = Federation(spec, InlineExecutor(spec), lines.append)
     for _ in range(rounds):
         federation.step()
@@ -48,7 +48,7 @@ ALONE = {"name": "fedskc", "lcl": False, "gda": False, "gpr": False}
         ({"name": "fedrs"}, SKEWED, ""),
         ({"name": "fedrs", "graded": True}, EVEN, ""),
         ({**ALONE, "gda": True}, MANY, "the weights of GDA are equal to five digits"),
-        ({**ALONE, "gda": True}, gaussian_clients((4, 3, 5)), ""),
+        ({**ALONE, "gda": True}, tiny.gaussian_clients((4, 3, 5)), ""),
         ({**ALONE, "gda": True, "sample_scale": "fraction"}, MANY, ""),
         (ALONE, MANY, ""),
         ({**ALONE, "gpr": True, "beta": 0.9999}, EVEN, "GPR steps by (1 - beta) |rho| = "),
@@ -58,7 +58,7 @@ ALONE = {"name": "fedskc", "lcl": False, "gda": False, "gpr": False}
     ids=str,
 )
 def test_it_is_said_once_and_only_where_it_is_so(
-    algorithm: dict[str, Any], clients: list[Arrays], said: str
+    algorithm: dict[str, Any], clients: list[tiny.Arrays], said: str
 ) -> None:
     lines = lines_of(algorithm, clients, local={"lr": 0.01})
     assert len(lines) == bool(said)
@@ -77,19 +77,19 @@ def test_what_helps_is_named() -> None:
 
 
 def test_what_is_said_to_do_nothing_does_nothing() -> None:
-    plain = models_sha(run_federation("fedavg", EVEN, rounds=2))
-    assert models_sha(run_federation({"name": "fedrs"}, EVEN, rounds=2)) == plain
-    hkd = run_federation({"name": "fedhkd", "threshold": 0.5}, EVEN, rounds=2)
-    assert models_sha(hkd) == plain
-    uniform = run_federation("fedavg", MANY, rounds=2, aggregation={"weights": "uniform"})
-    gda = run_federation({**ALONE, "gda": True}, MANY, rounds=2)
+    plain = tiny.digest("fedavg", EVEN, rounds=2)
+    assert tiny.digest({"name": "fedrs"}, EVEN, rounds=2) == plain
+    hkd = tiny.run({"name": "fedhkd", "threshold": 0.5}, EVEN, rounds=2)
+    assert tiny.models_sha(hkd) == plain
+    uniform = tiny.run("fedavg", MANY, rounds=2, aggregation={"weights": "uniform"})
+    gda = tiny.run({**ALONE, "gda": True}, MANY, rounds=2)
     for name, value in uniform.server.model.items():
         assert float((gda.server.model[name] - value).abs().max()) < 1e-5
 
 
 def test_a_warning_is_no_part_of_what_is_learnt() -> None:
     """Neither digest nor metrics know of it."""
-    spec = spec_of({"name": "fedrs"}, EVEN)
+    spec = tiny.spec_of({"name": "fedrs"}, EVEN)
     loud, quiet = (Federation(spec, InlineExecutor(spec), list[str]().append) for _ in range(2))
     quiet.server.warned.add("scale")
     first, second = loud.step().metrics, quiet.step().metrics
@@ -101,7 +101,7 @@ def test_lines_of_the_server_actor_come_with_its_answers() -> None:
     actor = ServerActor.__new__(ServerActor)
     actor._lines, actor._error = [], None
     actor._pool = SimpleNamespace(nodes=NodeWatch())  # type: ignore[assignment]
-    spec = spec_of({"name": "fedrs"}, EVEN)
+    spec = tiny.spec_of({"name": "fedrs"}, EVEN)
     Federation.__init__(actor, spec, InlineExecutor(spec), actor._lines.append)
     assert actor.call("step")[1] == [
         "fedrs: every client has every class, so no logit is scaled and it trains as fedavg; "

@@ -14,7 +14,7 @@ from flray.federation.state import EarlyStop
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
 from flray.runs.progress import NullProgress
-from tests.algorithms.helpers import spec_of
+from tests.algorithms import helpers as tiny
 
 STOP = {"metric": "train/loss", "patience": 2, "min_delta": 0.5}
 
@@ -98,6 +98,6 @@ def test_trials_and_actors_end_at_the_same_round(
 
 def test_what_cannot_be_decided_by_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"experiment\.stop\.metric: found 'acuracy'"):
-        spec_of("fedavg", stop={"metric": "acuracy", "patience": 2})
+        tiny.spec_of("fedavg", stop={"metric": "acuracy", "patience": 2})
     with pytest.raises((FlrayError, ValueError), match="give patience, target or both"):
-        spec_of("fedavg", stop={})
+        tiny.spec_of("fedavg", stop={})

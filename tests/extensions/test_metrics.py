@@ -12,7 +12,7 @@ from flray import register_metric, registry
 from flray.cli.main import invoke
 from flray.errors import ConfigError, FlrayError, MethodError
 from flray.metrics.direction import lower_is_better
-from tests.algorithms.helpers import federation_of, spec_of
+from tests.algorithms import helpers as tiny
 
 
 @register_metric("hits")
@@ -55,17 +55,15 @@ def test_builtin_metrics_are_those_of_other_libraries() -> None:
 def test_a_metric_has_every_view_that_accuracy_has(method: str) -> None:
     views = {"others": True, "pooled": True, "validation": 0.25}
     settings = {"metrics": ["hits"], **views}
-    metrics = federation_of(spec_of(method, evaluation=settings)).step().metrics
+    metrics = tiny.fresh(method, evaluation=settings).step().metrics
     accuracy = {name: value for name, value in metrics.items() if "/accuracy" in name}
     assert len(accuracy) > 12
     assert {name: metrics[name.replace("accuracy", "hits")] for name in accuracy} == accuracy
 
 
 def test_options_reach_it_and_the_bits_stay() -> None:
-    plain = federation_of(spec_of("fedavg"))
-    measured = federation_of(
-        spec_of("fedavg", evaluation={"metrics": [{"name": "hits", "times": 2}]})
-    )
+    plain = tiny.fresh("fedavg")
+    measured = tiny.fresh("fedavg", evaluation={"metrics": [{"name": "hits", "times": 2}]})
     values = [one.step().metrics for one in (plain, measured)]
     assert values[1]["global/common/hits"] == 2 * values[0]["global/common/accuracy"]
     assert plain.sha256() == measured.sha256()
@@ -82,7 +80,7 @@ def test_options_reach_it_and_the_bits_stay() -> None:
 )
 def test_what_cannot_be_measured_is_refused(names: list[Any], said: str) -> None:
     with pytest.raises((ConfigError, FlrayError, ValueError), match=said):
-        spec_of("fedavg", evaluation={"metrics": names})
+        tiny.spec_of("fedavg", evaluation={"metrics": names})
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,7 @@ def test_what_cannot_be_measured_is_refused(names: list[Any], said: str) -> None
     ],
 )
 def test_a_metric_that_fails_is_named(name: str, said: str) -> None:
-    federation = federation_of(spec_of("fedavg", evaluation={"metrics": [name]}))
+    federation = tiny.fresh("fedavg", evaluation={"metrics": [name]})
     with pytest.raises(MethodError, match=said):
         federation.step()
 

@@ -14,7 +14,7 @@ from flray.errors import MethodError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.samplers import Sampling, choose
-from tests.algorithms.helpers import federation_of, gaussian_clients, settings_for, spec_of
+from tests.algorithms import helpers as tiny
 from tests.end_to_end.pool import Pools
 
 POWER = {"name": "power-of-choice", "candidates": 4}
@@ -48,9 +48,7 @@ def answers(sampling: Sampling, *, key: str) -> Any:
 
 def federation(sampler: Any, method: str = "fedavg", **settings: Any) -> Federation:
     participation = {"clients": 2, "sampler": sampler, **settings.pop("participation", {})}
-    return federation_of(
-        spec_of(method, gaussian_clients(SIZES), participation=participation, **settings)
-    )
+    return tiny.fresh(method, tiny.gaussian_clients(SIZES), participation=participation, **settings)
 
 
 def test_uniform_is_the_default_and_a_permutation_by_seed_and_round() -> None:
@@ -59,7 +57,7 @@ def test_uniform_is_the_default_and_a_permutation_by_seed_and_round() -> None:
         made.step()
         order = rng.numpy_generator(0, "sampling", round=number).permutation(5)
         assert made.server.cohort == sorted(order[:2].tolist())
-    assert spec_of("fedavg").config.participation.sampler.name == "uniform"
+    assert tiny.spec_of("fedavg").config.participation.sampler.name == "uniform"
 
 
 def test_power_of_choice_takes_the_candidates_with_the_largest_loss() -> None:
@@ -122,7 +120,7 @@ def test_bytes_of_those_who_were_only_asked_count_apart_and_in_the_sum() -> None
     ),
 )
 def test_every_method_runs_with_power_of_choice(name: str) -> None:
-    made = federation(POWER, name, **settings_for(name))
+    made = federation(POWER, name, **tiny.settings_for(name))
     for _ in range(2):
         assert made.step().metrics["cohort/asked"] == 2
         assert len(made.server.cohort) == 2

@@ -22,13 +22,7 @@ from flray.federation.messages import TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
-from tests.algorithms.helpers import (
-    federation_of,
-    gaussian_clients,
-    gradient_step,
-    settings_for,
-    spec_of,
-)
+from tests.algorithms import helpers as tiny
 from tests.end_to_end.pool import Pools
 
 SIZES = (12, 9, 15, 6, 10)
@@ -39,15 +33,15 @@ SHARING = [name for name in BUILT_IN if registry.algorithms.get(name).shared != 
 
 def spec_with(method: Any = "fedavg", unseen: Any = None, **settings: Any) -> FederationSpec:
     name = method if isinstance(method, str) else method["name"]
-    made = settings_for(name)
+    made = tiny.settings_for(name)
     participation = {
         "unseen": UNSEEN if unseen is None else unseen,
         **settings.pop("participation", {}),
     }
     evaluation = {"adapt_steps": 3, **made.pop("evaluation", {}), **settings.pop("evaluation", {})}
-    return spec_of(
+    return tiny.spec_of(
         method,
-        gaussian_clients(SIZES),
+        tiny.gaussian_clients(SIZES),
         participation=participation,
         evaluation=evaluation,
         **made,
@@ -86,8 +80,8 @@ def unseen_metrics(metrics: dict[str, float]) -> dict[str, float]:
 def test_no_method_learns_anything_of_them(name: str) -> None:
     spec = spec_with(name)
     executor = Recorded(spec)
-    federation = federation_of(spec, executor)
-    blind = federation_of(without_samples(spec))
+    federation = tiny.federation_of(spec, executor)
+    blind = tiny.federation_of(without_samples(spec))
     for _ in range(3):
         metrics = federation.step().metrics
         blind.step()
@@ -95,7 +89,7 @@ def test_no_method_learns_anything_of_them(name: str) -> None:
     assert {client for kind, client in executor.sent if kind != "unseen"} <= {-1, 0, 1, 2}
     assert federation.sha256() == blind.sha256()
     # What was trained without them in memory, and then tested on them, has the same values.
-    later = federation_of(spec)
+    later = tiny.federation_of(spec)
     later.load_snapshot(
         blind.snapshot(),
         {k: blind.executor.fetch(state) for k, state in enumerate(blind.states) if state},
@@ -127,7 +121,7 @@ def test_a_method_that_shares_no_weights_says_so(name: str) -> None:
 def test_no_sampler_sees_them(sampler: str) -> None:
     spec = spec_with(participation={"clients": 2, "sampler": sampler})
     executor = Recorded(spec)
-    federation = federation_of(spec, executor)
+    federation = tiny.federation_of(spec, executor)
     assert [info.name for info in federation.server.clients] == ["client0", "client2", "client4"]
     cohorts = set()
     for _ in range(8):
@@ -141,7 +135,7 @@ def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_i
     spec = spec_with(
         model="one-layer", evaluation={"adapt_steps": 2}, local={"batch_size": 50, "lr": 0.3}
     )
-    federation = federation_of(spec)
+    federation = tiny.federation_of(spec)
     metrics = federation.step().metrics
     means: dict[str, list[float]] = {"global": [], "adapted": []}
     for client in spec.data.unseen:
@@ -151,7 +145,7 @@ def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_i
         for view in means:
             if view == "adapted":
                 for _ in range(2):
-                    weights = gradient_step(
+                    weights = tiny.gradient_step(
                         weights,
                         lambda w, x=x, y=y: nn.functional.cross_entropy(
                             x @ w["classifier.weight"].T, y
@@ -188,11 +182,11 @@ def test_who_they_are() -> None:
 
 
 def test_without_the_setting_nothing_is_kept_out() -> None:
-    plain = spec_of("fedavg", gaussian_clients(SIZES))
+    plain = tiny.spec_of("fedavg", tiny.gaussian_clients(SIZES))
     for nothing in (0, []):
         spec = spec_with(unseen=nothing, evaluation={"adapt_steps": 0})
         assert spec.data.partition_fingerprint == plain.data.partition_fingerprint
-        assert not unseen_metrics(federation_of(spec).step().metrics)
+        assert not unseen_metrics(tiny.federation_of(spec).step().metrics)
     assert spec_with().data.partition_fingerprint != plain.data.partition_fingerprint
 
 
@@ -218,7 +212,7 @@ def test_what_is_wrong_is_told_in_one_line(
 
 def test_actors_give_the_values_of_one_process(pools: Pools) -> None:
     spec = spec_with(model={"name": "two-layer", "dropout": 0.2})
-    inline: Federation = federation_of(spec)
+    inline: Federation = tiny.federation_of(spec)
     for _ in range(spec.config.rounds):
         metrics = inline.step().metrics
     on_actors = pools[2].run_federation(spec)

@@ -10,7 +10,7 @@ from flray.config.loader import load
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.evaluation import available_metrics
-from tests.algorithms.helpers import gaussian_clients, run_federation
+from tests.algorithms.helpers import gaussian_clients, run
 from tests.end_to_end.test_tasks import GLYPHS
 
 CLIENTS = gaussian_clients((5, 9, 40))
@@ -20,9 +20,7 @@ SETTINGS: dict[str, Any] = {"local": {"epochs": 1, "lr": 0.02}}
 @pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("measure", ["accuracy", "loss"])
 def test_each_client_counts_by_its_samples(others: bool, measure: str) -> None:
-    federation = run_federation(
-        "local", CLIENTS, **SETTINGS, evaluation={"pooled": True, "others": others}
-    )
+    federation = run("local", CLIENTS, **SETTINGS, evaluation={"pooled": True, "others": others})
     found = federation.evaluate()
     clients = federation.spec.data.clients
     single = [found[f"personal/local/{measure}/client/{c.name}"] for c in clients]
@@ -34,8 +32,8 @@ def test_each_client_counts_by_its_samples(others: bool, measure: str) -> None:
 
 
 def test_it_stands_beside_the_others_and_changes_nothing() -> None:
-    plain = run_federation("fedbn", CLIENTS, **SETTINGS)
-    more = run_federation("fedbn", CLIENTS, **SETTINGS, evaluation={"pooled": True})
+    plain = run("fedbn", CLIENTS, **SETTINGS)
+    more = run("fedbn", CLIENTS, **SETTINGS, evaluation={"pooled": True})
     assert plain.sha256() == more.sha256()
     found, before = more.evaluate(), plain.evaluate()
     assert {name: found[name] for name in before} == before
@@ -46,7 +44,7 @@ def test_it_stands_beside_the_others_and_changes_nothing() -> None:
 
 def test_one_model_for_all_has_it_on_the_common_test_set() -> None:
     """Whose models are all the same need no measure of their own: that is what global/common is."""
-    federation = run_federation("fedavg", CLIENTS, **SETTINGS, evaluation={"pooled": True})
+    federation = run("fedavg", CLIENTS, **SETTINGS, evaluation={"pooled": True})
     found = federation.evaluate()
     clients = federation.spec.data.clients
     by_hand = sum(
