@@ -24,6 +24,10 @@ from flray.models import SplitModel
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """Options of methods that by their defaults would take long; what is measured by name alone runs with these."""
+W, V = "features.first.weight", "classifier.weight"
+DROPOUT = {"name": "two-layer", "dropout": 0.2}
+SIZES = [12, 9, 15]
+"""Samples of each of the `gaussian_clients`."""
 _clients: dict[str, tuple[list[Arrays], int]] = {}
 
 
@@ -215,6 +219,24 @@ def gradient_step(
         name: w.detach() - (0 if g is None else lr * g)
         for (name, w), g in zip(leaves.items(), gradients, strict=True)
     }
+
+
+def linear_loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of `linear-body` with one layer."""
+    return nn.functional.cross_entropy(x @ weights[W].T @ weights[V].T, y)
+
+
+def each_step(
+    weights: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+    data: Sequence[tuple[Tensor, Tensor]],
+    loss: Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor] = linear_loss,
+) -> list[dict[str, Tensor]]:
+    """Return each client's weights after one step on all its samples, from common weights or its own."""
+    starts = [weights] * len(data) if isinstance(weights, Mapping) else weights
+    return [
+        gradient_step(start, lambda w, x=x, y=y: loss(w, x, y))  # type: ignore[misc]
+        for start, (x, y) in zip(starts, data, strict=True)
+    ]
 
 
 def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:

@@ -6,27 +6,22 @@ import torch.nn.functional as F
 
 from flray import trees
 from tests.algorithms import helpers as tiny
+from tests.algorithms.helpers import V, W
 
-W, V = "features.first.weight", "classifier.weight"
 
-
-@pytest.mark.parametrize(
-    "model", [{"name": "two-layer", "dropout": 0.2}, {"name": "deep-classifier"}]
-)
+@pytest.mark.parametrize("model", [tiny.DROPOUT, {"name": "deep-classifier"}], ids=str)
 def test_one_client_is_local(model: dict[str, object]) -> None:
-    copa, local = (
-        tiny.run(name, tiny.gaussian_clients((12,)), rounds=2, model=model)
-        for name in ("copa", "local")
-    )
-    whole = {**copa.server.model, **tiny.state_of(copa, 0)["personal"]}
-    assert trees.sha256(whole) == trees.sha256(tiny.state_of(local, 0)["personal"])
+    one = tiny.gaussian_clients((12,))
+    copa, local = (tiny.run(name, one, rounds=2, model=model) for name in ("copa", "local"))
+    whole = {**copa.server.model, **tiny.kept(copa, 0)}
+    assert trees.sha256(whole) == trees.sha256(tiny.kept(local, 0))
     assert copa.evaluate() == local.evaluate()
 
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the others' heads are those of the round's start, and their terms a sum."""
     federation = tiny.run("copa", model="linear-body", local={"batch_size": 99}, rounds=2)
-    start, clients = (dict(tiny.start(federation)), tiny.tensors())
+    start, clients = tiny.start(federation), tiny.tensors()
     body, heads = {W: start[W]}, [start[V]] * 3
     for _ in range(2):
         trained = []
@@ -40,24 +35,26 @@ def test_two_rounds_by_hand() -> None:
                     ),
                 )
             )
-        body, heads = (
-            tiny.mean_of([{W: p[W]} for p in trained], [12, 9, 15]),
-            [p[V] for p in trained],
-        )
-    tiny.assert_weights(federation.server.model, body)
+        body = tiny.mean_of([{W: p[W]} for p in trained], tiny.SIZES)
+        heads = [p[V] for p in trained]
+    tiny.close(federation.server.model, body)
+    metrics = federation.evaluate()
     for own, (x, y) in enumerate(clients):
-        tiny.assert_weights(federation.server.state["heads"][str(own)], {V: heads[own]})
-        tiny.assert_weights(tiny.state_of(federation, own)["personal"], {V: heads[own]})
-        logits = sum(x @ body[W].T @ head.T for head in heads) / 3
-        assert federation.evaluate()[f"personal/local/loss/client/client{own}"] == pytest.approx(
-            float(F.cross_entropy(logits, y)), rel=1e-12
-        )
+        tiny.close(federation.server.state["heads"][str(own)], {V: heads[own]})
+        tiny.close(tiny.kept(federation, own), {V: heads[own]})
+        loss = F.cross_entropy(sum(x @ body[W].T @ head.T for head in heads) / 3, y)
+        found = metrics[f"personal/local/loss/client/client{own}"]
+        assert found == pytest.approx(float(loss), rel=1e-12)
 
 
-def test_an_ensemble_of_equal_heads_is_one_head() -> None:
+def test_peers_matter_as_soon_as_they_are_trained() -> None:
+    """In the first round the heads are all the initial one, of which an ensemble is one head; the body differs."""
     copa, fedavg = (tiny.fresh(name).evaluate() for name in ("copa", "fedavg"))
     assert copa["personal/local/loss"] == pytest.approx(fedavg["global/local/loss"], rel=1e-12)
     assert copa["personal/local/accuracy"] == fedavg["global/local/accuracy"]
+    first = tiny.run("copa")
+    assert tiny.models_sha(first) != tiny.digest("fedper")
+    assert torch.equal(first.server.model[V], tiny.start(first)[V])
 
 
 def test_the_last_known_heads_of_absent_clients_are_used() -> None:
@@ -68,9 +65,3 @@ def test_the_last_known_heads_of_absent_clients_are_used() -> None:
         after = federation.server.state["heads"]
         changed = {int(i) for i in before if trees.sha256(before[i]) != trees.sha256(after[i])}
         assert changed == set(federation.server.cohort)
-
-
-def test_peers_matter() -> None:
-    """In the first round already, with heads that are all the initial one."""
-    assert tiny.digest("copa") != tiny.digest("fedper")
-    assert torch.equal(tiny.run("copa").server.model[V], tiny.fresh("copa").server.model[V])

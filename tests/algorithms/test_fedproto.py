@@ -8,73 +8,45 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import trees
-from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation.building import build_spec
-from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_tasks import FEW_SHOT
+from tests.algorithms.helpers import V, W
+from tests.algorithms.test_tasks import FEW_SHOT, world_of
 
-DROPOUT = {"name": "two-layer", "dropout": 0.2}
-FULL = {"batch_size": 99}
-W, V = "features.first.weight", "classifier.weight"
-
-
-def personal(federation: Federation) -> list[str]:
-    return [trees.sha256(tiny.state_of(federation, i)["personal"]) for i in range(3)]
+# Inputs are the features of a network whose body has no parameters; client i lacks class i, nobody has class 3.
+SKEWED = {"clients": tiny.gaussian_clients(skew=True), "classes": 4, "model": "one-layer"}
 
 
-def test_lam_zero_is_local_and_so_is_the_first_round() -> None:
-    local = [personal(tiny.run("local", rounds=r, model=DROPOUT)) for r in (1, 2)]
-    assert personal(tiny.run({"name": "fedproto", "lam": 0.0}, rounds=2, model=DROPOUT)) == local[1]
-    assert personal(tiny.run("fedproto", rounds=1, model=DROPOUT)) == local[0]
-    assert personal(tiny.run("fedproto", rounds=2, model=DROPOUT)) != local[1]
+def test_the_first_round_is_local_training() -> None:
+    proto, local = (tiny.run(name, model=tiny.DROPOUT) for name in ("fedproto", "local"))
+    assert tiny.personal_sha(proto) == tiny.personal_sha(local)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_prototypes_are_means_over_the_clients_that_hold_the_class(weighting: str) -> None:
-    """Inputs are the features of a network whose body has no parameters; client i lacks class i, nobody has class 3."""
-    state = tiny.run(
-        {"name": "fedproto", "weighting": weighting},
-        tiny.gaussian_clients(skew=True),
-        classes=4,
-        model="one-layer",
-    ).server.state["prototypes"]
+    federation = tiny.run({"name": "fedproto", "weighting": weighting}, **SKEWED)
+    state = federation.server.state["prototypes"]
     for c in range(3):
         held = [x[y == c] for x, y in tiny.tensors(skew=True) if (y == c).any()]
         assert len(held) == 2
-        mean = (
-            torch.stack([h.mean(0) for h in held]).mean(0)
-            if weighting == "uniform"
-            else torch.cat(held).mean(0)
-        )
-        tiny.close(state["vectors"][c], mean)
+        parts = [h.mean(0, keepdim=True) for h in held] if weighting == "uniform" else held
+        tiny.close(state["vectors"][c], torch.cat(parts).mean(0))
     assert state["present"].tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_the_nearest_known_prototype_predicts(own: bool) -> None:
-    federation = tiny.run(
-        {"name": "fedproto", "own_classes": own},
-        tiny.gaussian_clients(skew=True),
-        classes=4,
-        model="one-layer",
-    )
+    federation = tiny.run({"name": "fedproto", "own_classes": own}, **SKEWED)
     prototypes = federation.server.state["prototypes"]["vectors"]
-    metrics, test = federation.evaluate(), tiny.tensors(skew=True)
-    for i, (x, y) in enumerate(test):
+    metrics = federation.evaluate()
+    for i, (x, y) in enumerate(tiny.tensors(skew=True)):
         distances = (x[:, None] - prototypes[None]).norm(dim=2)
         # Nobody holds it; its row of zeros would be a point like any other.
-        distances[:, 3] = torch.inf
-        if own:
-            distances[:, i] = torch.inf
-        assert (
-            metrics[f"personal/local/accuracy/client/client{i}"]
-            == (distances.argmin(1) == y).double().mean()
-        )
-        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(
-            float(F.cross_entropy(-distances, y))
-        )
+        distances[:, [3, i] if own else [3]] = torch.inf
+        right = (distances.argmin(1) == y).double().mean()
+        assert metrics[f"personal/local/accuracy/client/client{i}"] == right
+        loss = float(F.cross_entropy(-distances, y))
+        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(loss)
 
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:
@@ -91,65 +63,43 @@ def test_two_rounds_by_hand(per_feature: bool) -> None:
     federation = tiny.run(
         {"name": "fedproto", "lam": 0.5, "per_feature": per_feature},
         model="linear-body",
-        local=FULL,
+        local={"batch_size": 99},
         rounds=2,
     )
-    clients, start = tiny.tensors(), tiny.start(federation)
-    trained = [
-        tiny.gradient_step(start, lambda p, x=x, y=y: F.cross_entropy(x @ p[W].T @ p[V].T, y))
-        for x, y in clients
-    ]
-    prototypes = torch.stack(
-        [
-            torch.stack(
-                [(x @ p[W].T)[y == c].mean(0) for (x, y), p in zip(clients, trained, strict=True)]
-            ).mean(0)
-            for c in range(3)
-        ]
-    )
+    clients = tiny.tensors()
+    trained = tiny.each_step(tiny.start(federation), clients)
+    features = [(x @ p[W].T, y) for (x, y), p in zip(clients, trained, strict=True)]
+    means = [torch.stack([f[y == c].mean(0) for c in range(3)]) for f, y in features]
+    prototypes = torch.stack(means).mean(0)
 
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = x @ p[W].T
         distance = (f - prototypes[y]).square().sum(1).mean() / (5 if per_feature else 1)
         return F.cross_entropy(f @ p[V].T, y) + 0.5 * distance
 
-    for i, (x, y) in enumerate(clients):
-        tiny.assert_weights(
-            tiny.state_of(federation, i)["personal"],
-            tiny.gradient_step(trained[i], lambda p, x=x, y=y: loss(p, x, y)),
-        )
+    for i, expected in enumerate(tiny.each_step(trained, clients, loss)):
+        tiny.close(tiny.kept(federation, i), expected)
 
 
 def test_networks_may_differ_but_not_in_their_number_of_features() -> None:
-    federation = tiny.run(
-        "fedproto", rounds=2, models={"client0": {"name": "two-layer", "norm": False}}
-    )
-    assert len(federation.server.models) == 2 and federation.server.state["prototypes"][
-        "vectors"
-    ].shape == (3, 5)
-    with pytest.raises(
-        ConfigError, match="found two-layer: 4, two-layer-2: 5; fedproto compares features"
-    ):
+    models = {"client0": {"name": "two-layer", "norm": False}}
+    server = tiny.run("fedproto", rounds=2, models=models).server
+    assert len(server.models) == 2 and server.state["prototypes"]["vectors"].shape == (3, 5)
+    said = "found two-layer: 4, two-layer-2: 5; fedproto compares features"
+    with pytest.raises(ConfigError, match=said):
         tiny.spec_of("fedproto", models={"client0": {"name": "two-layer", "width": 4}})
 
 
 def test_in_few_shot_learning_the_distance_is_added_to_the_episodes_loss() -> None:
     """Unseen classes have no shared prototype: the tested model is the embedding, and lam = 0 is FedAvg."""
 
-    def weights(algorithm: str | dict[str, object], rounds: int) -> str:
-        federation = tiny.federation_of(
-            build_spec(
-                Config.model_validate(
-                    {"experiment": {"algorithm": algorithm, **FEW_SHOT}}
-                ).experiment
-            )
-        )
-        for _ in range(rounds):
-            metrics = federation.step().metrics
-        assert 0 <= metrics["global/common/accuracy"] <= 1
-        return trees.sha256(federation.server.model)
+    def digests(**algorithm: object) -> list[str]:
+        federation, found = tiny.federation_of(world_of(algorithm, FEW_SHOT)), []
+        for _ in range(2):
+            assert 0 <= federation.step().metrics["global/common/accuracy"] <= 1
+            found.append(trees.sha256(federation.server.model))
+        return found
 
     paper = {"name": "fedproto", "preset": "fedskc"}
-    assert weights({**paper, "lam": 0.0}, 2) == weights("fedavg", 2)
-    assert weights(paper, 1) == weights("fedavg", 1)
-    assert weights(paper, 2) != weights("fedavg", 2)
+    plain, first, off = digests(name="fedavg"), digests(**paper), digests(**paper, lam=0.0)
+    assert off == plain and first[0] == plain[0] and first[1] != plain[1]

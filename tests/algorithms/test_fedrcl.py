@@ -13,17 +13,7 @@ from flray.algorithms.fedrcl import collect_taps
 from flray.errors import FlrayError
 from flray.models import build
 from tests.algorithms import helpers as tiny
-
-DROPOUT = {"name": "two-layer", "dropout": 0.2}
-W, V = "features.first.weight", "classifier.weight"
-
-
-def test_weight_zero_is_fedavg_with_equal_weights() -> None:
-    fedavg = tiny.run("fedavg", rounds=3, model=DROPOUT, aggregation={"weights": "uniform"})
-    assert tiny.digest(
-        {"name": "fedrcl", "weight": 0.0}, rounds=3, model=DROPOUT
-    ) == tiny.models_sha(fedavg)
-    assert tiny.digest("fedrcl", rounds=1, model=DROPOUT) != tiny.models_sha(fedavg)
+from tests.algorithms.helpers import V, W
 
 
 def test_a_threshold_above_1_switches_the_penalty_off() -> None:
@@ -67,11 +57,8 @@ def test_a_round_by_hand() -> None:
         second = first @ p["features.second.weight"].T
         return F.cross_entropy(second @ p[V].T, y) + weight * (term(first, y) + term(second, y)) / 2
 
-    start = tiny.start(federation)
-    trained = [
-        tiny.gradient_step(start, lambda p, x=x, y=y: loss(p, x, y)) for x, y in tiny.tensors()
-    ]
-    tiny.assert_weights(federation.server.model, tiny.mean_of(trained, [1, 1, 1]))
+    trained = tiny.each_step(tiny.start(federation), tiny.tensors(), loss)
+    tiny.close(federation.server.model, tiny.mean_of(trained, [1, 1, 1]))
 
 
 def test_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:

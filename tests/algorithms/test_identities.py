@@ -1,4 +1,4 @@
-"""Methods that are another one at a neutral setting, bit for bit: the same row for every such pair in the papers."""
+"""Which method equals which at a neutral setting, bit for bit, and that by default it does not: a row for each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from flray import trees
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
+from tests.algorithms.test_every_algorithm import BUILT_IN
 
-NORMED = {"name": "two-layer", "dropout": 0.2}
+NORMED = tiny.DROPOUT
 PLAIN = {**NORMED, "norm": False}
+DEEP = {"name": "deep-classifier"}
 UNIFORM = {"weights": "uniform"}
 Options = dict[str, Any]
 
@@ -54,6 +56,18 @@ GLOBAL: list[tuple[Options, Options, Options]] = [
 ]
 """Method, what it equals, settings of both; compared by the global models."""
 
+MORE: list[tuple[Options, Options, Options]] = [
+    # scoring vectors and training a second head take no statistics and no random numbers
+    (opt("fedhkd", lam=0.0, gamma=0.0, threshold=0.0), FEDAVG, {"model": DEEP}),
+    (opt("fedrod", generic_loss="ce"), FEDAVG, {"model": DEEP, "local": {"clip_norm": 0.5}}),
+    (opt("fedrs", alpha=1.0, graded=True), FEDAVG, {"clients": tiny.gaussian_clients(skew=True)}),
+    (opt("fedrs", alpha=0.0), FEDAVG, {}),  # all clients hold all classes
+    (opt("fedopt"), opt("fedadam"), {}),
+    (opt("fedskc", lcl=False, gda=False, gpr=False), FEDAVG, {}),
+    (opt("lgmix", ratio=0), FEDAVG, {"local": {"precision": "float32"}}),
+]
+"""The same; not repeated on actors."""
+
 PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="all"), opt("local"), {}),
     (opt("fedper", personal="batch_norm"), opt("fedbn"), {"aggregation": UNIFORM}),
@@ -76,6 +90,44 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
 ]
 """The same, compared by what each client keeps of the model."""
 
+MORE_PERSONAL: list[tuple[Options, Options, Options]] = [
+    (opt("fcclplus", fccm=False, fisl=False, local_term="none"), opt("local"), {}),
+    (opt("fcclplus", local_term="ewc", ewc=0.0), opt("fcclplus", local_term="none"), {}),
+    *(
+        (
+            opt("fcclplus", local_term="two_teachers", pretrain_epochs=2, **without),
+            opt("fccl", pretrain_epochs=2),
+            {},
+        )
+        for without in ({"fisl": False}, {"omega": 0})
+    ),
+    (opt("lgmix", ratio=1), opt("local"), {"local": {"precision": "float32"}}),
+]
+
+SKEWED = {"clients": tiny.gaussian_clients((6, 9, 15), skew=True)}
+SLOW = {"local": {"lr": 0.01}}
+DIFFERENT: dict[tuple[str, str], Options] = {
+    **{(name, "fedavg"): {} for name in ("fedprox", "moon", "fedproc", "fedhkd", "lgmix")},
+    **{(name, "fedavg"): {} for name in ("fedopt", "fedavgm", "fedadagrad", "fedadam", "fedyogi")},
+    **{(name, "fedavg"): {} for name in ("fedper", "fednh", "feddf", "pooled")},
+    **{(name, "fedavg"): SKEWED for name in ("fedrs", "fedrod")},
+    **{(name, "fedavg"): {**SKEWED, **SLOW} for name in ("fedskc", "fedmatch")},
+    **{
+        (name, "fedavg"): {"aggregation": UNIFORM}
+        for name in ("fedbn", "scaffold", "perfedavg", "l2sgd", "fedrcl", "fedrep")
+    },
+    ("fedco2", "fedbn"): {},
+    ("copa", "fedper"): {},
+    ("fedbabu", "fedper"): {},
+    ("fedalt", "fedsim"): {},
+    ("fedsim", "fedavg"): {},
+    **{(name, "local"): {} for name in ("fccl", "fcclplus", "fedmd", "rhfl", "fedproto")},
+    **{(name, "local"): {} for name in ("apfl", "l2sgd", "lgmix", "fedbn")},
+    ("fcclplus", "fccl"): {},
+    ("fedfomo", "local"): tiny.settings_for("fedfomo"),
+}
+"""A method at its defaults and one that it is not, with settings of both."""
+
 
 def label(value: object) -> str:
     return (
@@ -87,18 +139,31 @@ def label(value: object) -> str:
 
 def personal_sha(federation: Federation) -> str:
     states = [tiny.state_of(federation, client) for client in range(3)]
-    return trees.sha256(*(state["v" if "v" in state else "personal"] for state in states))
-
-
-@pytest.mark.parametrize(("method", "other", "settings"), GLOBAL, ids=label)
-def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
-    settings = {"model": NORMED, **settings}
-    assert tiny.digest(method, rounds=3, **settings) == tiny.digest(other, rounds=3, **settings)
-
-
-@pytest.mark.parametrize(("method", "other", "settings"), PERSONAL, ids=label)
-def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
-    settings = {"model": NORMED, **settings}
-    assert personal_sha(tiny.run(method, rounds=3, **settings)) == personal_sha(
-        tiny.run(other, rounds=3, **settings)
+    return trees.sha256(
+        *(next(state[key] for key in ("v", "own", "personal") if key in state) for state in states)
     )
+
+
+@pytest.mark.parametrize(("method", "other", "settings"), [*GLOBAL, *MORE], ids=label)
+def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
+    settings = {"model": NORMED, "rounds": 3, **settings}
+    assert tiny.digest(method, **settings) == tiny.digest(other, **settings)
+
+
+@pytest.mark.parametrize(("method", "other", "settings"), [*PERSONAL, *MORE_PERSONAL], ids=label)
+def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
+    settings = {"model": NORMED, "rounds": 3, **settings}
+    found, wanted = (personal_sha(tiny.run(name, **settings)) for name in (method, other))
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("method", "other"), DIFFERENT)
+def test_by_default_they_differ(method: str, other: str) -> None:
+    settings = {"model": NORMED, "rounds": 2, **DIFFERENT[method, other]}
+    one, two = (tiny.run(name, **settings) for name in (method, other))
+    digest = personal_sha if other in ("local", "fccl") else tiny.models_sha
+    assert digest(one) != digest(two)
+
+
+def test_every_method_has_a_row() -> None:
+    assert {method for method, _ in DIFFERENT} == {*BUILT_IN} - {"fedavg", "local"}

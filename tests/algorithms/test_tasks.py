@@ -34,12 +34,13 @@ BINARY = {
 }
 
 
-def world_of(name: str, task: dict[str, Any], **settings: Any) -> FederationSpec:
+def world_of(algorithm: Any, task: dict[str, Any], **settings: Any) -> FederationSpec:
+    name = algorithm if isinstance(algorithm, str) else algorithm["name"]
     return build_spec(
         Config.model_validate(
             {
                 "experiment": {
-                    "algorithm": name,
+                    "algorithm": algorithm,
                     **task,
                     **tiny.settings_for(name),
                     "resources": {"gpus_per_actor": 0},

@@ -1,0 +1,155 @@
+"""Methods that share a part of the network and keep the rest: FedPer, FedRep, FedBABU, FedAlt and FedSim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flray import registry, trees
+from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
+from flray.errors import FlrayError
+from flray.models import groups
+from tests.algorithms import helpers as tiny
+from tests.algorithms.helpers import V, W
+
+FULL: dict[str, Any] = {"model": "linear-body", "local": {"batch_size": 99}}
+TUNED = ("all", "classifier", "features")
+HEAD: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 99}}
+
+
+def rep(head: int | None, body: int | None, **options: int) -> dict[str, object]:
+    return {"name": "fedrep", "head_epochs": head, "body_epochs": body, **options}
+
+
+@pytest.mark.parametrize("name", ["fedalt", "fedsim", "fedbabu"])
+def test_one_round_by_hand(name: str) -> None:
+    """One full-batch step each on logits x W^T V^T: V by x W^T, W by V^T g, under the new V (FedAlt) or the old one.
+
+    FedBABU trains the body alone.
+    """
+    federation = tiny.run(name, **FULL)
+    start, bodies, sizes = tiny.start(federation), [], tiny.SIZES
+    for i, (x, y) in enumerate(tiny.tensors()):
+        head = start[V] - 0.1 * tiny.softmax_gradient(start[V], x @ start[W].T, y)
+        if name != "fedbabu":
+            tiny.close(tiny.kept(federation, i), {V: head})
+        used = head if name == "fedalt" else start[V]
+        bodies.append({W: start[W] - 0.1 * used.T @ tiny.softmax_gradient(used @ start[W], x, y)})
+    tiny.close(
+        federation.server.model, tiny.mean_of(bodies, [1] * 3 if name == "fedbabu" else sizes)
+    )
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("fedper", 2), (rep(2, 3), 1)], ids=str)
+def test_the_head_is_softmax_regression_on_the_received_features(method: Any, rounds: int) -> None:
+    """On a network whose body has no parameters: two full-batch steps, of two rounds or of two epochs."""
+    federation = tiny.run(method, rounds=rounds, **HEAD)
+    for i, (x, y) in enumerate(tiny.tensors()):
+        w = tiny.start(federation)[V].clone()
+        for _ in range(2):
+            w -= 0.1 * tiny.softmax_gradient(w, x, y)
+        tiny.close(tiny.kept(federation, i)[V], w)
+
+
+@pytest.mark.parametrize(
+    ("method", "group"),
+    [
+        (rep(2, 1), "classifier"),
+        *(
+            ({"name": "fedalt", "personal": group, "personal_epochs": 2}, group)
+            for group in ("classifier", "features", "batch_norm", "classifier+batch_norm")
+        ),
+    ],
+    ids=str,
+)
+def test_each_phase_leaves_the_other_part_as_it_is(
+    method: dict[str, Any], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statistics included, and with the momentum and weight decay that move weights of zero gradient."""
+    seen: list[tuple[str, str, str]] = []
+    kind: Any = registry.algorithms.get(method["name"])
+    step = kind.step
+
+    def watched(self: Any, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        step(self, client, batch, optimizer)
+        personal = groups.select(client.model, group)
+        shared = frozenset(client.resident.entries) - personal
+        digests = (trees.sha256(client.weights(part)) for part in (personal, shared))
+        seen.append((batch.phase.tag, *digests))
+
+    monkeypatch.setattr(kind, "step", watched)
+    local = {"momentum": 0.9, "weight_decay": 0.1}
+    tiny.run(method, tiny.gaussian_clients((12,)), local=local)
+    own, common = [s for s in seen if s[0] == "personal"], [s for s in seen if s[0] == "train"]
+    assert (len(own), len(common)) == (6, 3) and seen == own + common
+    assert len({s[2] for s in own}) == 1 and len({s[1] for s in own}) == 6
+    assert len({s[2] for s in common}) == 3 and {s[1] for s in common} == {own[-1][1]}
+
+
+def test_fedper_averages_the_body_and_no_heads() -> None:
+    federation, fedavg = tiny.run("fedper"), tiny.run("fedavg")
+    for name, value in federation.server.model.items():
+        other = tiny.start(federation) if name.startswith("classifier") else fedavg.server.model
+        assert torch.equal(value, other[name]), name
+    heads = [{V: tiny.kept(federation, i)[V]} for i in range(3)]
+    tiny.close(fedavg.server.model, tiny.mean_of(heads, tiny.SIZES))
+
+
+def test_joined_groups_stay_at_the_client_together() -> None:
+    names = tiny.kept(tiny.run({"name": "fedper", "personal": "classifier+batch_norm"}), 0).keys()
+    assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"}
+    assert len(names) == 7
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedalt", "fedsim"])
+def test_only_the_shared_part_travels_and_groups_are_checked(name: str) -> None:
+    metrics = tiny.run({"name": name, "personal": "features"}).step().metrics
+    assert metrics["bytes/up"] == metrics["bytes/down"] == 3 * 8 * (5 * 3 + 3)
+    with pytest.raises(FlrayError, match="unknown parameter group 'head'"):
+        tiny.spec_of({"name": name, "personal": "head"})
+
+
+def test_fedrep_without_body_epochs_keeps_the_initial_body() -> None:
+    federation = tiny.run(rep(3, 0), rounds=2)
+    assert trees.sha256(federation.server.model) == trees.sha256(tiny.start(federation))
+    assert tiny.kept(federation, 0)["classifier.bias"].norm() > 0
+
+
+def test_fedrep_s_heads_fitted_for_the_test_are_forgotten() -> None:
+    """On a network that has nothing but a head to fit."""
+    fitted, plain = (
+        tiny.run(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0)
+    )
+    loss = "personal/local/loss"
+    assert fitted.evaluate()[loss] < plain.evaluate()[loss]
+    for _ in range(2):
+        assert fitted.sha256() == plain.sha256()
+        fitted.step()
+        plain.step()
+
+
+def test_fedbabu_s_head_is_the_initial_one_whatever_the_optimiser_does() -> None:
+    federation = tiny.run("fedbabu", rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
+    start, personal = tiny.start(federation), [tiny.kept(federation, i) for i in range(3)]
+    heads = [
+        trees.sha256({n: v for n, v in w.items() if n.startswith("classifier")})
+        for w in (start, federation.server.model, *personal)
+    ]
+    assert len(set(heads)) == 1
+    assert trees.sha256(start) != trees.sha256(federation.server.model)
+
+
+def test_fedbabu_s_fine_tuning_helps_and_is_forgotten() -> None:
+    losses, digests = set(), set()
+    for options in ({"fine_tune_epochs": 0}, *({"fine_tune": part} for part in TUNED)):
+        federation = tiny.run({"name": "fedbabu", **options}, rounds=2, model=tiny.DROPOUT)
+        metrics = federation.evaluate()
+        personal, common = metrics["personal/local/loss"], metrics["global/local/loss"]
+        assert personal == common if "fine_tune_epochs" in options else personal < common
+        assert metrics == federation.evaluate()
+        losses.add(personal)
+        digests.add(federation.sha256())
+    assert len(losses) == 4 and len(digests) == 1, "training does not depend on it"
