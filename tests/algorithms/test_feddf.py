@@ -14,13 +14,11 @@ from torch import Tensor
 from flray import trees
 from flray.algorithms.common.public_exchange import public_subset
 from flray.errors import ConfigError
-from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
+from tests.algorithms.helpers import V
 
 CLIENTS = tiny.gaussian_clients((10, 9, 12))
 DATA = tiny.as_tensors(CLIENTS)
-W = "classifier.weight"
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}}
 
 
 def adam(
@@ -29,46 +27,42 @@ def adam(
     """Return a linear model after Adam with a cosine schedule on KL(teacher || student), all by hand."""
     first, second = torch.zeros_like(w), torch.zeros_like(w)
     for t, (x, teacher) in enumerate(batches):
-        gradient = (
-            (torch.softmax(x @ w.T / tau, 1) - torch.softmax(teacher / tau, 1)).T @ x / len(x) / tau
-        )
+        error = torch.softmax(x @ w.T / tau, 1) - torch.softmax(teacher / tau, 1)
+        gradient = error.T @ x / len(x) / tau
         gradient = gradient * min(1.0, clip / (float(gradient.norm()) + 1e-6))
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         rate = lr * (1 + math.cos(math.pi * t / len(batches))) / 2
-        w = w - rate * (first / (1 - 0.9 ** (t + 1))) / (
-            (second / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8
-        )
+        length = (second / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8
+        w = w - rate * (first / (1 - 0.9 ** (t + 1))) / length
     return w
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"temperature": 2.0}, {"clip_norm": 0.01, "lr": 0.1}, {"public_size": 7, "batch_size": 4}],
+    ("options", "sizes"),
+    [
+        ({}, [10, 10, 4, 10, 10]),
+        ({"temperature": 2.0}, [10, 10, 4, 10, 10]),
+        ({"clip_norm": 0.01, "lr": 0.1}, [10, 10, 4, 10, 10]),
+        ({"public_size": 7, "batch_size": 4}, [4, 3, 4, 3, 4]),
+    ],
     ids=str,
 )
-def test_three_rounds_at_the_server_by_hand(options: dict[str, Any]) -> None:
-    federation = tiny.fresh(
-        {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}, CLIENTS, **FULL
-    )
-    algorithm = federation.spec.algorithm
-    public = torch.from_numpy(federation.spec.data.public)
-    hp = algorithm.hp
+def test_three_rounds_at_the_server_by_hand(options: dict[str, Any], sizes: list[int]) -> None:
+    options = {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}
+    federation = tiny.fresh(options, CLIENTS, model="one-layer", local={"batch_size": 100})
+    public, hp = torch.from_numpy(federation.spec.data.public), federation.spec.algorithm.hp
     used = public[public_subset(0, len(public), hp.public_size)]
     assert len(used) == options.get("public_size", 24)
-    w = federation.server.model[W].clone()
+    w = federation.server.model[V].clone()
     for _ in range(3):
-        batches = list(algorithm.batches(federation.server, len(used)))
-        assert [len(b) for b in batches] == (
-            [4, 3] * 3 if "public_size" in options else [10, 10, 4] * 2
-        )[:5]
+        batches = list(federation.spec.algorithm.batches(federation.server, len(used)))
+        assert [len(b) for b in batches] == sizes
         federation.step()
         trained = [w - 0.1 * tiny.softmax_gradient(w, x, y) for x, y in DATA]
         teacher = torch.stack([used @ one.T for one in trained]).mean(0)
-        w = sum(
-            (len(y) / 31 * one for one, (_, y) in zip(trained, DATA, strict=True)), torch.zeros(())
-        )
+        w = tiny.mean_of([{V: one} for one in trained], (10, 9, 12))[V]
         w = adam(w, [(used[b], teacher[b]) for b in batches], hp.lr, hp.clip_norm, hp.temperature)
-        tiny.close(federation.server.model[W], w)
+        tiny.close(federation.server.model[V], w, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +77,7 @@ def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]
     )
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     tau, fresh = options.get("temperature", 1.0), "public_optimizer" in options
-    weights = [federation.server.model[W].clone() for _ in CLIENTS]
+    weights = [federation.server.model[V].clone() for _ in CLIENTS]
     for number in range(3):
         federation.step()
         velocity = [torch.zeros_like(w) for w in weights]
@@ -96,70 +90,52 @@ def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]
             weights = [w - 0.1 * v for w, v in zip(weights, velocity, strict=True)]
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
-        weights = [
-            w - 0.1 * tiny.softmax_gradient(w, a, b)
-            for w, (a, b) in zip(weights, DATA, strict=True)
-        ]
+        pairs = zip(weights, DATA, strict=True)
+        weights = [w - 0.1 * tiny.softmax_gradient(w, a, b) for w, (a, b) in pairs]
         for i, w in enumerate(weights):
-            tiny.close(tiny.state_of(federation, i)["personal"][W], w)
-
-
-NORMED: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.3}, "rounds": 2}
-
-
-def test_without_steps_it_is_fedavg_and_with_them_it_is_not() -> None:
-    plain = tiny.digest("fedavg", **NORMED)
-    assert tiny.digest({"name": "feddf", "steps": 0}, **NORMED) == plain
-    assert tiny.digest({"name": "feddf", "steps": 3}, **NORMED) != plain
+            tiny.close(tiny.kept(federation, i)[V], w)
 
 
 def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
-    one, other = (
-        tiny.run({"name": "feddf", "steps": steps}, **{**NORMED, "rounds": 1}) for steps in (0, 3)
-    )
-    before, after = one.server.model, other.server.model
+    runs = [tiny.run({"name": "feddf", "steps": n}, model=tiny.DROPOUT) for n in (0, 3)]
+    before, after = (run.server.model for run in runs)
     for name in before:
         statistic = "running" in name or "tracked" in name
         assert torch.equal(before[name], after[name]) == statistic, name
-    assert all(handle is None for handle in other.states) and "ensemble" not in other.server.state
+    assert all(handle is None for handle in runs[1].states)
+    assert "ensemble" not in runs[1].server.state
 
 
 def test_alone_the_student_begins_as_its_teacher() -> None:
     """One step: of more, Adam would make rounding noise grow."""
-    settings: dict[str, Any] = {**NORMED, "rounds": 1}
-    alone = tiny.run({"name": "feddf", "steps": 1}, tiny.gaussian_clients((12,)), **settings)
-    plain = tiny.run("fedavg", tiny.gaussian_clients((12,)), **settings)
-    for name, w in plain.server.model.items():
-        torch.testing.assert_close(alone.server.model[name], w, rtol=1e-6, atol=1e-9)
+    one = tiny.gaussian_clients((12,))
+    alone = tiny.run({"name": "feddf", "steps": 1}, one, model=tiny.DROPOUT)
+    plain = tiny.run("fedavg", one, model=tiny.DROPOUT)
+    tiny.close(alone.server.model, plain.server.model, rtol=1e-6)
     assert abs(alone.server.metrics["feddf/loss/two-layer"]) < 1e-12
 
 
 def test_every_architecture_gets_a_student_of_all_clients() -> None:
     models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-
-    def run(steps: int) -> Federation:
-        return tiny.run({"name": "feddf", "steps": steps}, models=models, **{**NORMED, "rounds": 1})
-
-    plain, distilled = run(0), run(5)
-    assert len(distilled.server.models) == 2
-    for key in distilled.server.models:
-        assert trees.sha256(plain.server.models[key]) != trees.sha256(distilled.server.models[key])
-        assert distilled.server.metrics[f"feddf/loss/{key}"] > 0
-
-
-def test_only_a_server_that_trains_has_models_and_public_samples() -> None:
-    federation = tiny.fresh("feddf")
-    trains = federation.server
-    assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
-    assert np.shares_memory(trains.public._x.numpy(), federation.spec.data.public), (
-        "the samples were copied"
+    plain, distilled = (
+        tiny.run({"name": "feddf", "steps": n}, models=models, model=tiny.DROPOUT).server
+        for n in (0, 5)
     )
-    for other in ("fedavg", {"name": "feddf", "mode": "peer"}):
+    assert len(distilled.models) == 2
+    for key, model in distilled.models.items():
+        assert trees.sha256(plain.models[key]) != trees.sha256(model)
+        assert distilled.metrics[f"feddf/loss/{key}"] > 0
+
+
+def test_only_a_server_that_trains_has_models_public_samples_and_all_statistics() -> None:
+    federation = tiny.fresh("feddf")
+    trains, peer = federation.server, {"name": "feddf", "mode": "peer"}
+    assert trains.model_for is not None and trains.public is not None and len(trains.public) == 24
+    shared = np.shares_memory(trains.public._x.numpy(), federation.spec.data.public)
+    assert shared, "the samples were copied"
+    for other in ("fedavg", peer):
         server = tiny.fresh(other).server
         assert server.model_for is None and server.public is None
-
-
-def test_statistics_that_stay_at_the_clients_are_refused() -> None:
     with pytest.raises(ConfigError, match="buffers"):
         tiny.spec_of("feddf", aggregation={"buffers": "local"})
-    tiny.spec_of({"name": "feddf", "mode": "peer"}, aggregation={"buffers": "local"})
+    tiny.spec_of(peer, aggregation={"buffers": "local"})

@@ -13,19 +13,25 @@ from flray.algorithms.types import Stage
 from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
+from tests.algorithms.helpers import V as W
 
-W = "classifier.weight"
 VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
 FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}, **VAL}
+FIVE = tiny.gaussian_clients((8,) * 5)
+GAINS = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
 
 
 def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
     """Return a client's training and validation data."""
-    data = federation.spec.data
+    data, client = federation.spec.data, federation.spec.data.clients[i]
     return [
         (torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
-        for rows in (data.clients[i].train, data.clients[i].val)
+        for rows in (client.train, client.val)
     ]
+
+
+def scaled(model: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    return {n: w * factor if w.is_floating_point() else w for n, w in model.items()}
 
 
 def test_four_rounds_by_hand() -> None:
@@ -52,25 +58,20 @@ def test_four_rounds_by_hand() -> None:
                 for j in set(range(3)) - {i}:
                     total[i, j] += gains[j]
                 positive = {j: max(g, 0.0) for j, g in gains.items()}
-                start = reference[i]
-                if sum(positive.values()) > 0:
+                whole, start = sum(positive.values()), reference[i]
+                if whole > 0:
                     mixed += 1
-                    start = sum(
-                        (g / sum(positive.values()) * pool[j] for j, g in positive.items()),
-                        torch.zeros(()),
-                    )
+                    shares = [g / whole * pool[j] for j, g in positive.items()]
+                    start = torch.stack(shares).sum(0)
             started.append(start)
         reference = started
         now = [w - 0.1 * tiny.softmax_gradient(w, *data[i][0]) for i, w in enumerate(started)]
         for i in range(3):
-            tiny.close(tiny.state_of(federation, i)["personal"][W], now[i])
-            tiny.close(tiny.state_of(federation, i)["reference"][W], reference[i])
-        tiny.close(federation.server.state["gains"], total)
+            state = tiny.state_of(federation, i)
+            tiny.close(state["personal"][W], now[i])
+            tiny.close(state["reference"][W], reference[i])
+        tiny.close(federation.server.state["gains"], total, rtol=1e-7, atol=1e-9)
     assert mixed >= 6
-
-
-def personal(federation: Federation) -> str:
-    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
 
 
 @pytest.mark.parametrize("poison", [1e3, float("nan")])
@@ -78,82 +79,68 @@ def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_al
     poison: float,
 ) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
-    federation = tiny.fresh("fedfomo", **VAL)
-    alone = tiny.fresh("local", **VAL)
+    federation, alone = (tiny.fresh(name, **VAL) for name in ("fedfomo", "local"))
     for number in range(3):
         for i, state in enumerate(tiny.state_of(federation, i) for i in range(3)):
             if number:
                 federation.states[i] = trees.pack({**state, "reference": state["personal"]})
-        federation.server.state["models"] = {
-            peer: {n: w * poison if w.is_floating_point() else w for n, w in model.items()}
-            for peer, model in federation.server.state["models"].items()
-        }
+        models = federation.server.state["models"]
+        federation.server.state["models"] = {i: scaled(m, poison) for i, m in models.items()}
         federation.step()
         alone.step()
-    assert personal(federation) == personal(alone)
-    assert personal(tiny.run("fedfomo", rounds=3, **VAL)) != personal(alone)
+    assert tiny.personal_sha(federation) == tiny.personal_sha(alone)
 
 
 def test_training_that_only_harms_is_undone() -> None:
     """Eq. 4: without a positive gain, the client's own included, what is left is the reference."""
     federation = tiny.run("fedfomo", rounds=2, **VAL)
-    before = [tiny.state_of(federation, i) for i in range(3)]
-    far = {n: w * 1e3 if w.is_floating_point() else w for n, w in before[0]["personal"].items()}
-    pool = federation.server.state["models"]
-    federation.server.state["models"] = dict.fromkeys(pool, far)
-    federation.states[0] = trees.pack({**before[0], "personal": far})
-    metrics = federation.step().metrics
-    assert metrics["train/fedfomo/own_weight/client/client0"] == 0
-    found = tiny.state_of(federation, 0)["reference"]
-    assert trees.sha256(found) == trees.sha256(before[0]["reference"])
-    assert trees.sha256(found) != trees.sha256(far)
+    before = tiny.state_of(federation, 0)
+    far = scaled(before["personal"], 1e3)
+    federation.server.state["models"] = dict.fromkeys(federation.server.state["models"], far)
+    federation.states[0] = trees.pack({**before, "personal": far})
+    assert federation.step().metrics["train/fedfomo/own_weight/client/client0"] == 0
+    found = trees.sha256(tiny.state_of(federation, 0)["reference"])
+    assert found == trees.sha256(before["reference"]) != trees.sha256(far)
 
 
 def test_a_broken_peer_has_no_influence() -> None:
     digests = []
-    for poison in (1e6, float("nan"), float("inf")):
-        federation = tiny.fresh("fedfomo", **FULL)
-        federation.step()
+    for poison in (1e6, float("nan"), float("inf"), 1.0):
+        federation = tiny.run("fedfomo", **FULL)
         models = federation.server.state["models"]
         federation.server.state["models"] = {**models, "2": {W: models["2"][W] * poison}}
         assert federation.step().metrics["train/fedfomo/own_weight/client/client0"] > 0
-        digests.append(trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in (0, 1))))
-    assert len(set(digests)) == 1
-    untouched = tiny.run("fedfomo", rounds=2, **FULL)
-    assert trees.sha256(*(tiny.state_of(untouched, i)["personal"] for i in (0, 1))) != digests[0]
+        digests.append(trees.sha256(*(tiny.kept(federation, i) for i in (0, 1))))
+    assert len(set(digests[:3])) == 1 and digests[3] != digests[0]
 
 
 def test_equal_peers_leave_a_client_where_it_is() -> None:
     """All three hold one model, so any weights that sum to 1 give it back."""
-    same = [tiny.gaussian_clients((12,))[0]] * 3
-    federation = tiny.run("fedfomo", same, **FULL)
+    federation = tiny.run("fedfomo", [tiny.gaussian_clients((12,))[0]] * 3, **FULL)
     pool = federation.server.state["models"]
     federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
     federation.step()
-    tiny.close(tiny.state_of(federation, 0)["reference"][W], pool["0"][W])
+    tiny.close(tiny.state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12)
 
 
 def test_the_peers_that_gained_most_are_sent() -> None:
-    federation = tiny.fresh(
-        {"name": "fedfomo", "peers": 2, "epsilon": 0}, tiny.gaussian_clients((8,) * 5), **FULL
-    )
+    federation = tiny.fresh({"name": "fedfomo", "peers": 2, "epsilon": 0}, FIVE, **FULL)
     algorithm, server = federation.spec.algorithm, federation.server
     assert algorithm.send_private(server, 0, Stage("train")) == {}
     federation.step()
-    server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
+    server.state["gains"] = GAINS.clone()
     assert algorithm.choose(server, 0) == [2, 3] and algorithm.choose(server, 2) == [3, 1]
     assert list(algorithm.send_private(server, 2, Stage("train"))["models"]) == ["3", "1"]
     assert algorithm.send_private(server, 2, Stage("evaluate")) == {}
     federation.step()
-    assert int((server.state["gains"][2] != torch.tensor([0, 1, 3, 2, -1])).sum()) <= 2
+    assert int((server.state["gains"][2] != GAINS[2]).sum()) <= 2
 
 
 def test_chance_explores_and_fades() -> None:
     options = {"name": "fedfomo", "peers": 1, "epsilon": 0.3, "epsilon_decay": 0.05}
-    federation = tiny.run(options, tiny.gaussian_clients((8,) * 5), **FULL)
+    federation = tiny.run(options, FIVE, **FULL)
     algorithm, server = federation.spec.algorithm, federation.server
-    server.state["gains"] = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
-    others = 0
+    server.state["gains"], others = GAINS.clone(), 0
     for seed in range(400):
         server.config = server.config.model_copy(update={"seed": seed})
         server.round = 2
@@ -166,6 +153,5 @@ def test_chance_explores_and_fades() -> None:
 def test_validation_split_is_required_and_never_trained_on() -> None:
     with pytest.raises(ConfigError, match="validation"):
         tiny.spec_of("fedfomo")
-    federation = tiny.fresh("fedfomo", **VAL)
-    for client in federation.spec.data.clients:
+    for client in tiny.spec_of("fedfomo", **VAL).data.clients:
         assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

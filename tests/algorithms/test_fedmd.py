@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flray import registry, trees
-from flray.federation.federation import Federation
+from flray import registry
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
+from tests.algorithms.helpers import V
 
 CLIENTS = tiny.gaussian_clients((10, 9, 12))
 DATA = tiny.as_tensors(CLIENTS)
-W = "classifier.weight"
 
 
 def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
@@ -29,26 +28,27 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
     "options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
-    federation = tiny.fresh(
-        {"name": "fedmd", **options}, CLIENTS, model="one-layer", local={"batch_size": 100}
-    )
+    settings = {"model": "one-layer", "local": {"batch_size": 100}}
+    federation = tiny.fresh({"name": "fedmd", **options}, CLIENTS, **settings)
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
-    weights = [federation.server.model[W].clone() for _ in CLIENTS]
+    weights = [federation.server.model[V].clone() for _ in CLIENTS]
+    seen: set[int] = set()
     for number in range(3):
         federation.step()
-        x = public[algorithm.public_order(0, number, len(public))[0]]
+        order = algorithm.public_order(0, number, len(public))[0]
+        x = public[order]
         assert len(x) == options.get("public_size", 24)
+        seen |= set(order.tolist())
         consensus = torch.stack([x @ w.T for w in weights]).mean(0)
         for _ in range(options.get("digest_epochs", 1)):
             weights = [digested(w, x, consensus) for w in weights]
         if options.get("average"):
             weights = [torch.stack(weights).mean(0)] * 3
-        weights = [
-            w - 0.1 * tiny.softmax_gradient(w, a, b)
-            for w, (a, b) in zip(weights, DATA, strict=True)
-        ]
+        pairs = zip(weights, DATA, strict=True)
+        weights = [w - 0.1 * tiny.softmax_gradient(w, a, b) for w, (a, b) in pairs]
         for i, w in enumerate(weights):
-            tiny.close(tiny.state_of(federation, i)["personal"][W], w)
+            tiny.close(tiny.kept(federation, i)[V], w)
+    assert len(seen) > 10, "every round has another subset"
 
 
 @registry.register_model("few-digits")
@@ -68,45 +68,21 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
     the loss pulls at any difference with its whole strength, be it a rounding error's.
     """
     x, y = tiny.gaussian_clients((12,))[0]
-    federation = tiny.fresh(
+    federation = tiny.run(
         {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
         [(x.round().astype(np.float32), y)] * clients,
         model="few-digits",
         local={"epochs": 0},
+        rounds=2,
     )
-    for _ in range(2):
-        federation.step()
-    assert all(
-        torch.equal(tiny.state_of(federation, i)["personal"][W], federation.server.model[W])
-        for i in range(clients)
-    )
+    for i in range(clients):
+        assert torch.equal(tiny.kept(federation, i)[V], federation.server.model[V])
 
 
-def personal(federation: Federation) -> str:
-    return trees.sha256(*(tiny.state_of(federation, i)["personal"] for i in range(3)))
-
-
-def test_differs_from_local_training_at_its_defaults() -> None:
-    assert personal(tiny.run("fedmd", rounds=2)) != personal(tiny.run("local", rounds=2))
-
-
-def test_every_round_has_another_subset() -> None:
-    algorithm = tiny.fresh({"name": "fedmd", "public_size": 10}).spec.algorithm
-    first, second = (algorithm.public_order(0, number, 50)[0].tolist() for number in range(2))
-    assert len(set(first)) == len(set(second)) == 10 and set(first) != set(second)
-    assert algorithm.public_order(0, 1, 50)[0].tolist() == second
-
-
-def test_participants_may_have_different_networks() -> None:
-    federation = tiny.run(
-        "fedmd", models={"client1": {"name": "two-layer", "width": 7, "norm": False}}, rounds=2
-    )
+def test_participants_may_have_different_networks_and_the_digest_is_no_local_training() -> None:
+    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
+    federation, local = tiny.run("fedmd", models=models), tiny.run("local", models=models)
     assert len(federation.server.models) == 2
-    assert federation.step().metrics["train/public_loss"] > 0
-
-
-def test_digest_is_no_local_training() -> None:
-    assert (
-        tiny.run("fedmd").step().metrics["train/steps"]
-        == tiny.run("local").step().metrics["train/steps"]
-    )
+    metrics = federation.step().metrics
+    assert metrics["train/public_loss"] > 0
+    assert metrics["train/steps"] == local.step().metrics["train/steps"]
