@@ -37,20 +37,8 @@ def test_every_default_cites_its_source(name: str) -> None:
 def test_one_client_finishes(name: str) -> None:
     federation = tiny.run(name, tiny.gaussian_clients((9,)), rounds=2, **tiny.settings_for(name))
     assert federation.rounds_done == 2
-    assert all(
-        bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values()
-    )
-
-
-@every
-def test_repeats_to_the_same_bits(name: str) -> None:
-    runs = [
-        tiny.run(
-            name, rounds=2, model={"name": "two-layer", "dropout": 0.2}, **tiny.settings_for(name)
-        ).sha256()
-        for _ in range(2)
-    ]
-    assert runs[0] == runs[1]
+    weights = [v for w in federation.server.models.values() for v in w.values()]
+    assert all(bool(torch.isfinite(v).all()) for v in weights)
 
 
 class Permuted(InlineExecutor):
@@ -65,42 +53,48 @@ class Permuted(InlineExecutor):
     ) -> Iterator[TaskResult]:
         self._calls += 1
         order = np.random.default_rng(self._calls).permutation(len(jobs))
-        results = dict(
-            zip(order, super().run_tasks([jobs[i] for i in order], timeout, idle), strict=True)
-        )
+        found = super().run_tasks([jobs[i] for i in order], timeout, idle)
+        results = dict(zip(order, found, strict=True))
         return iter([results[i] for i in range(len(jobs))])
 
 
+def sampled(name: str) -> FederationSpec:
+    settings = {**tiny.settings_for(name), **tiny.partial_participation(name)}
+    return tiny.spec_of(name, model=tiny.DROPOUT, **settings)
+
+
 @every
-def test_the_order_in_which_clients_are_played_changes_no_bit(name: str) -> None:
-    spec = tiny.spec_of(name, **tiny.settings_for(name), **tiny.partial_participation(name))
-    digests = []
-    for executor in (InlineExecutor(spec), Permuted(spec)):
-        federation = tiny.federation_of(spec, executor)
-        for _ in range(3):
-            federation.step()
-        digests.append(federation.sha256())
-    assert digests[0] == digests[1]
+def test_repeats_in_any_order_and_resumes_from_any_round_to_the_same_bits(
+    name: str, tmp_path: Path
+) -> None:
+    spec = sampled(name)
+    whole, permuted = tiny.federation_of(spec), tiny.federation_of(spec, Permuted(spec))
+    for done in range(3):
+        checkpoint.save(whole, tmp_path / str(done))
+        whole.step()
+        permuted.step()
+    assert permuted.sha256() == whole.sha256(), "the order in which clients are trained"
+    for done in range(3):
+        resumed = tiny.federation_of(spec)
+        assert checkpoint.restore(resumed, tmp_path / str(done)) == done
+        while resumed.rounds_done < 3:
+            resumed.step()
+        assert resumed.sha256() == whole.sha256(), f"resumed after round {done}"
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if tiny.partial_participation(name)])
 def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
-    federation = tiny.fresh(name, **tiny.settings_for(name), **tiny.partial_participation(name))
-    away = 0
+    federation = tiny.federation_of(sampled(name))
+
+    def states() -> list[str | None]:
+        fetch = federation.executor.fetch
+        return [h and trees.sha256(trees.unpack(fetch(h))) for h in federation.states]
+
     for _ in range(4):
-        before = [
-            federation.executor.fetch(h) if h is not None else None for h in federation.states
-        ]
+        before = states()
         federation.step()
-        for client in set(range(3)) - set(federation.server.cohort):
-            away += 1
-            after = federation.states[client]
-            assert (after is None) == (before[client] is None)
-            if after is not None:
-                assert trees.sha256(trees.unpack(after)) == trees.sha256(
-                    trees.unpack(before[client])
-                )
-    assert away == 4
+        (away,) = set(range(3)) - set(federation.server.cohort)
+        assert states()[away] == before[away]
 
 
 class Watched(InlineExecutor):
@@ -112,72 +106,31 @@ class Watched(InlineExecutor):
         self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskResult]:
         def given(job: TaskInput) -> str:
-            return trees.sha256(
-                *(trees.unpack(part) for part in (job.common, job.private, job.state) if part)
-            )
+            parts = (job.common, job.private, job.state)
+            return trees.sha256(*(trees.unpack(part) for part in parts if part))
 
         before = [given(job) for job in jobs]
-        for job, digest, result in zip(
-            jobs, before, super().run_tasks(jobs, timeout, idle), strict=True
-        ):
+        results = super().run_tasks(jobs, timeout, idle)
+        for job, digest, result in zip(jobs, before, results, strict=True):
             assert result.outcome.failure is None, result.outcome.failure
-            assert given(job) == digest, (
-                f"{job.client_task.stage.name} changed its message or state"
-            )
+            stage = job.client_task.stage.name
+            assert given(job) == digest, f"{stage} changed its message or state"
             self.client_tasks += 1
             yield result
 
 
 @every
-def test_a_turn_changes_neither_its_message_nor_its_state(name: str) -> None:
+def test_no_turn_and_no_evaluation_changes_what_it_was_given(name: str) -> None:
     spec = tiny.spec_of(name, **tiny.settings_for(name))
     executor = Watched(spec)
     federation = tiny.federation_of(spec, executor)
     for _ in range(3):
         federation.step()
     assert executor.client_tasks >= 3 * (1 if spec.algorithm.pools else 3)
-
-
-@every
-def test_evaluation_changes_nothing(name: str) -> None:
-    federation = tiny.run(name, rounds=2, **tiny.settings_for(name))
-    before = federation.sha256()
-    metrics = federation.evaluate()
-    assert federation.sha256() == before
-    assert federation.evaluate() == metrics
-    views = registry.algorithms.get(name).views
+    before, metrics = federation.sha256(), federation.evaluate()
+    assert federation.evaluate() == metrics and federation.sha256() == before
     measure = {"global": "global/common/accuracy", "personal": "personal/local/accuracy"}
-    assert all(0 <= metrics[measure[view]] <= 1 for view in views)
-
-
-@every
-def test_resuming_from_any_round_gives_the_same_bits(name: str, tmp_path: Path) -> None:
-    spec = tiny.spec_of(name, **tiny.settings_for(name), **tiny.partial_participation(name))
-    whole = tiny.federation_of(spec)
-    for done in range(4):
-        checkpoint.save(whole, tmp_path / str(done))
-        if done < 3:
-            whole.step()
-    for done in range(4):
-        resumed = tiny.federation_of(spec)
-        assert checkpoint.restore(resumed, tmp_path / str(done)) == done
-        while resumed.rounds_done < 3:
-            resumed.step()
-        assert resumed.sha256() == whole.sha256(), f"resumed after round {done}"
-
-
-@every
-def test_counters_are_never_averaged_through_floats(name: str) -> None:
-    federation = tiny.run(name, rounds=1, **tiny.settings_for(name))
-    spec = federation.spec
-    sizes = [len(spec.training_rows(number)) for number in range(3)]
-    steps = [-(-n // 4) - (n % 4 == 1) for n in sizes]  # a last batch of one sample is left out
-    (weights,) = federation.server.models.values()
-    (counter,) = [v for k, v in weights.items() if k.endswith("num_batches_tracked")]
-    assert counter.dtype == torch.int64
-    # the largest client's count (0 where batch norm stays local), which no mean of different counts
-    # gives
-    assert (len(set(steps)) > 1 or spec.algorithm.pools) and int(counter) % max(steps) == 0
+    assert all(0 <= metrics[measure[view]] <= 1 for view in spec.algorithm.views)
 
 
 def size(federation: Federation, group: str) -> int:
@@ -251,9 +204,17 @@ TRAFFIC: dict[str, Bytes] = {
 
 
 @every
-def test_bytes_are_those_of_the_method_s_description(name: str) -> None:
+def test_counters_are_exact_and_bytes_are_those_of_the_method_s_description(name: str) -> None:
+    federation = tiny.run(name, **tiny.settings_for(name))
+    spec = federation.spec
+    sizes = [len(spec.training_rows(number)) for number in range(3)]
+    steps = [-(-n // 4) - (n % 4 == 1) for n in sizes]  # a last batch of one sample is left out
+    (counter,) = [v for k, v in federation.server.model.items() if k.endswith("batches_tracked")]
+    assert counter.dtype == torch.int64
+    # the largest client's count (0 where batch norm stays local), which no mean of different counts
+    # gives
+    assert (len(set(steps)) > 1 or spec.algorithm.pools) and int(counter) % max(steps) == 0
     assert name in TRAFFIC, f"say in TRAFFIC what {name} sends"
-    federation = tiny.run(name, rounds=1, **tiny.settings_for(name))
     metrics: dict[str, Any] = federation.step().metrics
     down, up = TRAFFIC[name](federation)
     assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)

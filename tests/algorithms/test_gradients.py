@@ -21,19 +21,9 @@ class LookingAside(Algorithm):
     def loss(self, client: Client, batch: Any) -> torch.Tensor:
         double = {name: 2 * w.detach() for name, w in client.parameters.items()}
         buffers = client.snapshot(frozenset(client.resident.entries) - client.parameters.keys())
-        before = trees.clone(buffers)
+        seen = {"x": batch.x, "y": batch.y, "double": double, "before": trees.clone(buffers)}
         gradient, loss = gradient_at(client, batch, double, buffers)
-        SEEN.append(
-            {
-                "x": batch.x,
-                "y": batch.y,
-                "double": double,
-                "gradient": gradient,
-                "loss": loss,
-                "before": before,
-                "buffers": buffers,
-            }
-        )
+        SEEN.append({**seen, "gradient": gradient, "loss": loss, "buffers": buffers})
         return super().loss(client, batch)
 
 
@@ -42,15 +32,12 @@ def test_the_gradient_is_that_at_the_given_parameters() -> None:
     tiny.run("looking-aside", model={"name": "two-layer", "norm": False})
     for seen in SEEN:
         leaves = {name: w.clone().requires_grad_() for name, w in seen["double"].items()}
-        hidden = F.relu(
-            seen["x"] @ leaves["features.first.weight"].T + leaves["features.first.bias"]
-        )
-        loss = F.cross_entropy(
-            hidden @ leaves["classifier.weight"].T + leaves["classifier.bias"], seen["y"]
-        )
+        hidden = F.relu(seen["x"] @ leaves[tiny.W].T + leaves["features.first.bias"])
+        logits = hidden @ leaves[tiny.V].T + leaves["classifier.bias"]
+        loss = F.cross_entropy(logits, seen["y"])
         gradient = torch.autograd.grad(loss, list(leaves.values()))
-        tiny.assert_weights(seen["gradient"], dict(zip(leaves, gradient, strict=True)))
-        tiny.assert_weights({"loss": seen["loss"]}, {"loss": loss.detach()})
+        tiny.close(seen["gradient"], dict(zip(leaves, gradient, strict=True)))
+        tiny.close(seen["loss"], loss.detach())
     assert len(SEEN) == 10
 
 
@@ -58,10 +45,8 @@ def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:
     """Neither the model's statistics nor the units that dropout leaves out in the pass that follows."""
     SEEN.clear()
     settings: dict[str, Any] = {"model": {"name": "two-layer", "dropout": 0.5}, "rounds": 2}
-    assert trees.sha256(tiny.run("looking-aside", **settings).server.models) == trees.sha256(
-        tiny.run("fedavg", **settings).server.models
-    )
+    assert tiny.digest("looking-aside", **settings) == tiny.digest("fedavg", **settings)
     for seen in SEEN:
-        mean = (seen["x"] @ seen["double"]["features.first.weight"].T).mean(0)
+        mean = (seen["x"] @ seen["double"][tiny.W].T).mean(0)
         expected = 0.9 * seen["before"]["features.middle.running_mean"] + 0.1 * mean
-        tiny.assert_weights(seen["buffers"], {"features.middle.running_mean": expected})
+        tiny.close(seen["buffers"], {"features.middle.running_mean": expected})

@@ -1,4 +1,4 @@
-"""``local.schedule``, ``local.warmup`` and parts of an epoch."""
+"""How much and how fast a client trains in a round: `local.schedule`, `warmup`, `steps` and parts of an epoch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from flray import registry
 from flray.algorithms.common.optimizers import learning_rate
 from flray.config.experiment import Local
 from flray.errors import ConfigError, FlrayError
-from flray.federation.spec import FederationSpec
 from flray.runs.extend import check_extendable
 from tests.algorithms import helpers as tiny
-
-BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+from tests.algorithms.test_every_algorithm import BUILT_IN
 
 
 def rates(rounds: int, **local: Any) -> list[float]:
@@ -36,51 +33,81 @@ def test_the_learning_rate_of_each_round() -> None:
 
 def test_one_step_is_as_long_as_the_rate_says() -> None:
     """One full batch of SGD: the update is proportional to the learning rate."""
-
-    def moved(**local: Any) -> dict[str, Any]:
-        options = {"steps": 1, "batch_size": 12, "lr": 0.1, **local}
-        done = tiny.run("fedavg", tiny.gaussian_clients((12,)), local=options)
-        start = tiny.run(
-            "fedavg", tiny.gaussian_clients((12,)), local={**options, "epochs": 0, "steps": None}
-        )
-        (trained,) = start.server.parameter_names.values()
-        return {n: done.server.model[n] - start.server.model[n] for n in trained}
-
-    full, warm = moved(), moved(warmup=2)
-    assert all((warm[n] - w / 2).abs().max() < 1e-6 for n, w in full.items())
-    assert max(w.abs().max() for w in full.values()) > 1e-3
+    moves = []
+    for warmup in (0, 2):
+        local = {"steps": 1, "batch_size": 12, "lr": 0.1, "warmup": warmup}
+        done = tiny.run("fedavg", tiny.gaussian_clients((12,)), local=local)
+        start, (trained,) = tiny.start(done), done.server.parameter_names.values()
+        moves.append({n: done.server.model[n] - start[n] for n in trained})
+    tiny.close(moves[1], {n: w / 2 for n, w in moves[0].items()})
+    assert max(w.abs().max() for w in moves[0].values()) > 1e-3
 
 
-def spec(rounds: int = 4, **local: Any) -> FederationSpec:
-    return tiny.spec_of("fedavg", rounds=rounds, local=local)
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"experiment\.local\.warmup: found 4; there are 4 rounds"
-    ):
-        spec(warmup=4)
-    with pytest.raises(FlrayError, match=r"local\.schedule: cosine, which depends"):
-        check_extendable(spec(schedule="cosine"), 2)
-    check_extendable(spec(warmup=2), 3)
-    with pytest.raises(ConfigError, match=r"found 1\.5; fcclplus counts epochs .* a whole number"):
-        tiny.spec_of({"name": "fcclplus", "epoch_optimizer": "fresh"}, local={"epochs": 1.5})
-
-
-@pytest.mark.parametrize(("epochs", "batches"), [(0.5, 2), (0.1, 1), (1.5, 5), (2, 6), (2.0, 6)])
-def test_parts_of_an_epoch(epochs: float, batches: int) -> None:
-    """12 samples in batches of 4: an epoch has 3 of them, and half of one is 2 that are begun."""
-    federation = tiny.run("fedavg", tiny.gaussian_clients((12,)), local={"epochs": epochs})
+@pytest.mark.parametrize(
+    ("sizes", "local", "steps"),
+    [
+        # Batches of 4: an epoch has 3, 2 (a last one of one sample is left out) and 4 of them.
+        ((12, 9, 15), {"steps": 1}, 3),
+        ((12, 9, 15), {"steps": 2}, 6),
+        ((12, 9, 15), {"steps": 5}, 15),
+        # Half of 3 batches is 2 that are begun.
+        ((12,), {"epochs": 0.5}, 2),
+        ((12,), {"epochs": 0.1}, 1),
+        ((12,), {"epochs": 1.5}, 5),
+        ((12,), {"epochs": 2.0}, 6),
+        ((60,), {"epochs": 0.1, "batch_size": 2}, 3),
+    ],
+)
+def test_so_many_steps_are_taken(sizes: Any, local: dict[str, Any], steps: int) -> None:
+    federation = tiny.run("fedavg", tiny.gaussian_clients(sizes), local=local)
     result = federation.wait_for_round()
-    assert result is not None and result.metrics["train/steps"] == batches
+    assert result is not None and result.metrics["train/steps"] == steps
 
 
-def test_a_tenth_of_thirty_is_three() -> None:
+def test_as_many_steps_as_epochs_have_give_the_same_bits() -> None:
+    clients = tiny.gaussian_clients((12, 12, 12))
+    epochs, steps, fewer = (
+        tiny.run("fedavg", clients, rounds=2, local=local).sha256()
+        for local in ({"epochs": 2}, {"steps": 6}, {"steps": 5})
+    )
+    assert epochs == steps != fewer
+
+
+def test_a_slow_client_does_its_share_of_the_steps() -> None:
+    slow = {"stragglers": 1.0, "straggler_work": 0.5}
     federation = tiny.run(
-        "fedavg", tiny.gaussian_clients((60,)), local={"epochs": 0.1, "batch_size": 2}
+        "fedavg", tiny.gaussian_clients((12, 12)), local={"steps": 4}, participation=slow
     )
     result = federation.wait_for_round()
-    assert result is not None and result.metrics["train/steps"] == 3
+    assert result is not None and result.metrics["train/steps"] == 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "local", "said"),
+    [
+        ({"name": "fedavg"}, {"warmup": 4}, r"local\.warmup: found 4; there are 4 rounds"),
+        (
+            {"name": "fcclplus", "epoch_optimizer": "fresh"},
+            {"epochs": 1.5},
+            r"found 1\.5; fcclplus counts epochs .* a whole number",
+        ),
+        (
+            {"name": "fcclplus", "epoch_optimizer": "fresh"},
+            {"steps": 2},
+            r"found 2; fcclplus counts epochs \(algorithm.epoch_opt",
+        ),
+        ({"name": "l2sgd", "coin": True}, {"steps": 2}, "local.steps: found 2; with a coin"),
+    ],
+)
+def test_what_cannot_be_is_refused(method: Any, local: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny.spec_of(method, rounds=4, local=local)
+
+
+def test_a_schedule_that_depends_on_the_number_of_rounds_is_not_extended() -> None:
+    with pytest.raises(FlrayError, match=r"local\.schedule: cosine, which depends"):
+        check_extendable(tiny.spec_of("fedavg", rounds=4, local={"schedule": "cosine"}), 2)
+    check_extendable(tiny.spec_of("fedavg", rounds=4, local={"warmup": 2}), 3)
 
 
 def test_whole_numbers_stay_what_they_are() -> None:
@@ -90,6 +117,7 @@ def test_whole_numbers_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_takes_them(name: str) -> None:
-    local = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
-    federation = tiny.run(name, rounds=3, local=local, **tiny.settings_for(name))
-    assert federation.rounds_done == 3
+    """A warmup and a schedule over half epochs, then so many steps instead of epochs."""
+    rates = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
+    for local in (rates, {"steps": 2, "epochs": 7}):
+        assert tiny.run(name, rounds=2, local=local, **tiny.settings_for(name)).rounds_done == 2
