@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typing
+from typing import Any
 
 import pytest
 import torch
@@ -10,95 +10,67 @@ from torch import Tensor
 
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, Samples
-from flray.config.experiment import Local
-from flray.config.loader import load
 from flray.data.augment import augment_batch
-from flray.errors import ConfigError, FlrayError
-from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
+from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
+from tests.algorithms import helpers as tiny
+
+Seen = dict[tuple[int, int], list[Tensor]]
+AUGMENTATIONS = ("none", "flip", "crop", "resized", "weak", "strong")
 
 
-def names(annotation: typing.Any) -> list[str]:
-    """Return the words that an annotation allows, however deep."""
-    return [
-        word
-        for part in typing.get_args(annotation)
-        for word in ([part] if isinstance(part, str) else names(part))
-    ]
-
-
-AUGMENTATIONS = names(Local.model_fields["augment"].annotation)
-
-
-def spec_with(
-    algorithm: str, local: dict[str, typing.Any], **options: typing.Any
-) -> FederationSpec:
-    return build_spec(
-        load(
-            {
-                "experiment": {
-                    "data": {"name": "digits-sklearn", "samples": 16},
-                    "model": "lenet",
-                    "models": {"rotated": "simple-cnn"},
-                    "algorithm": {"name": algorithm, "public_size": 30, **options},
-                    "rounds": 1,
-                    "local": local,
-                    "tracking": {"uri": None},
-                }
-            }
-        ).experiment
+def spec_with(algorithm: str, local: dict[str, Any], **options: Any) -> FederationSpec:
+    return tiny.spec_of(
+        {"name": algorithm, "public_size": 30, **options},
+        data={"name": "digits-sklearn", "samples": 16},
+        model="lenet",
+        models={"rotated": "simple-cnn"},
+        rounds=1,
+        local={"precision": "float32", "lr": 0.01, "batch_size": 32, **local},
     )
 
 
-def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], list[Tensor]]:
+def after_a_round(spec: FederationSpec) -> Federation:
+    federation = tiny.federation_of(spec)
+    federation.step()
+    return federation
+
+
+def seen(augment: str, monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Return the public batches of one round by client and number, each time a client looked at one."""
-    spec = spec_with("fcclplus", {"augment": augment}, public_batch_size=15)
-    batches: dict[tuple[int, int], list[Tensor]] = {}
+    spec, batches = spec_with("fcclplus", {"augment": augment}, public_batch_size=15), Seen()
     kind = type(spec.algorithm)
     original = kind.public_batch
 
-    def watched(self: typing.Any, client: Client, index: int) -> Tensor:
+    def watched(self: Any, client: Client, index: int) -> Tensor:
         batch = original(self, client, index)
         batches.setdefault((client.id, index), []).append(batch.clone())
         return batch
 
-    monkeypatch.setattr(kind, "public_batch", watched)
-    Federation(spec, InlineExecutor(spec)).step()
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "public_batch", watched)
+        after_a_round(spec)
     return batches
 
 
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_public_batches_are_the_same_for_all_participants(
-    augment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = seen(augment, monkeypatch)
-    assert sorted(batches) == [(client, index) for client in range(4) for index in range(2)]
-    for (_, index), found in batches.items():
-        assert len(found) == 2, "once for the outputs, once for the step"
-        assert all(torch.equal(batch, batches[0, index][0]) for batch in found)
-    assert not torch.equal(batches[0, 0][0], batches[0, 1][0])
-
-
-def test_augmentation_changes_the_public_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = {
-        index: batch
-        for (client, index), (batch, _) in seen("none", monkeypatch).items()
-        if client == 0
-    }
+def test_public_batches_are_the_same_for_all_participants(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Seen = {}
     for augment in AUGMENTATIONS:
-        monkeypatch.undo()
-        other = seen(augment, monkeypatch)
-        assert torch.equal(other[0, 0][0], plain[0]) is (augment == "none")
+        batches = seen(augment, monkeypatch)
+        plain = plain or batches
+        assert sorted(batches) == [(client, index) for client in range(4) for index in range(2)]
+        for (_, index), found in batches.items():
+            assert len(found) == 2, "once for the outputs, once for the step"
+            assert all(torch.equal(batch, batches[0, index][0]) for batch in found)
+        assert not torch.equal(batches[0, 0][0], batches[0, 1][0])
+        assert torch.equal(batches[0, 0][0], plain[0, 0][0]) is (augment == "none")
 
 
 # --- private and public images apart --------------------------------------------------------------
 
 
-def changed(
-    spec: FederationSpec, monkeypatch: pytest.MonkeyPatch
-) -> dict[typing.Literal["private", "public"], bool]:
+def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
     """Tell whether a round trains on private and on public images that are not those stored."""
     found = {"private": False, "public": False}
 
@@ -110,82 +82,74 @@ def changed(
     kind = type(spec.algorithm)
     loss = kind.loss
 
-    def watched_loss(self: typing.Any, client: Client, batch: Batch) -> Tensor:
+    def watched_loss(self: Any, client: Client, batch: Batch) -> Tensor:
         labelled = bool((batch.y >= 0).all()) and batch.phase.tag != "digest"
-        if labelled and not stored(client.train, batch.x):
-            found["private"] = True
+        found["private"] |= labelled and not stored(client.train, batch.x)
         return loss(self, client, batch)
 
-    def watched(images: Tensor, how: typing.Any, *rest: typing.Any) -> Tensor:
+    def watched(images: Tensor, how: Any, *rest: Any) -> Tensor:
         augmented = augment_batch(images, how, *rest)
         found["public"] |= not torch.equal(images, augmented)
         return augmented
 
-    monkeypatch.setattr(kind, "loss", watched_loss)
-    for place in ("common.public_exchange", "fedmatch"):
-        monkeypatch.setattr(f"flray.algorithms.{place}.augment_batch", watched)
-    Federation(spec, InlineExecutor(spec)).step()
-    monkeypatch.undo()
-    return typing.cast(typing.Any, found)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "loss", watched_loss)
+        for place in ("common.public_exchange", "fedmatch"):
+            patch.setattr(f"flray.algorithms.{place}.augment_batch", watched)
+        after_a_round(spec)
+    return found["private"], found["public"]
+
+
+BATCHES: dict[str, Any] = {"public_batch_size": 15}
+RELEASED = {**BATCHES, "variant": "released", "pretrain_epochs": 1}
+MATCH = {"average": False, "strong": "none"}
 
 
 @pytest.mark.parametrize(
-    ("local", "private", "public"),
+    ("name", "options", "local", "wanted"),
     [
-        ({}, False, False),
-        ({"augment": "flip"}, True, True),
-        ({"augment": "flip", "public_augment": "none"}, True, False),
-        ({"public_augment": "weak"}, False, True),
-        ({"public_augment": [{"name": "rotation", "degrees": 30}]}, False, True),
+        ("fcclplus", BATCHES, {}, (False, False)),
+        ("fcclplus", BATCHES, {"augment": "flip"}, (True, True)),
+        ("fcclplus", BATCHES, {"public_augment": "weak"}, (False, True)),
+        (
+            "fcclplus",
+            BATCHES,
+            {"public_augment": [{"name": "rotation", "degrees": 30}]},
+            (False, True),
+        ),
+        *(
+            (name, options, {"augment": "flip", "public_augment": "none"}, (True, False))
+            for name, options in (
+                ("fcclplus", BATCHES),
+                ("fccl", {**BATCHES, "pretrain_epochs": 1}),
+                ("rhfl", BATCHES),
+                ("feddf", {**BATCHES, "mode": "peer"}),
+                ("fedmatch", MATCH),
+            )
+        ),
+        ("fedmatch", MATCH, {"public_augment": "weak"}, (False, True)),  # its weak view
+        ("fcclplus", RELEASED, {}, (False, True)),
+        ("fccl", RELEASED, {}, (False, True)),
     ],
 )
-@pytest.mark.parametrize("name", ["fcclplus", "fccl", "rhfl", "feddf"])
 def test_private_and_public_images_are_augmented_apart(
     name: str,
-    local: dict[str, typing.Any],
-    private: bool,
-    public: bool,
+    options: dict[str, Any],
+    local: dict[str, Any],
+    wanted: tuple[bool, bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = {"fccl": {"pretrain_epochs": 1}, "feddf": {"mode": "peer"}}.get(name, {})
-    found = changed(spec_with(name, local, public_batch_size=15, **options), monkeypatch)
-    assert found == {"private": private, "public": public}
+    assert changed(spec_with(name, local, **options), monkeypatch) == wanted
 
 
-@pytest.mark.parametrize(
-    ("local", "private", "public"),
-    [
-        ({"augment": "flip", "public_augment": "none"}, True, False),
-        ({"public_augment": "weak"}, False, True),
-    ],
-)
-def test_fedmatch_takes_the_public_one_for_its_weak_view(
-    local: dict[str, typing.Any], private: bool, public: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_with("fedmatch", local, average=False, strong="none")
-    assert changed(spec, monkeypatch) == {"private": private, "public": public}
-
-
-def test_fedmd_compares_scores_of_images_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = []
-    for local in ({}, {"public_augment": "strong"}):
-        federation = Federation(spec := spec_with("fedmd", local), InlineExecutor(spec))
-        federation.step()
-        digests.append(federation.sha256())
-    assert digests[0] == digests[1]
-
-
-def test_the_released_code_augments_public_images_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fcclplus", "fccl"):
-        options = {"variant": "released", "public_batch_size": 15, "pretrain_epochs": 1}
-        found = changed(spec_with(name, {}, **options), monkeypatch)
-        assert found == {"private": False, "public": True}
+def test_fedmd_compares_scores_of_images_as_they_are() -> None:
+    plain, strong = (spec_with("fedmd", local) for local in ({}, {"public_augment": "strong"}))
+    assert after_a_round(plain).sha256() == after_a_round(strong).sha256()
 
 
 def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
     """In the order: the method's own of public images, the experiment's, that of private images."""
-    public = {"public_size": 30, "public_batch_size": 15}
-    settings: list[tuple[dict[str, typing.Any], dict[str, typing.Any]]] = [
+    settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"public_augment": "flip"}, {"augment": "none"}),
         ({}, {"public_augment": "flip"}),
         ({"public_augment": "flip"}, {"public_augment": "flip"}),
@@ -193,40 +157,40 @@ def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
         ({}, {"augment": "flip"}),
         ({}, {}),
     ]
-    digests = []
-    for options, local in settings:
-        federation = Federation(
-            spec := spec_with("fcclplus", local, **public, **options), InlineExecutor(spec)
-        )
-        federation.step()
-        digests.append(federation.sha256())
+    digests = [
+        after_a_round(spec_with("fcclplus", local, **BATCHES, **options)).sha256()
+        for options, local in settings
+    ]
     assert digests[0] == digests[1] == digests[2]
     assert digests[3] == digests[4]
     assert len(set(digests)) == 3
 
 
-def test_what_would_be_ignored_or_cannot_be_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"local\.public_augment.*algorithm\.public_augment: weak"
-    ):
-        spec_with("fcclplus", {"public_augment": "weak"}, variant="released")
-    with pytest.raises(FlrayError, match=r"local\.public_augment: found 'blur'; input should be"):
-        spec_with("fcclplus", {"public_augment": "blur"})
-    with pytest.raises(FlrayError, match=r"algorithm\.public_augment"):
-        spec_with("fcclplus", {}, public_augment="blur")
-    with pytest.raises(
-        ConfigError, match=r"local\.public_augment: found jitter; it changes colours"
-    ):
-        load_and_build = {"name": "random", "shape": [2, 12, 12], "samples": 40}
-        build_spec(
-            load(
-                {
-                    "experiment": {
-                        "data": load_and_build,
-                        "model": "simple-cnn",
-                        "algorithm": "fedavg",
-                        "local": {"public_augment": "strong"},
-                    }
-                }
-            ).experiment
+@pytest.mark.parametrize(
+    ("options", "local", "said"),
+    [
+        (
+            {"variant": "released"},
+            {"public_augment": "weak"},
+            r"local\.public_augment.*algorithm\.public_augment: weak",
+        ),
+        ({}, {"public_augment": "blur"}, "public_augment(.|\n)*blur"),
+        ({"public_augment": "blur"}, {}, "public_augment(.|\n)*blur"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_be_is_refused(
+    options: dict[str, Any], local: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((FlrayError, ValueError), match=said):
+        spec_with("fcclplus", local, **options)
+
+
+def test_augmentation_of_colours_needs_colours() -> None:
+    said = r"local\.public_augment: found jitter; it changes colours"
+    with pytest.raises(FlrayError, match=said):
+        tiny.spec_of(
+            "fedavg",
+            data={"name": "random", "shape": [2, 12, 12], "samples": 40},
+            model="simple-cnn",
+            local={"public_augment": "strong"},
         )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -64,16 +64,16 @@ class RaisesOnce:
             file.write(f"{number} ")
 
 
-class Said(NullProgress):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 def inline(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"experiment": {**content, "resources": {"executor": "inline"}, **changes}}
+
+
+def assert_told(folder: Path, history: Any) -> None:
+    """Every round once, in order, with its value, and then the end."""
+    *lines, end = (folder / "lines.txt").read_text().splitlines()
+    told = [(int(n), float(v)) for n, v in map(str.split, lines)]
+    assert end == "finished"
+    assert told == list(zip(history["round"], history["train/loss"], strict=True))
 
 
 def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
@@ -83,36 +83,32 @@ def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
     content = inline(digits, plugins=["own.py"], callbacks=["lines", "kill"], rounds=4)
     Path("run.yaml").write_text(yaml.safe_dump(content))
     code = [sys.executable, "-m", "flray", "run", "run.yaml"]
-    killed = subprocess.run(code, capture_output=True, timeout=120, check=False)
+    killed = subprocess.run(code, capture_output=True, timeout=240, check=False)
     assert killed.returncode == -9
     folder = tmp_cwd / "runs" / "digits" / "001"
-    assert [line.split()[0] for line in (folder / "lines.txt").read_text().splitlines()] == [
-        "1",
-        "2",
-    ]
+    assert [line[0] for line in (folder / "lines.txt").read_text().splitlines()] == ["1", "2"]
     result = runner.resume(folder)
-    lines = (folder / "lines.txt").read_text().splitlines()
-    assert lines[-1] == "finished"
-    assert [(int(n), float(v)) for n, v in map(str.split, lines[:-1])] == list(
-        zip(result.history["round"], result.history["train/loss"], strict=True)
-    )
-    plain = runner.run(inline(digits, rounds=4))
-    assert plain.sha256 == result.sha256
+    assert_told(folder, result.history)
+    assert runner.run(inline(digits, rounds=4)).sha256 == result.sha256
 
 
 def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    class Stop(Said):
+    class Stop(NullProgress):
+        lines: ClassVar[list[str]] = []
+
+        def say(self, line: str) -> None:
+            self.lines.append(line)
+
         def round(self, result: Any, metric: str) -> None:
             if result.number == 3:
                 raise KeyboardInterrupt
 
-    stopped = Stop()
     with pytest.raises(InterruptedRunError):
-        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=stopped)
-    told = [line for line in stopped.lines if "raises-once" in line]
-    assert len(told) == 1 and "the log is full" in told[0] and "not called again" in told[0]
+        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=Stop())
+    (told,) = [line for line in Stop.lines if "raises-once" in line]
+    assert "the log is full" in told and "not called again" in told
     folder = tmp_cwd / "runs" / "digits" / "001"
     assert (folder / "seen.txt").read_text() == "1 "
     runner.resume(folder)
@@ -125,31 +121,10 @@ def test_trials_of_a_sweep_have_their_own(
 ) -> None:
     Path("own.py").write_text(PLUGIN)
     content = {**digits, "plugins": ["own.py"], "callbacks": ["lines"]}
-    result = api.tune(
-        {
-            "experiment": content,
-            "space": {"local.lr": {"grid": [0.02, 0.1]}},
-            "sweep": {"seeds": [0]},
-        }
-    )
+    space = {"local.lr": {"grid": [0.02, 0.1]}}
+    result = api.tune({"experiment": content, "space": space, "sweep": {"seeds": [0]}})
     for trial in ("0001", "0002"):
-        lines = (result.folder / "trials" / trial / "lines.txt").read_text().splitlines()
-        assert lines[-1] == "finished"
-        history = result.history(trial)
-        assert [(int(n), float(v)) for n, v in map(str.split, lines[:-1])] == list(
-            zip(history["round"], history["train/loss"], strict=True)
-        )
-
-
-def test_tensorboard_reads_every_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    result = runner.run(inline(digits, callbacks=["tensorboard"]))
-    events = accumulator.EventAccumulator(str(result.folder / "tensorboard"))
-    events.Reload()
-    points = events.Scalars("global/common/accuracy")
-    assert [point.step for point in points] == [1, 2, 3]
-    wanted = result.history["global/common/accuracy"].tolist()
-    assert [point.value for point in points] == pytest.approx(wanted, rel=1e-6)
+        assert_told(result.folder / "trials" / trial, result.history(trial))
 
 
 def wandb_records(data: bytes) -> Iterator[Any]:
@@ -171,11 +146,19 @@ def wandb_records(data: bytes) -> Iterator[Any]:
             parts = b""
 
 
-def test_weights_and_biases_has_every_round_and_the_settings(
+def tensorboard_values(folder: Path, name: str) -> dict[int, float]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {point.step: point.value for point in events.Scalars(name)}
+
+
+def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     pytest.importorskip("wandb")
-    result = runner.run(inline(digits, callbacks=[{"name": "wandb", "mode": "offline"}]))
+    callbacks = ["tensorboard", {"name": "wandb", "mode": "offline"}]
+    result = runner.run(inline(digits, callbacks=callbacks))
     (file,) = result.folder.glob("wandb/offline-run-*/*.wandb")
     steps, settings, code = {}, {}, None
     for record in wandb_records(file.read_bytes()):
@@ -186,35 +169,29 @@ def test_weights_and_biases_has_every_round_and_the_settings(
             settings |= {i.key: i.value_json for i in record.run.config.update}
         elif record.WhichOneof("record_type") == "exit":
             code = record.exit.exit_code
-    assert steps == dict(
-        zip(result.history["round"], result.history["global/common/accuracy"], strict=True)
-    )
+    values = result.history["global/common/accuracy"]
+    assert steps == dict(zip(result.history["round"], values, strict=True))
     assert settings["local.lr"] == '"0.05"' and code == 0
+    points = tensorboard_values(result.folder, "global/common/accuracy")
+    assert points == pytest.approx(steps, rel=1e-6)
 
 
-class NoRound:
-    def __init__(self, run: RunInfo) -> None: ...
+def made(**methods: Any) -> type:
+    return type("Made", (), methods)
 
 
-class RoundOfNothing:
-    def __init__(self, run: RunInfo) -> None: ...
-    def round(self) -> None: ...
+TAKES_RUN: dict[str, Any] = {"__init__": lambda self, run: None}
+ROUND: dict[str, Any] = {"round": lambda self, number, metrics: None}
+WRONG = {
+    "no round": made(**TAKES_RUN),
+    "a round of nothing": made(**TAKES_RUN, round=lambda self: None),
+    "made of nothing": made(**ROUND),
+    "an end of nothing": made(**TAKES_RUN, **ROUND, end=lambda self: None),
+    "a function": lambda run: None,
+}
 
 
-class MadeOfNothing:
-    def round(self, number: int, metrics: Mapping[str, float]) -> None: ...
-
-
-class EndOfNothing:
-    def __init__(self, run: RunInfo) -> None: ...
-    def round(self, number: int, metrics: Mapping[str, float]) -> None: ...
-    def end(self) -> None: ...
-
-
-def a_function(run: RunInfo) -> None: ...
-
-
-@pytest.mark.parametrize("item", [NoRound, RoundOfNothing, MadeOfNothing, EndOfNothing, a_function])
+@pytest.mark.parametrize("item", WRONG.values(), ids=WRONG)
 def test_what_cannot_be_called_is_refused_before_anything_is_made(
     item: Any, tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:

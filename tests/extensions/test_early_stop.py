@@ -33,27 +33,28 @@ def decided(metric: str, values: list[float], **settings: Any) -> int:
     return 0
 
 
-def test_when_it_ends() -> None:
-    name = "global/common/accuracy"
-    assert decided(name, [0.1, 0.2, 0.2, 0.1, 0.3], patience=2) == 4
-    assert decided(name, [0.1, 0.2, 0.2, 0.3, 0.1], patience=2) == 0
-    assert decided(name, [0.1, 0.2, 0.24, 0.26, 0.3], patience=2, min_delta=0.05) == 0
-    assert decided(name, [0.1, 0.2, 0.24, 0.25, 0.3], patience=2, min_delta=0.05) == 4
-    assert decided(name, [0.1, 0.5, 0.9], target=0.5) == 2
-    assert decided("train/loss", [3.0, 2.0, 1.0], target=1.5) == 3
-    assert decided("train/loss", [3.0, 2.0, 2.5, 2.1], patience=2) == 4
+ACCURACY, LOSS = "global/common/accuracy", "train/loss"
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "settings", "ends"),
+    [
+        (ACCURACY, [0.1, 0.2, 0.2, 0.1, 0.3], {"patience": 2}, 4),
+        (ACCURACY, [0.1, 0.2, 0.2, 0.3, 0.1], {"patience": 2}, 0),
+        (ACCURACY, [0.1, 0.2, 0.24, 0.26, 0.3], {"patience": 2, "min_delta": 0.05}, 0),
+        (ACCURACY, [0.1, 0.2, 0.24, 0.25, 0.3], {"patience": 2, "min_delta": 0.05}, 4),
+        (ACCURACY, [0.1, 0.5, 0.9], {"target": 0.5}, 2),
+        (LOSS, [3.0, 2.0, 1.0], {"target": 1.5}, 3),
+        (LOSS, [3.0, 2.0, 2.5, 2.1], {"patience": 2}, 4),
+    ],
+)
+def test_when_it_ends(metric: str, values: list[float], settings: Any, ends: int) -> None:
+    assert decided(metric, values, **settings) == ends
 
 
 def inline(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "experiment": {
-            **digits,
-            "rounds": 12,
-            "stop": STOP,
-            "resources": {"executor": "inline"},
-            **changes,
-        }
-    }
+    settings = {"rounds": 12, "stop": STOP, "resources": {"executor": "inline"}, **changes}
+    return {"experiment": {**digits, **settings}}
 
 
 def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(

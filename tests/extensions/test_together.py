@@ -13,8 +13,9 @@ import yaml
 
 from flray import api
 from flray.tuning.trial_store import trial_folders
-from tests.extensions.test_callbacks import PLUGIN, wandb_records
+from tests.extensions.test_callbacks import PLUGIN, tensorboard_values, wandb_records
 
+MEASURE = "global/common/balanced-accuracy"
 CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
 
 
@@ -33,15 +34,8 @@ def content(digits: dict[str, Any], callbacks: list[Any]) -> dict[str, Any]:
             "stop": {"metric": "train/loss", "patience": 2, "min_delta": 0.5},
         },
         "space": {"local.lr": {"grid": [0.02, 0.1]}},
-        "sweep": {"seeds": [0], "metric": "global/common/balanced-accuracy"},
+        "sweep": {"seeds": [0], "metric": MEASURE},
     }
-
-
-def tensorboard_steps(folder: Path) -> list[int]:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
-    events.Reload()
-    return [point.step for point in events.Scalars("global/common/balanced-accuracy")]
 
 
 def wandb_steps(folder: Path) -> list[int]:
@@ -84,12 +78,12 @@ def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
         rounds = history["round"].tolist()
         assert rounds == list(range(1, len(rounds) + 1))
         other = whole.history(trial.number)
-        for name in ("global/common/balanced-accuracy", "train/loss", "cohort/asked"):
+        for name in (MEASURE, "train/loss", "cohort/asked"):
             assert history[name].tolist() == other[name].tolist(), name
         told = (trial.path / "lines.txt").read_text().splitlines()
         assert [int(line.split()[0]) for line in told[:-1]] == rounds and told[-1] == "finished"
-        assert tensorboard_steps(trial.path) == rounds
+        assert list(tensorboard_values(trial.path, MEASURE)) == rounds
         assert wandb_steps(trial.path) == rounds
     for trial in trial_folders(tmp_cwd / whole.folder):
         rounds = whole.history(trial.number)["round"].tolist()
-        assert tensorboard_steps(trial.path) == wandb_steps(trial.path) == rounds
+        assert list(tensorboard_values(trial.path, MEASURE)) == wandb_steps(trial.path) == rounds

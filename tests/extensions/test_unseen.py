@@ -23,29 +23,22 @@ from flray.federation.spec import FederationSpec
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from tests.algorithms import helpers as tiny
+from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
 
 SIZES = (12, 9, 15, 6, 10)
 UNSEEN = ["client1", "client3"]
-BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SHARING = [name for name in BUILT_IN if registry.algorithms.get(name).shared != "none"]
 
 
 def spec_with(method: Any = "fedavg", unseen: Any = None, **settings: Any) -> FederationSpec:
-    name = method if isinstance(method, str) else method["name"]
-    made = tiny.settings_for(name)
-    participation = {
-        "unseen": UNSEEN if unseen is None else unseen,
-        **settings.pop("participation", {}),
-    }
+    made = tiny.settings_for(method)
+    participation = {"unseen": UNSEEN if unseen is None else unseen}
+    participation |= settings.pop("participation", {})
     evaluation = {"adapt_steps": 3, **made.pop("evaluation", {}), **settings.pop("evaluation", {})}
+    clients, settings = tiny.gaussian_clients(SIZES), {**made, **settings}
     return tiny.spec_of(
-        method,
-        tiny.gaussian_clients(SIZES),
-        participation=participation,
-        evaluation=evaluation,
-        **made,
-        **settings,
+        method, clients, participation=participation, evaluation=evaluation, **settings
     )
 
 
@@ -139,23 +132,17 @@ def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_i
     metrics = federation.step().metrics
     means: dict[str, list[float]] = {"global": [], "adapted": []}
     for client in spec.data.unseen:
-        x, y = (torch.from_numpy(a[client.train]) for a in (spec.data.x, spec.data.y))
-        test_x, test_y = (torch.from_numpy(a[client.test]) for a in (spec.data.x, spec.data.y))
-        weights = federation.server.model
+        (x, y), (test_x, test_y) = (
+            (torch.from_numpy(spec.data.x[rows]), torch.from_numpy(spec.data.y[rows]))
+            for rows in (client.train, client.test)
+        )
+        w = federation.server.model[tiny.V]
         for view in means:
-            if view == "adapted":
-                for _ in range(2):
-                    weights = tiny.gradient_step(
-                        weights,
-                        lambda w, x=x, y=y: nn.functional.cross_entropy(
-                            x @ w["classifier.weight"].T, y
-                        ),
-                        0.3,
-                    )
-            loss = nn.functional.cross_entropy(test_x @ weights["classifier.weight"].T, test_y)
-            means[view].append(loss.item())
-            name = f"{view}/unseen/loss/client/{client.name}"
-            assert metrics[name] == pytest.approx(loss.item(), abs=1e-12)
+            for _ in range(2 if view == "adapted" else 0):
+                w = w - 0.3 * tiny.softmax_gradient(w, x, y)
+            means[view].append(float(nn.functional.cross_entropy(test_x @ w.T, test_y)))
+            found = metrics[f"{view}/unseen/loss/client/{client.name}"]
+            assert found == pytest.approx(means[view][-1], abs=1e-12)
     for view, losses in means.items():
         assert metrics[f"{view}/unseen/loss"] == pytest.approx(float(np.mean(losses)), abs=1e-12)
     assert means["adapted"] != means["global"]
