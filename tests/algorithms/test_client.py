@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flray import registry, trees
+from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.types import Phase
@@ -37,15 +37,12 @@ class Watching(Algorithm):
         return super().loss(client, batch)
 
 
-def batches(**local: Any) -> list[torch.Tensor]:
+IMAGES: dict[str, Any] = {"model": "linear", "data": {"name": "small-images"}, "rounds": 2}
+
+
+def batches(algorithm: str = "watching", **local: Any) -> list[torch.Tensor]:
     SEEN.clear()
-    tiny.run(
-        "watching",
-        model="linear",
-        data={"name": "small-images"},
-        rounds=2,
-        local={"batch_size": 8, **local},
-    )
+    tiny.run(algorithm, local={"batch_size": 8, **local}, **IMAGES)
     return list(SEEN)
 
 
@@ -64,18 +61,18 @@ def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "kept", "sizes"),
-    [(5, False, [5, 5, 5, 1]), (5, True, [5, 5, 5]), (16, True, [16]), (8, True, [8, 8])],
+    ("size", "cut", "sizes"),
+    [
+        (5, False, [5, 5, 5, 1]),
+        (5, True, [5, 5, 5]),
+        (8, True, [8, 8]),
+        (20, True, [16]),  # an only batch is never left out
+    ],
 )
 def test_a_last_batch_that_is_smaller_may_be_left_out(
-    size: int, kept: bool, sizes: list[int]
+    size: int, cut: bool, sizes: list[int]
 ) -> None:
-    found = batches(batch_size=size, drop_last=kept)
-    assert [len(batch) for batch in found] == sizes * 4
-
-
-def test_an_only_batch_is_never_left_out() -> None:
-    assert [len(batch) for batch in batches(batch_size=20, drop_last=True)] == [16] * 4
+    assert [len(batch) for batch in batches(batch_size=size, drop_last=cut)] == sizes * 4
 
 
 def test_without_the_last_batch_the_others_are_the_same() -> None:
@@ -116,24 +113,16 @@ class Brief(Watching):
 
 
 def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> None:
-    whole = batches(epochs=2)
-    SEEN.clear()
-    tiny.run(
-        "brief", model="linear", data={"name": "small-images"}, rounds=2, local={"batch_size": 8}
-    )
+    whole, found = batches(epochs=2), batches("brief")
     expected = [whole[client_task * 4 + step] for client_task in range(4) for step in range(3)]
-    assert len(SEEN) == 12 and all(torch.equal(a, b) for a, b in zip(SEEN, expected, strict=True))
+    assert len(found) == 12 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
     """Architectures share a stage, but not its message: without training, clients send back what came."""
-    federation = tiny.fresh(
-        "fedavg",
-        local={"epochs": 0, "precision": "float32"},
-        models={"client1": {"name": "two-layer", "width": 7}},
-    )
-    before = {key: trees.sha256(model) for key, model in federation.server.models.items()}
-    for _ in range(2):
-        federation.step()
-    assert {key: trees.sha256(model) for key, model in federation.server.models.items()} == before
-    assert len(before) == 2
+    settings = {"models": {"client1": {"name": "two-layer", "width": 7}}, "local": {"epochs": 0}}
+    federation = tiny.run("fedavg", rounds=2, **settings)
+    before = tiny.federation_of(federation.spec)
+    assert len(before.server.models) == 2
+    for key, model in before.server.models.items():
+        tiny.close(federation.server.models[key], model, rtol=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +11,11 @@ from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.config.loader import load
 from flray.federation import checkpoint
-from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.tasks import Classification
 from tests.algorithms import helpers as tiny
-
-BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+from tests.algorithms.test_every_algorithm import BUILT_IN
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -66,36 +61,27 @@ class NotingTypes(Algorithm):
 
 
 def test_features_gradients_and_velocity_are_float32() -> None:
-    metrics = (
-        tiny.fresh("noting-types", local={"precision": "bfloat16", "momentum": 0.9}).step().metrics
-    )
+    local = {"precision": "bfloat16", "momentum": 0.9}
+    metrics = tiny.fresh("noting-types", local=local).step().metrics
     assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
 
 
 @pytest.mark.slow
-def test_it_learns_as_well_and_resumes_to_the_same_bits(
-    digits: dict[str, Any], tmp_path: Path
-) -> None:
+def test_it_learns_as_well_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
     def federation(precision: str) -> Federation:
-        spec = build_spec(
-            load(
-                {
-                    "experiment": {
-                        **digits,
-                        "local": {
-                            "batch_size": 32,
-                            "lr": 0.05,
-                            "precision": precision,
-                            "momentum": 0.9,
-                            "epochs": 4,
-                        },
-                        "data": "digits-sklearn",
-                        "participation": {"fraction": 0.75},
-                    }
-                }
-            ).experiment
+        return tiny.fresh(
+            "fedavg",
+            data="digits-sklearn",
+            model={"name": "lenet", "norm": "batch"},
+            participation={"fraction": 0.75},
+            local={
+                "batch_size": 32,
+                "lr": 0.05,
+                "precision": precision,
+                "momentum": 0.9,
+                "epochs": 4,
+            },
         )
-        return Federation(spec, InlineExecutor(spec))
 
     plain, lowered, resumed = federation("float32"), federation("bfloat16"), federation("bfloat16")
     accuracy = []

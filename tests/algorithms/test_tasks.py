@@ -13,9 +13,7 @@ from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
 from tests.algorithms import helpers as tiny
-
-BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
-every = pytest.mark.parametrize("name", BUILT_IN)
+from tests.algorithms.test_every_algorithm import BUILT_IN
 
 SEGMENTATION = {
     "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
@@ -34,21 +32,36 @@ BINARY = {
 }
 
 
+PUBLIC = "needs public data, and this set has none"
+TASKS: dict[str, tuple[dict[str, Any], str, dict[str, str]]] = {
+    "segmentation": (
+        SEGMENTATION,
+        "dice",
+        {
+            "classification": "it needs classification, and fundus-synthetic is segm",
+            "labels": "it needs class labels, and fundus-synthetic is segm",
+            "public": PUBLIC,
+        },
+    ),
+    "few-shot": (
+        FEW_SHOT,
+        "accuracy",
+        {
+            "classification": "it needs classification, and glyphs is few-shot",
+            "public": PUBLIC,
+            "split": "needs a network with classifier",
+        },
+    ),
+    "binary": (BINARY, "auc", {"public": PUBLIC}),
+}
+"""Settings, metric, and what is said of a method's need that the task does not meet."""
+
+
 def world_of(algorithm: Any, task: dict[str, Any], **settings: Any) -> FederationSpec:
     name = algorithm if isinstance(algorithm, str) else algorithm["name"]
-    return build_spec(
-        Config.model_validate(
-            {
-                "experiment": {
-                    "algorithm": algorithm,
-                    **task,
-                    **tiny.settings_for(name),
-                    "resources": {"gpus_per_actor": 0},
-                    **settings,
-                }
-            }
-        ).experiment
-    )
+    content = {"algorithm": algorithm, **task, **tiny.settings_for(name), **settings}
+    content["resources"] = {"gpus_per_actor": 0}
+    return build_spec(Config.model_validate({"experiment": content}).experiment)
 
 
 def needs(name: str) -> frozenset[str]:
@@ -56,63 +69,25 @@ def needs(name: str) -> frozenset[str]:
     return frozenset(algorithm(registry.algorithms.params(name)()).needs)
 
 
-def runs(name: str, task: dict[str, Any], metric: str) -> None:
-    """Run two rounds; what is learnt is finite and was changed, and the task's metrics are there."""
-    spec = world_of(name, task)
-    federation = tiny.federation_of(spec)
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_runs_or_says_what_it_needs(name: str, task: str) -> None:
+    """Two rounds: what is learnt is finite and was changed, and the task's metrics are there."""
+    settings, metric, said = TASKS[task]
+    missing = [text for need, text in said.items() if need in needs(name)]
+    if missing:
+        with pytest.raises(ConfigError, match="|".join(missing)):
+            world_of(name, settings)
+        return
+    federation = tiny.federation_of(world_of(name, settings))
     before = federation.sha256()
     metrics = [federation.step().metrics for _ in range(2)][-1]
     assert federation.sha256() != before
+    weights = [v for w in federation.server.models.values() for v in w.values()]
+    assert all(bool(torch.isfinite(v).all()) for v in weights)
     assert all(
-        bool(torch.isfinite(v).all()) for w in federation.server.models.values() for v in w.values()
+        0 <= metrics[f"{view}/local/{metric}"] <= 1 for view in federation.spec.algorithm.views
     )
-    for view in spec.algorithm.views:
-        assert (
-            0
-            <= metrics[
-                {"global": f"global/local/{metric}", "personal": f"personal/local/{metric}"}[view]
-            ]
-            <= 1
-        )
-
-
-@every
-def test_segmentation(name: str) -> None:
-    if needs(name) & {"classification", "labels"}:
-        with pytest.raises(
-            ConfigError,
-            match=r"it needs (classification|class labels), and fundus-synthetic is segm",
-        ):
-            world_of(name, SEGMENTATION)
-    elif "public" in needs(name):
-        with pytest.raises(ConfigError, match="needs public data, and this set has none"):
-            world_of(name, SEGMENTATION)
-    else:
-        runs(name, SEGMENTATION, "dice")
-
-
-@every
-def test_few_shot(name: str) -> None:
-    if "classification" in needs(name):
-        with pytest.raises(ConfigError, match="it needs classification, and glyphs is few-shot"):
-            world_of(name, FEW_SHOT)
-    elif "public" in needs(name):
-        with pytest.raises(ConfigError, match="needs public data, and this set has none"):
-            world_of(name, FEW_SHOT)
-    elif "split" in needs(name):
-        with pytest.raises(ConfigError, match="needs a network with classifier"):
-            world_of(name, FEW_SHOT)
-    else:
-        runs(name, FEW_SHOT, "accuracy")
-
-
-@every
-def test_binary(name: str) -> None:
-    if "public" in needs(name):
-        with pytest.raises(ConfigError, match="needs public data, and this set has none"):
-            world_of(name, BINARY)
-    else:
-        runs(name, BINARY, "auc")
 
 
 def test_the_papers_methods_run_where_their_tables_say() -> None:
@@ -137,18 +112,14 @@ def test_a_distance_is_worst_where_it_is_largest() -> None:
 
 def test_the_optimiser_sees_masks_and_images_moved_alike() -> None:
     """With augmentation the same federation ends elsewhere, and repeats to the bit."""
-    digests = {
-        how: [
-            federation.sha256()
-            for federation in (
-                tiny.federation_of(
-                    world_of("fedavg", SEGMENTATION, local={"batch_size": 2, "augment": how})
-                )
-                for _ in range(2)
-            )
-            if federation.step()
-        ]
-        for how in ("none", "crop", "resized")
-    }
-    assert len({sha for pair in digests.values() for sha in pair}) == 3
-    assert all(first == again for first, again in digests.values())
+    digests = []
+    for how in ("none", "crop", "resized"):
+        local = {"batch_size": 2, "augment": how}
+        one, again = (
+            tiny.federation_of(world_of("fedavg", SEGMENTATION, local=local)) for _ in range(2)
+        )
+        one.step()
+        again.step()
+        assert one.sha256() == again.sha256()
+        digests.append(one.sha256())
+    assert len(set(digests)) == 3
