@@ -55,8 +55,10 @@ def test_every_suite_is_written_down() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_suites_runs_are_those_of_its_paper(name: str) -> None:
-    suite, seeds = WRITTEN[name], _config(name).sweep.seeds
+def test_a_suites_runs_and_measures_are_those_of_its_paper(name: str) -> None:
+    suite, seeds, paper = WRITTEN[name], _config(name).sweep.seeds, _config(name).paper
+    measures, source = MEASURES.get(name, (None, "a suite without printed numbers"))
+    assert (paper and paper.measures) == measures, source
     for arms, experiment in _runs(name):
         said = suite.expected(arms)
         assert all(source for _, source in said.values())
@@ -76,20 +78,14 @@ def test_a_suites_runs_are_those_of_its_paper(name: str) -> None:
 def test_a_suite_uses_its_papers_preset_wherever_a_method_has_one(name: str) -> None:
     paper = name.split("/")[0]
     for arms, experiment in _runs(name):
+        replaced = REPLACED.get((name, arms.get("method", "")), {})
         presets = [
-            {**preset.values, **REPLACED.get((name, arms.get("method", "")), {})}
+            {**preset.values, **replaced}
             for preset in registry.algorithms.params(experiment.algorithm.name).presets
             if preset.name == paper or preset.name.startswith(f"{paper}-")
         ]
         options = experiment.algorithm.options
         assert not presets or any(values.items() <= options.items() for values in presets), arms
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_suite_prints_what_its_paper_measures(name: str) -> None:
-    paper = _config(name).paper
-    wanted, source = MEASURES.get(name, (None, "a suite without printed numbers"))
-    assert (paper and paper.measures) == wanted, source
 
 
 def test_a_written_arm_is_one_of_a_suite_of_its_paper() -> None:

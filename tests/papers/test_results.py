@@ -1,7 +1,9 @@
-"""The kept results of the suites on local data: each file belongs to its suite as the suite now is."""
+"""The kept results on local data: each file belongs to its suite as it now is, and pages say what reports of them say."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,21 +15,20 @@ from flray.config.loader import load
 from flray.config.setting_labels import flatten_setting
 from flray.records import directory
 from flray.results import export
+from flray.results.conclusions import sentence
 from flray.results.export import build_export_table, read_export
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
-FOLDER = Path(__file__).parents[2] / "search_spaces" / "papers"
-KEPT = sorted(FOLDER.glob("*/*.results.csv"))
+ROOT = Path(__file__).parents[2]
+SPACES = ROOT / "search_spaces"
+KEPT = sorted((SPACES / "papers").glob("*/*.results.csv"))
+each = pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
 
 
-def test_some_are_kept() -> None:
-    assert {path.parent.name for path in KEPT} >= {"fedco2", "fedskc", "lgmix"}
-
-
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+@each
 def test_kept_results_are_those_of_their_suite(path: Path) -> None:
     name = f"{path.parent.name}/{path.name.removesuffix('.results.csv')}"
-    config = resolve_sweep(load(suites.files(FOLDER)[name]))
+    config = resolve_sweep(load(suites.files(SPACES / "papers")[name]))
     planned = {
         (*flatten_setting(point.setting).values(), point.seed): point
         for point in trial_specs(config, enumerate_settings(config))
@@ -47,11 +48,8 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
         assert (row["rounds"], row["data"]) == (experiment.rounds, experiment.data.name)
         assert 0 < row["value"] <= 100 and 0 <= row["worst"] <= row["own"]
         assert len(row["data_sha256"]) == len(row["partition_sha256"]) == 64
-        assert (
-            set(directory.versions()) >= {"python", "flray", "torch", "numpy"}
-            and row["torch"]
-            and row["flray"]
-        )
+        assert row["torch"] and row["flray"]
+    assert set(directory.versions()) >= {"python", "flray", "torch", "numpy"}
     domains = [str(column) for column in frame.columns if str(column).startswith(export.DOMAIN)]
     assert all(frame[domain].between(0, 100).all() for domain in domains)
     assert frame["data_sha256"].nunique() == frame["data"].nunique() == 1
@@ -59,15 +57,42 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
     assert (partitions == 1).all(), "methods were compared on different partitions"
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+@each
 def test_their_table_can_be_made_again(path: Path) -> None:
     frame = read_export(path)
-    made = build_export_table(frame)
-    mixed = (
-        frame["metric"].nunique() > 1
-    )  # then all are means over clients, on their own test parts
-    for label, row in made.rows.items():
-        values = frame[frame[f"{PREFIX}method"] == label]["own" if mixed else "value"]
-        assert row[0].mean == pytest.approx(values.mean()) and row[0].std == pytest.approx(
-            values.std()
-        )
+    # of several metrics all are means over clients, on their own test parts
+    column = "own" if frame["metric"].nunique() > 1 else "value"
+    for label, row in build_export_table(frame).rows.items():
+        values = frame[frame[f"{PREFIX}method"] == label][column]
+        assert (row[0].mean, row[0].std) == pytest.approx((values.mean(), values.std()))
+
+
+_NUMBER = r"(-?\d+\.\d\d?)"
+_INTERVAL_OF = rf"\((?:95 % interval (?:for all pairs )?)?{_NUMBER}\s+to\s+{_NUMBER}"
+_INTERVAL = re.compile(_INTERVAL_OF)
+_AMOUNT = re.compile(rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+{_INTERVAL_OF}")
+
+
+def intervals(files: list[Path]) -> set[tuple[str, ...]]:
+    """Mean and interval of every pair as sentences have them, all pairs or all against any reference."""
+    found: set[tuple[str, ...]] = set()
+    for study in (s for file in files for s in build_export_table(read_export(file)).studies.each):
+        for reference in (None, *study.values):
+            for pair in replace(study, reference=reference).differences:
+                found |= set(_AMOUNT.findall(sentence(pair.better_first(), study.unit)))
+    return found
+
+
+@pytest.mark.parametrize("paper", ["fcclplus", "fedco2", "fedskc", "lgmix"])
+def test_a_page_of_results_says_what_reports_conclude(paper: str) -> None:
+    text = (ROOT / "docs" / "results" / f"{paper}.md").read_text()
+    claims = _AMOUNT.findall(text)
+    assert claims and len(claims) == len(_INTERVAL.findall(text))
+    assert set(claims) <= intervals([path for path in KEPT if path.parent.name == paper])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/start.md", "docs/guide/how-sure.md"])
+def test_other_pages_say_it_too(page: str) -> None:
+    names = ("papers/lgmix/local", "quickstart", "tuned")
+    claims = _AMOUNT.findall((ROOT / page).read_text())
+    assert claims and set(claims) <= intervals([SPACES / f"{name}.results.csv" for name in names])
