@@ -1,4 +1,4 @@
-"""The kept results on local data: each file belongs to its suite as it now is, and pages say what reports of them say."""
+"""The kept results on local data: each file belongs to its suite as it now is; pages say what reports say."""
 
 from __future__ import annotations
 
