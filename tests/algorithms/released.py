@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from flray import registry, rng
 from flray.federation.federation import Federation
 from flray.models import SplitModel
-from tests.algorithms.helpers import state_of
+from tests.algorithms import helpers as tiny
 
 
 @registry.register_model("two-norms")
@@ -32,6 +33,15 @@ def two_norms(shape: tuple[int, ...], num_classes: int, *, width: int = 6) -> nn
         )
     )
     return SplitModel(features, nn.Linear(width, num_classes, bias=False))
+
+
+CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
+
+
+def fresh(options: dict[str, Any], **settings: Any) -> Federation:
+    """Return a federation of the released variant of a method, of networks with two norms and four classes."""
+    made = {"clients": CLIENTS, "model": "two-norms", **settings}
+    return tiny.fresh({"variant": "released", **options}, classes=4, **made)
 
 
 def networks(federation: Federation) -> list[nn.Module]:
@@ -66,8 +76,3 @@ def assert_same(found: dict[str, Tensor], model: nn.Module, counters: bool = Tru
             torch.testing.assert_close(
                 found[name], value, rtol=0, atol=1e-12, msg=partial("{}: {}".format, name)
             )
-
-
-def personal_model(federation: Federation, client: int) -> dict[str, Tensor]:
-    """Return the values of a client's own model."""
-    return dict(state_of(federation, client)["personal"])

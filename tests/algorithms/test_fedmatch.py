@@ -26,21 +26,19 @@ NUMBERS = {**TERMS, "confidence": 0.5, "threshold": 1e-2}
 
 def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp: Any) -> Tensor:
     """Return the loss of psi, sample by sample."""
-    total, kept = torch.zeros((), dtype=torch.float64), 0
+    terms = [torch.zeros((), dtype=torch.float64)]
     for row in x:
-        own = row @ (sigma + psi).T
-        p = torch.softmax(own, 0)
+        p = torch.softmax(row @ (sigma + psi).T, 0)
         if float(p.detach().max()) < hp.confidence:
             continue
-        kept += 1
         votes = [int((row @ w.T).argmax()) for w in (sigma + psi.detach(), *helpers)]
         label = max(range(3), key=lambda c: (votes.count(c), c == votes[0], -c))
         teachers = [torch.softmax(row @ w.T, 0) for w in helpers]
-        divergence = sum(
-            ((q * (q.log() - p.log())).sum() for q in teachers), torch.zeros(())
-        ) / max(len(helpers), 1)
-        total = total + hp.lam_i * divergence - hp.lam_a * p[label].log()
-    return total / max(kept, 1) + hp.l1 * psi.abs().sum() + hp.l2 * ((sigma - psi) ** 2).sum()
+        divergences = [(q * (q.log() - p.log())).sum() for q in teachers] or [torch.zeros(())]
+        divergence = torch.stack(divergences).mean()
+        terms.append(hp.lam_i * divergence - hp.lam_a * p[label].log())
+    agreed = torch.stack(terms).sum() / max(len(terms) - 1, 1)
+    return agreed + hp.l1 * psi.abs().sum() + hp.l2 * ((sigma - psi) ** 2).sum()
 
 
 @pytest.mark.parametrize(

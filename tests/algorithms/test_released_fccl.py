@@ -17,15 +17,8 @@ from torch import Tensor, nn
 
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
-from tests.algorithms.released import (
-    assert_same,
-    networks,
-    personal_model,
-    private,
-    private_batches,
-)
+from tests.algorithms import released
 
-CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, ROUNDS, EPOCHS, PRIVATE, PUBLIC = 0.01, 3, 2, 4, 12
 TEMPERATURE, OMEGA, TAU = 0.02, 3.0, 3.0
 
@@ -35,8 +28,8 @@ class ReleasedLoop:
 
     def __init__(self, federation: Federation, plus: bool, pretrain: int, averaged: bool) -> None:
         self.federation, self.plus, self.averaged = federation, plus, averaged
-        self.nets = networks(federation)
-        self.data = [private(federation, i) for i in range(3)]
+        self.nets = released.networks(federation)
+        self.data = [released.private(federation, i) for i in range(3)]
         public = federation.spec.data.public
         assert public is not None
         self.public = torch.from_numpy(public)
@@ -49,7 +42,7 @@ class ReleasedLoop:
     def pretrain(self, i: int, net: nn.Module, epochs: int) -> None:
         """Adam without decay; the scheduler, called after each epoch with that epoch's number, is one late."""
         optimizer, (x, y) = torch.optim.Adam(net.parameters(), lr=LR), self.data[i]
-        orders = private_batches(self.federation, i, 0, PRIVATE, epochs, "pretrain/0")
+        orders = released.private_batches(self.federation, i, 0, PRIVATE, epochs, "pretrain/0")
         for epoch, batches in enumerate(orders):
             for rows in batches:
                 optimizer.zero_grad()
@@ -101,7 +94,7 @@ class ReleasedLoop:
         for i, net in enumerate(self.nets):
             x, y = self.data[i]
             optimizer = torch.optim.Adam(net.parameters(), lr=self.local_lr, weight_decay=1e-5)
-            for batches in private_batches(self.federation, i, number, PRIVATE, EPOCHS):
+            for batches in released.private_batches(self.federation, i, number, PRIVATE, EPOCHS):
                 for rows in batches:
                     outputs = net(x[rows])
                     loss = nn.functional.cross_entropy(outputs, y[rows])
@@ -139,27 +132,20 @@ def kl(student: Tensor, teacher: Tensor) -> Tensor:
 
 def compare(name: str, pretrain: int, averaged: bool, **changes: Any) -> None:
     """Run both, and compare after every round."""
-    options = {
-        "name": name,
-        "variant": "released",
-        "pretrain_epochs": pretrain,
-        "average": averaged,
-        "public_batch_size": PUBLIC,
-        "batch_size": PRIVATE,
-        **changes,
-    }
-    local = {"optimizer": "adam", "lr": LR, "epochs": EPOCHS, "batch_size": 32}
-    models = {} if averaged else {"client1": {"name": "two-norms", "width": 7}}
-    spec = tiny.spec_of(
-        options, CLIENTS, classes=4, model="two-norms", models=models, local=local, rounds=ROUNDS
+    sizes = {"public_batch_size": PUBLIC, "batch_size": PRIVATE}
+    options = {"name": name, "pretrain_epochs": pretrain, "average": averaged, **sizes, **changes}
+    federation = released.fresh(
+        options,
+        models={} if averaged else {"client1": {"name": "two-norms", "width": 7}},
+        local={"optimizer": "adam", "lr": LR, "epochs": EPOCHS, "batch_size": 32},
+        rounds=ROUNDS,
     )
-    federation = tiny.federation_of(spec)
     loop = ReleasedLoop(federation, name == "fcclplus", pretrain, averaged)
     for number in range(ROUNDS):
         federation.step()
         loop.communicate(number)
         for i, net in enumerate(loop.nets):
-            assert_same(personal_model(federation, i), net, counters=not averaged)
+            released.assert_same(tiny.kept(federation, i), net, counters=not averaged)
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,8 @@ from flray import registry
 from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
-from tests.algorithms.released import assert_same, networks, private, private_batches
+from tests.algorithms import released
 
-CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, BATCH, ROUNDS = 0.1, 4, 3
 
 
@@ -36,7 +35,7 @@ class ReleasedLoop:
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
-        self.online: list[Any] = networks(federation)
+        self.online: list[Any] = released.networks(federation)
         self.offline: list[Any] = [copy.deepcopy(model) for model in self.online]
 
     def run(self, number: int) -> None:
@@ -52,18 +51,18 @@ class ReleasedLoop:
                     state[name].copy_(mean)
 
     def train(self, i: int, number: int, heads: list[Any]) -> None:
-        x, y = private(self.federation, i)
+        x, y = released.private(self.federation, i)
         models = (self.online[i].train(), self.offline[i].train())
         steps = [torch.optim.SGD(model.parameters(), lr=LR) for model in models]
         if number:
             teachers = [copy.deepcopy(model).eval() for model in models]
-            (batches,) = private_batches(self.federation, i, number, BATCH, 1, "mutual/0")
+            (batches,) = released.private_batches(self.federation, i, number, BATCH, 1, "mutual/0")
             for rows in batches:
                 for model, teacher, step in zip(models, teachers[::-1], steps, strict=True):
                     taught = torch.softmax(teacher(x[rows]).detach(), 1)
                     student = torch.log_softmax(model(x[rows]), 1)
                     descend(step, nn.functional.kl_div(student, taught, reduction="batchmean"))
-        (batches,) = private_batches(self.federation, i, number, BATCH, 1)
+        (batches,) = released.private_batches(self.federation, i, number, BATCH, 1)
         for rows in batches:
             for model, step in zip(models, steps, strict=True):
                 features = model.features(x[rows])
@@ -82,12 +81,9 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 def compare(**changes: Any) -> None:
     """Run both, and compare both models of every client after every round."""
-    federation = tiny.fresh(
-        {"name": "fedco2", "variant": "released", **changes},
-        CLIENTS,
-        classes=4,
-        model="norm-in-classifier",
-        local={"lr": LR, "batch_size": BATCH},
+    local = {"lr": LR, "batch_size": BATCH}
+    federation = released.fresh(
+        {"name": "fedco2", **changes}, model="norm-in-classifier", local=local
     )
     loop = ReleasedLoop(federation)
     for number in range(ROUNDS):
@@ -95,8 +91,9 @@ def compare(**changes: Any) -> None:
         loop.run(number)
         for i in range(3):
             state = tiny.state_of(federation, i)
-            assert_same({**federation.server.model, **state["personal"]}, loop.online[i])
-            assert_same(state["offline"], loop.offline[i])
+            online = {**federation.server.model, **state["personal"]}
+            released.assert_same(online, loop.online[i])
+            released.assert_same(state["offline"], loop.offline[i])
 
 
 def test_whole_loops_of_the_released_code() -> None:

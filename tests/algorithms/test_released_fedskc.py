@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
-from tests.algorithms.released import assert_same, networks, private, private_batches
+from tests.algorithms import released
 
 # A class is at one or two clients only, two of which take part: classes come and go.
 CLIENTS = tiny.gaussian_clients((11, 10, 14, 7), classes=4, skew=True)[:3] + [
@@ -31,22 +31,15 @@ class ReleasedLoop:
     """One model, sent to a cohort in every round."""
 
     def __init__(self, federation: Federation) -> None:
-        self.federation, self.model = federation, networks(federation)[0]
+        self.federation, self.model = federation, released.networks(federation)[0]
         self.knowledge: Knowledge = {}
 
     def run(self, number: int, cohort: list[int]) -> None:
         before, known = copy.deepcopy(self.model.state_dict()), self.knowledge
         replies = [self.train(i, number) for i in cohort]
-        sizes = [len(private(self.federation, i)[1]) for i in cohort]
+        sizes = [len(released.private(self.federation, i)[1]) for i in cohort]
         self.knowledge = merge([kn for _, kn in replies])
-        now = {
-            name: sum(
-                (state[name] * n for (state, _), n in zip(replies, sizes, strict=True)),
-                torch.zeros(()),
-            )
-            / sum(sizes)
-            for name in before
-        }
+        now = tiny.mean_of([state for state, _ in replies], sizes)
         if number:
             variances = [
                 sum(float(torch.var(vector)) for vector in kn.values())
@@ -60,10 +53,10 @@ class ReleasedLoop:
 
     def train(self, i: int, number: int) -> tuple[dict[str, Tensor], Knowledge]:
         model: Any = copy.deepcopy(self.model).train()
-        x, y = private(self.federation, i)
+        x, y = released.private(self.federation, i)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
         seen: dict[int, list[Tensor]] = {}
-        orders = private_batches(self.federation, i, number, BATCH, EPOCHS)
+        orders = released.private_batches(self.federation, i, number, BATCH, EPOCHS)
         for epoch, batches in enumerate(orders):
             for rows in batches:
                 outputs, labels = model(x[rows]), y[rows]
@@ -83,12 +76,8 @@ class ReleasedLoop:
         """The positive is a class's vector, or the output itself, and stands before all vectors."""
         unit = nn.functional.normalize(outputs, dim=1)
         vectors = nn.functional.normalize(torch.stack(list(self.knowledge.values())), dim=1)
-        own = torch.stack(
-            [
-                self.knowledge.get(label, output.detach())
-                for label, output in zip(labels.tolist(), outputs, strict=True)
-            ]
-        )
+        pairs = zip(labels.tolist(), outputs.detach(), strict=True)
+        own = torch.stack([self.knowledge.get(label, output) for label, output in pairs])
         positive = (unit * nn.functional.normalize(own, dim=1)).sum(1, keepdim=True)
         logits = torch.cat([positive, unit @ vectors.T], 1) / TAU
         return nn.functional.cross_entropy(logits, torch.zeros_like(labels))
@@ -110,11 +99,9 @@ def merge(local: list[Knowledge]) -> Knowledge:
 
 def compare(**changes: Any) -> list[set[int]]:
     """Run both, and compare after every round; return the classes known after each."""
-    federation = tiny.fresh(
-        {"name": "fedskc", "variant": "released", **changes},
-        CLIENTS,
-        classes=4,
-        model="two-norms",
+    federation = released.fresh(
+        {"name": "fedskc", **changes},
+        clients=CLIENTS,
         local={"batch_size": BATCH, "epochs": EPOCHS, "lr": 0.01},
         participation={"clients": 2},
         seed=3,  # of these cohorts no client's logits come near zero, where their direction is noise
@@ -123,7 +110,7 @@ def compare(**changes: Any) -> list[set[int]]:
     for number in range(ROUNDS):
         federation.step()
         loop.run(number, federation.server.cohort)
-        assert_same(federation.server.model, loop.model, counters=False)
+        released.assert_same(federation.server.model, loop.model, counters=False)
         classes.append(set(loop.knowledge))
     return classes
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
-from tests.algorithms.released import assert_same, networks, private, private_batches
+from tests.algorithms import released
 
-CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 LR, BATCH, ROUNDS = 0.1, 4, 3
 
 
@@ -26,9 +25,9 @@ class ReleasedLoop:
 
     def __init__(self, federation: Federation, epochs: int) -> None:
         self.federation, self.epochs = federation, epochs
-        self.models = networks(federation)
+        self.models = released.networks(federation)
         self.server = copy.deepcopy(self.models[0])
-        self.data = [private(federation, i) for i in range(3)]
+        self.data = [released.private(federation, i) for i in range(3)]
         self.optimizers = [torch.optim.SGD(m.parameters(), lr=LR) for m in self.models]
         self.shares: list[list[float]] = [[], [], []]
 
@@ -36,7 +35,7 @@ class ReleasedLoop:
         updates, local, common = [], [], []
         for i, model in enumerate(self.models):
             before = copy.deepcopy(model.state_dict())
-            for batches in private_batches(self.federation, i, number, BATCH, self.epochs):
+            for batches in released.private_batches(self.federation, i, number, BATCH, self.epochs):
                 own, other = self.train(i, batches)
                 after = model.state_dict()
                 update = {n: after[n] - before[n] for n in before if "tracked" not in n}
@@ -69,11 +68,9 @@ class ReleasedLoop:
         for i, (mine, theirs) in enumerate(zip(local, common, strict=True)):
             own, other = (float(values[:-1].sum()) for values in (mine, theirs))
             self.shares[i].append(own / (own + other))
-        for name in updates[0]:
-            mean = sum(
-                (update[name] * n / sum(sizes) for update, n in zip(updates, sizes, strict=True)),
-                torch.zeros(()),
-            )
+        means = tiny.mean_of(updates, sizes)
+        for name in means:
+            mean = means[name]
             server[name] += mean
             for i, state in enumerate(states):
                 share = sum(self.shares[i]) / len(self.shares[i])
@@ -87,22 +84,21 @@ def eigenvalues(features: Tensor) -> Tensor:
     return torch.linalg.svd(covariance)[1]
 
 
+def fresh(epochs: int, **changes: Any) -> Federation:
+    local = {"lr": LR, "batch_size": BATCH, "epochs": epochs}
+    return released.fresh({"name": "lgmix", **changes}, local=local)
+
+
 def compare(epochs: int, **changes: Any) -> None:
     """Run both, and compare after every round; the counters of batch norms are not trained with."""
-    federation = tiny.fresh(
-        {"name": "lgmix", "variant": "released", **changes},
-        CLIENTS,
-        classes=4,
-        model="two-norms",
-        local={"lr": LR, "batch_size": BATCH, "epochs": epochs},
-    )
+    federation = fresh(epochs, **changes)
     loop = ReleasedLoop(federation, epochs)
     for number in range(ROUNDS):
         metrics = federation.step().metrics
         loop.run(number)
-        assert_same(federation.server.model, loop.server, counters=False)
+        released.assert_same(federation.server.model, loop.server, counters=False)
         for i, model in enumerate(loop.models):
-            assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
+            released.assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
             found = metrics[f"train/lgmix/lambda_of_round/client/client{i}"]
             assert abs(found - loop.shares[i][-1]) < 1e-12, "not close"
 
@@ -131,15 +127,9 @@ def test_without_any_one_of_its_values_it_is_another_loop(
 
 def test_traces_of_an_epoch_are_not_those_of_its_batches() -> None:
     """Centred batch by batch, the traces lose what batches differ by: lambda is another."""
-    federation = tiny.fresh(
-        {"name": "lgmix", "variant": "released"},
-        CLIENTS,
-        classes=4,
-        model="two-norms",
-        local={"lr": LR, "batch_size": BATCH},
-    )
+    federation = fresh(1)
     loop = ReleasedLoop(federation, 1)
-    (batches,) = private_batches(federation, 0, 0, BATCH, 1)
+    (batches,) = released.private_batches(federation, 0, 0, BATCH, 1)
     own, other = loop.train(0, batches)
     parts = [sum(float(eigenvalues(part).sum()) for part in h.split(BATCH)) for h in (own, other)]
     found = federation.step().metrics["train/lgmix/lambda_of_round/client/client0"]
