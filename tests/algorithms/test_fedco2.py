@@ -108,28 +108,24 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
 
 
 def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
-    settings = {
-        "model": {"name": "two-layer", "dropout": 0.3},
+    """Each of the two models is also tested alone, as the method that it is then."""
+    settings: dict[str, Any] = {
+        "model": tiny.DROPOUT,
         "rounds": 4,
         "participation": {"clients": 2},
+        "evaluation": {"others": True},
     }
     both, norm, alone = (tiny.run(a, **settings) for a in (ALONE, "fedbn", "local"))
     assert tiny.models_sha(both) == tiny.models_sha(norm)
-    for i in range(3):
-        state = tiny.state_of(both, i)
-        assert trees.sha256(state["personal"]) == trees.sha256(tiny.state_of(norm, i)["personal"])
-        assert trees.sha256(state["offline"]) == trees.sha256(tiny.state_of(alone, i)["personal"])
-
-
-def test_each_model_is_tested_alone_as_the_method_it_is_then() -> None:
-    """Without either transfer online is FedBN and offline is local training, their accuracies too."""
-    settings = {"rounds": 2, "evaluation": {"others": True}}
-    both, norm, alone = (tiny.run(a, **settings).evaluate() for a in (ALONE, "fedbn", "local"))
+    assert tiny.personal_sha(both) == tiny.personal_sha(norm)
+    offline = [tiny.state_of(both, i)["offline"] for i in range(3)]
+    assert trees.sha256(*offline) == tiny.personal_sha(alone)
+    found, online, local = (one.evaluate() for one in (both, norm, alone))
     for name in ("accuracy", "loss", "accuracy/worst10", "accuracy/client/client1"):
-        assert both[f"online/local/{name}"] == norm[f"personal/local/{name}"]
-        assert both[f"offline/local/{name}"] == alone[f"personal/local/{name}"]
-    assert both["online/local/loss"] != both["offline/local/loss"] != both["personal/local/loss"]
-    assert not any(name.startswith(("online", "offline")) for name in norm)
+        assert found[f"online/local/{name}"] == online[f"personal/local/{name}"]
+        assert found[f"offline/local/{name}"] == local[f"personal/local/{name}"]
+    assert len({found[f"{part}/local/loss"] for part in ("online", "offline", "personal")}) == 3
+    assert not any(name.startswith(("online", "offline")) for name in online)
 
 
 def test_label_skew_sends_no_classifiers() -> None:
@@ -143,19 +139,14 @@ def test_label_skew_sends_no_classifiers() -> None:
 
 
 def test_the_server_keeps_the_last_known_classifiers() -> None:
-    federation = tiny.fresh("fedco2", participation={"clients": 1})
-    initial = federation.server.model["classifier.weight"].clone()
-    seen = set()
+    federation, seen = tiny.fresh("fedco2", participation={"clients": 1}), set[int]()
+    initial = federation.server.model[tiny.V].clone()
     for _ in range(4):
         federation.step()
         seen |= set(federation.server.cohort)
-    assert seen
     for i in range(3):
-        head = federation.server.state["heads"][str(i)]["classifier.weight"]
-        assert torch.equal(
-            head,
-            tiny.state_of(federation, i)["offline"]["classifier.weight"] if i in seen else initial,
-        )
+        known = tiny.state_of(federation, i)["offline"][tiny.V] if i in seen else initial
+        assert torch.equal(federation.server.state["heads"][str(i)][tiny.V], known)
 
 
 @pytest.mark.parametrize(

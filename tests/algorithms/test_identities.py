@@ -122,7 +122,7 @@ DIFFERENT: dict[tuple[str, str], Options] = {
     ("fedalt", "fedsim"): {},
     ("fedsim", "fedavg"): {},
     **{(name, "local"): {} for name in ("fccl", "fcclplus", "fedmd", "rhfl", "fedproto")},
-    **{(name, "local"): {} for name in ("apfl", "l2sgd", "lgmix", "fedbn")},
+    **{(name, "local"): {} for name in ("apfl", "l2sgd", "lgmix")},
     ("fcclplus", "fccl"): {},
     ("fedfomo", "local"): tiny.settings_for("fedfomo"),
 }

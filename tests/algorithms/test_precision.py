@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -11,8 +9,6 @@ from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.federation import checkpoint
-from flray.federation.federation import Federation
 from flray.tasks import Classification
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
@@ -64,33 +60,3 @@ def test_features_gradients_and_velocity_are_float32() -> None:
     local = {"precision": "bfloat16", "momentum": 0.9}
     metrics = tiny.fresh("noting-types", local=local).step().metrics
     assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
-
-
-@pytest.mark.slow
-def test_it_learns_as_well_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    def federation(precision: str) -> Federation:
-        return tiny.fresh(
-            "fedavg",
-            data="digits-sklearn",
-            model={"name": "lenet", "norm": "batch"},
-            participation={"fraction": 0.75},
-            local={
-                "batch_size": 32,
-                "lr": 0.05,
-                "precision": precision,
-                "momentum": 0.9,
-                "epochs": 4,
-            },
-        )
-
-    plain, lowered, resumed = federation("float32"), federation("bfloat16"), federation("bfloat16")
-    accuracy = []
-    for number in range(3):
-        accuracy = [f.step().metrics["global/common/accuracy"] for f in (plain, lowered)]
-        if number == 0:
-            checkpoint.save(lowered, tmp_path)
-    assert checkpoint.restore(resumed, tmp_path) == 1
-    resumed.step()
-    resumed.step()
-    assert resumed.sha256() == lowered.sha256() != plain.sha256()
-    assert min(accuracy) > 0.5 and abs(accuracy[1] - accuracy[0]) < 0.1, accuracy

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from flray import api, register_callback
+from flray import register_callback
 from flray.callbacks import RunInfo
 from flray.errors import ConfigError
 from flray.interrupts import InterruptedRunError
@@ -113,18 +113,6 @@ def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     assert (folder / "seen.txt").read_text() == "1 "
     runner.resume(folder)
     assert (folder / "seen.txt").read_text() == "1 2 3 4 "
-
-
-@pytest.mark.slow
-def test_trials_of_a_sweep_have_their_own(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
-    Path("own.py").write_text(PLUGIN)
-    content = {**digits, "plugins": ["own.py"], "callbacks": ["lines"]}
-    space = {"local.lr": {"grid": [0.02, 0.1]}}
-    result = api.tune({"experiment": content, "space": space, "sweep": {"seeds": [0]}})
-    for trial in ("0001", "0002"):
-        assert_told(result.folder / "trials" / trial, result.history(trial))
 
 
 def wandb_records(data: bytes) -> Iterator[Any]:
