@@ -144,7 +144,7 @@ def test_values_change_what_is_learnt(method: str, option: str, values: tuple[An
             data={"name": "digits-sklearn", "samples": 8},
             model="lenet",
             rounds=1,
-            local={"batch_size": 8, "precision": "float32"},
+            local={"batch_size": 32, "lr": 0.01, "precision": "float32"},
         )
         federation.step()
         found.append(federation.sha256())

@@ -53,3 +53,8 @@ def rows(source: str, **values: object) -> Row:
 def method(source: str, name: str, **options: object) -> Row:
     """Return the fact of an algorithm with its options."""
     return {"method": ({"name": name, **options}, source)}
+
+
+def divided(source: str, name: str, clients: int, **options: object) -> Row:
+    """Return the facts of a partition into so many clients."""
+    return rows(source, clients=clients, partition={"name": name, "clients": clients, **options})

@@ -18,11 +18,11 @@ from flray.data import DataSet, Domain, federate
 SIZES: dict[str, tuple[int, Mapping[str, tuple[int, int]]]] = {
     "digits5": (
         10,
-        dict.fromkeys(("mnist", "svhn", "usps", "synthdigits", "mnistm"), (7000, 2000)),
+        dict.fromkeys(["mnist", "svhn", "usps", "synthdigits", "mnistm"], (7000, 2000)),
     ),
     "digits5-local": (
         10,
-        dict.fromkeys(("mnist", "usps", "optdigits", "synth", "mnistm"), (0, 200)),
+        dict.fromkeys(["mnist", "usps", "optdigits", "synth", "mnistm"], (0, 200)),
     ),
     "mnist": (10, {"mnist": (60000, 10000)}),
     "cifar-10": (10, {"cifar-10": (50000, 10000)}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.papers.protocols import Row, Suite, method, rows
+from tests.papers.protocols import Row, Suite, divided, method, rows
 
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -10,20 +10,12 @@ CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 def dirichlet(clients: int, alpha: float = 0.3) -> Row:
     """Return clients that divide CIFAR-10 by Dirichlet proportions."""
-    return rows(
-        "appendices A and E",
-        clients=clients,
-        partition={"name": "dirichlet", "clients": clients, "alpha": alpha},
-    )
+    return divided("appendices A and E", "dirichlet", clients, alpha=alpha)
 
 
 def pathological(clients: int, classes: int) -> Row:
     """Return clients with a few classes each."""
-    return rows(
-        "appendix A",
-        clients=clients,
-        partition={"name": "pathological", "clients": clients, "classes_per_client": classes},
-    )
+    return divided("appendix A", "pathological", clients, classes_per_client=classes)
 
 
 PLAIN = rows("appendix B: no norms", model={"name": "cnn", "norm": "none"})
@@ -61,10 +53,7 @@ SUITES = {
                 "CIFAR-10, Dirichlet 0.3": dirichlet(100),
                 "CIFAR-100, 10 classes each": OF_100 | pathological(100, 10),
                 "CIFAR-100, Dirichlet 0.3": OF_100
-                | rows(
-                    "appendix A: Pachinko",
-                    partition={"name": "pachinko", "clients": 100, "alpha": 0.3, "beta": 10.0},
-                ),
+                | divided("appendix A: Pachinko", "pachinko", 100, alpha=0.3, beta=10.0),
             },
         },
     ),
@@ -87,10 +76,7 @@ SUITES = {
         },
     ),
     "fig5": Suite(
-        LABELS
-        | rows(
-            "appendix F.3", clients=10, partition={"name": "iid", "clients": 10}, participation=0.5
-        ),
+        LABELS | divided("appendix F.3", "iid", 10) | rows("appendix F.3", participation=0.5),
         {
             "method": LABEL_METHODS,
             "noise": {

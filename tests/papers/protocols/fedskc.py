@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from tests.papers.protocols import Row, Suite, method, rows
+from tests.papers.protocols import Row, Suite, divided, method, rows
 
 RUNS: Row = {
     **rows(
         "section IV, configurations", rounds=200, participation=0.4, epochs=10, batch=64, lr=0.01
     ),
     **rows("section IV, configurations: SGD", optimiser="sgd", clip=None),
-    **rows(
-        "section IV, configurations",
-        clients=20,
-        partition={"name": "dirichlet", "clients": 20, "alpha": 0.2},
-    ),
+    **divided("section IV, configurations", "dirichlet", 20, alpha=0.2),
     **rows(
         "section IV, datasets and models",
         data="cifar-10",
@@ -30,9 +26,7 @@ RUNS: Row = {
 
 def alpha(value: float) -> Row:
     """Return a degree of label skew."""
-    return rows(
-        "section IV, configurations", partition={"name": "dirichlet", "clients": 20, "alpha": value}
-    )
+    return divided("section IV, configurations", "dirichlet", 20, alpha=value)
 
 
 def long_tail(rho: float, images: int, data: str = "cifar-10") -> Row:
