@@ -68,16 +68,3 @@ def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
     federation = tiny.run({"name": "fedadagrad", **options}, **STEP)
     lengths = (federation.server.model[W] - tiny.start(federation)[W]).abs()
     tiny.close(lengths, torch.full_like(lengths, 0.2 * 0.5), rtol=1e-8)
-
-
-def test_yogi_and_adam_agree_in_their_first_step_from_zero() -> None:
-    yogi, adam = (tiny.digest({"name": form, "initial": 0.0}) for form in ("fedyogi", "fedadam"))
-    assert yogi == adam
-
-
-def test_moments_cover_parameters_only_and_start_at_tau_squared() -> None:
-    federation = tiny.fresh({"name": "fedadam", "tau": 0.1})
-    names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
-    moments = federation.server.state["v"]["two-layer"]
-    assert set(moments) == names
-    assert all(float((v - 0.01).abs().max()) < 1e-15 for v in moments.values())

@@ -65,13 +65,6 @@ def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
     assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 
 
-def test_a_personal_head_of_zeros_makes_both_predictors_equal_at_the_start() -> None:
-    for start in ("zero", "copy"):
-        fresh = tiny.fresh({"name": "fedrod", "personal_init": start}).evaluate()
-        equal = fresh["personal/local/loss"] == fresh["global/local/loss"]
-        assert equal == (start == "zero")
-
-
 def test_the_personal_head_of_an_absent_client_stays() -> None:
     federation = tiny.fresh("fedrod", participation={"clients": 2})
     heads: dict[int, str] = {}
