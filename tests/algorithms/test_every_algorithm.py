@@ -88,7 +88,9 @@ def test_a_client_that_is_not_sampled_keeps_its_state(name: str) -> None:
 
     def states() -> list[str | None]:
         fetch = federation.executor.fetch
-        return [h and trees.sha256(trees.unpack(fetch(h))) for h in federation.states]
+        return [
+            None if h is None else trees.sha256(trees.unpack(fetch(h))) for h in federation.states
+        ]
 
     for _ in range(4):
         before = states()

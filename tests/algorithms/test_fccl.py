@@ -47,8 +47,9 @@ class Loop:
             features = [m.train().features(x) for m in self.models]
             logits = [m.classifier(f) for m, f in zip(self.models, features, strict=True)]
             mean = torch.stack([z.detach() for z in logits]).mean(0)
-            own = [functional.instance_similarity(f, hp.mu) for f in features]
-            similar = torch.stack([s.detach() for s in own]).mean(0)
+            if hp.fisl:
+                own = [functional.instance_similarity(f, hp.mu) for f in features]
+                similar = torch.stack([s.detach() for s in own]).mean(0)
             for i, optimizer in enumerate(optimizers):
                 loss = logits[i].sum() * 0
                 if hp.fccm:

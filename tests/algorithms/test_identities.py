@@ -131,7 +131,7 @@ DIFFERENT: dict[tuple[str, str], Options] = {
 
 def label(value: object) -> str:
     return (
-        "-".join(f"{k}={v}" if k != "name" else str(v) for k, v in value.items())
+        "-".join(str(v) if k == "name" else f"{k}={v}" for k, v in value.items() if k != "clients")
         if isinstance(value, dict)
         else ""
     )

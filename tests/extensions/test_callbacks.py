@@ -134,11 +134,11 @@ def wandb_records(data: bytes) -> Iterator[Any]:
             parts = b""
 
 
-def tensorboard_values(folder: Path, name: str) -> dict[int, float]:
+def tensorboard_points(folder: Path, name: str) -> list[tuple[int, float]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    return {point.step: point.value for point in events.Scalars(name)}
+    return [(point.step, point.value) for point in events.Scalars(name)]
 
 
 def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
@@ -160,8 +160,8 @@ def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
     values = result.history["global/common/accuracy"]
     assert steps == dict(zip(result.history["round"], values, strict=True))
     assert settings["local.lr"] == '"0.05"' and code == 0
-    points = tensorboard_values(result.folder, "global/common/accuracy")
-    assert points == pytest.approx(steps, rel=1e-6)
+    numbers, told = zip(*tensorboard_points(result.folder, "global/common/accuracy"), strict=True)
+    assert numbers == tuple(steps) and told == pytest.approx(tuple(steps.values()), rel=1e-6)
 
 
 def made(**methods: Any) -> type:

@@ -13,7 +13,7 @@ import yaml
 
 from flray import api
 from flray.tuning.trial_store import trial_folders
-from tests.extensions.test_callbacks import PLUGIN, tensorboard_values, wandb_records
+from tests.extensions.test_callbacks import PLUGIN, tensorboard_points, wandb_records
 
 MEASURE = "global/common/balanced-accuracy"
 CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
@@ -82,8 +82,12 @@ def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
             assert history[name].tolist() == other[name].tolist(), name
         told = (trial.path / "lines.txt").read_text().splitlines()
         assert [int(line.split()[0]) for line in told[:-1]] == rounds and told[-1] == "finished"
-        assert list(tensorboard_values(trial.path, MEASURE)) == rounds
+        assert [step for step, _ in tensorboard_points(trial.path, MEASURE)] == rounds
         assert wandb_steps(trial.path) == rounds
     for trial in trial_folders(tmp_cwd / whole.folder):
         rounds = whole.history(trial.number)["round"].tolist()
-        assert list(tensorboard_values(trial.path, MEASURE)) == wandb_steps(trial.path) == rounds
+        assert (
+            [step for step, _ in tensorboard_points(trial.path, MEASURE)]
+            == wandb_steps(trial.path)
+            == rounds
+        )
