@@ -35,12 +35,9 @@ _clients: dict[str, tuple[list[Arrays], int]] = {}
 def hand_made(root: Path, *, key: str) -> DataSet:
     clients, classes = _clients[key]
     domains = tuple(Domain(f"client{i}", "random", x, y, x, y) for i, (x, y) in enumerate(clients))
-    public = np.concatenate([x for x, _ in clients])[:24] * np.asarray(
-        0.7, dtype=clients[0][0].dtype
-    )
-    return DataSet(
-        f"hand-made {key}", domains, tuple(map(str, range(classes))), (0.0,), (1.0,), public=public
-    )
+    names, samples = tuple(map(str, range(classes))), np.concatenate([x for x, _ in clients])[:24]
+    public = samples * np.asarray(0.7, dtype=samples.dtype)
+    return DataSet(f"hand-made {key}", domains, names, (0.0,), (1.0,), public=public)
 
 
 @registry.register_model("one-layer")
@@ -51,12 +48,7 @@ def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 @registry.register_model("two-layer")
 def two_layer(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: bool = True,
-    dropout: float = 0.0,
-    width: int = 5,
+    shape: tuple[int, ...], classes: int, *, norm: bool = True, dropout: float = 0.0, width: int = 5
 ) -> nn.Module:
     """No bias before the norm, whose gradient would be rounding noise that Adam makes large."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(
@@ -67,7 +59,7 @@ def two_layer(
     layers["active"] = nn.ReLU()
     if dropout:
         layers["drop"] = nn.Dropout(dropout)
-    return SplitModel(nn.Sequential(layers), nn.Linear(width, num_classes), ["features.first"])
+    return SplitModel(nn.Sequential(layers), nn.Linear(width, classes), ["features.first"])
 
 
 @registry.register_model("linear-body")
@@ -251,14 +243,8 @@ def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> di
 def close(actual: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
     """Compare tensors, or the expected entries of a mapping, as closely as float64 allows after some steps."""
     if isinstance(expected, Mapping):
-        actual = {name: actual[name] for name in expected}
-        expected = dict(expected)
+        actual, expected = {name: actual[name] for name in expected}, dict(expected)
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
-
-
-def assert_weights(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Compare the expected weights' entries to 1e-12."""
-    close(actual, expected, rtol=1e-12, atol=1e-13)
 
 
 def as_tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:
