@@ -18,7 +18,7 @@ from flray.tasks import make_task
 from flray.tasks.binary import binary_metrics
 from flray.tasks.classification import among_largest
 from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
-from tests.algorithms.helpers import gaussian_clients, run_federation, spec_of
+from tests.algorithms.helpers import gaussian_clients, run, spec_of
 
 
 def test_two_classes_by_hand() -> None:
@@ -141,8 +141,8 @@ def test_a_diverged_network_is_never_right() -> None:
 def test_it_stands_beside_accuracy_and_changes_nothing_else() -> None:
     clients = gaussian_clients((12, 9, 15), classes=4)
     settings: dict[str, Any] = {"classes": 4, "rounds": 1, "local": {"epochs": 2}}
-    plain = run_federation("fedbn", clients, **settings)
-    more = run_federation("fedbn", clients, **settings, evaluation={"top_k": 2, "others": True})
+    plain = run("fedbn", clients, **settings)
+    more = run("fedbn", clients, **settings, evaluation={"top_k": 2, "others": True})
     assert plain.sha256() == more.sha256()
     found, before = more.evaluate(), plain.evaluate()
     assert {name: found[name] for name in before} == before
