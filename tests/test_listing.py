@@ -9,7 +9,7 @@ from flray import registry
 from flray.cli.main import invoke
 from flray.cli.papers import Suite, list_suites, show_papers
 from flray.cli.tables import show_list
-from flray.config.setting_labels import setting_label
+from flray.config.arms import setting_label
 from flray.errors import FlrayError
 from flray.metrics.catalogue import MEASURES_IN_WORDS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.metrics.names import VIEWS

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from flray import rng, trees
-from flray.algorithms.common.batches import batch_indices
 from flray.algorithms.common.optimizers import learning_rate, make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
-from flray.algorithms.common.samples import Batch, Samples
-from flray.algorithms.common.task_record import TaskRecord
+from flray.algorithms.common.samples import Batch, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.data.augment import augment_pair
 from flray.errors import FlrayError

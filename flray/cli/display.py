@@ -26,8 +26,7 @@ from rich.text import Text
 
 from flray.errors import NO_TEXT, one_line
 from flray.interrupts import reader_gone
-from flray.metrics.direction import lower_is_better
-from flray.metrics.names import VIEWS
+from flray.metrics.names import VIEWS, lower_is_better
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -222,7 +221,7 @@ def show_result(result: Result, as_json: bool = False) -> None:
         print_json(result_values(result))
         return
     from flray.metrics.summary import trajectory
-    from flray.tracking.links import ui_links
+    from flray.tracking.client import ui_links
 
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
@@ -423,7 +422,7 @@ def show_values(result: SweepResult) -> None:
 
 def show_places(result: SweepResult) -> None:
     """Print the folder of a finished sweep, its report, and the addresses of its tracking pages."""
-    from flray.tracking.links import ui_links
+    from flray.tracking.client import ui_links
 
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
     for line in _report_lines(result.folder):

@@ -1,4 +1,4 @@
-"""Arms: named bundles of settings that a sweep compares, such as the rows and columns of a paper's table.
+"""Arms: named bundles of settings that a sweep compares, and the labels of settings in tables and figures.
 
 ``arms`` has one entry per axis, an axis one entry per arm, an arm the settings it changes::
 
@@ -28,6 +28,8 @@ from flray.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from flray.config.experiment import Config
+from flray import registry
+from flray.errors import one_line
 
 PREFIX = "arms."
 """Prefix of an axis in a setting, where it maps to the arm's name."""
@@ -188,3 +190,58 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
 
 def _matches(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
     return all(combination.get(axis) in names for axis, names in rule.items())
+
+
+def flatten_setting(setting: Mapping[str, Plain]) -> dict[str, Plain]:
+    """Return a setting with one scalar per column: a component's name stands under its path, options below it.
+
+    For example ``{"algorithm": {"name": "fedprox", "mu": 0.1}}`` becomes
+    ``{"algorithm": "fedprox", "algorithm.mu": 0.1}``.
+    """
+    flat: dict[str, Plain] = {}
+    for path, value in setting.items():
+        path = path.removeprefix("experiment.").removesuffix(".name")
+        if isinstance(value, Mapping):
+            flat.update(
+                {
+                    (path if key == "name" else f"{path}.{key}"): part
+                    for key, part in flatten_setting(value).items()
+                }
+            )
+        else:
+            flat[path] = value
+    return flat
+
+
+def label(setting: Mapping[str, Plain]) -> str:
+    """Return the label of a setting, for example ``fedprox mu=0.1 lr=0.05``."""
+    return setting_label(flatten_setting(setting))
+
+
+def setting_label(flat: Mapping[str, Plain]) -> str:
+    """Return the label of flat columns; components appear by name only."""
+    return " ".join(
+        one_line(str(value)) if is_name(path) else f"{_short(path)}={format_value(value)}"
+        for path, value in flat.items()
+    )
+
+
+def _short(path: str) -> str:
+    """Return the last part of a path, of a partition's seed more, which is not the run's."""
+    last = path.rsplit(".", 1)[-1]
+    return path if last == "seed" else last
+
+
+def is_name(path: str) -> bool:
+    """Return whether a column's value is self-explanatory: a component's or an arm's name."""
+    return path in registry_paths() or path.startswith(PREFIX)
+
+
+def registry_paths() -> frozenset[str]:
+    """Return the paths that hold a component's name."""
+    return frozenset({"data"} | {kind.removesuffix("s") for kind in registry.ALL} - {"dataset"})
+
+
+def format_value(value: Plain) -> str:
+    """Format a value for a table: four digits of a real number."""
+    return f"{value:.4g}" if isinstance(value, float) else one_line(str(value))

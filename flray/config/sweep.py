@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from flray.config.plain import Plain
 from flray.config.sections import Section
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 
 
 class Grid(Section):

@@ -28,7 +28,7 @@ from flray.drawing.canvas import (
     plain_text,
     set_title,
 )
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
 _MAX_MARKERS, _MAX_NAMES, _MAX_VALUES = 30, 60, 12

@@ -33,7 +33,7 @@ AUGMENTS = ("augment", "public_augment")
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
     """Reject batches of one sample if batch norm cannot train on them.
 
-    Epochs skip a last batch of one sample (`flray.algorithms.common.batches`); here it is the only
+    Epochs skip a last batch of one sample (`flray.algorithms.common.samples`); here it is the only
     batch.
 
     Parameters

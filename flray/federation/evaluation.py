@@ -25,7 +25,7 @@ from flray.federation.messages import TaskInput
 from flray.federation.round_metrics import MAX_CLIENT_METRICS
 from flray.federation.spec import EVAL_CHUNK, FederationSpec, evaluation_chunks
 from flray.federation.state import FederationState
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.tasks.base import Task
 
 NO_COMMON = (

@@ -15,15 +15,15 @@ from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
+from flray.devices.memory import keep_freed_memory
 from flray.devices.settings import make_repeatable
 from flray.federation.executor import Executor
 from flray.federation.failures import method_hook
-from flray.federation.memory import keep_freed_memory
 from flray.federation.messages import ClientTask, Kind, Message, Ref, TaskInput
 from flray.federation.round_metrics import SystemUsage
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
 from flray.trees import Packed
 

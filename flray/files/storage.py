@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from platformdirs import user_cache_path
 
 from flray.errors import FlrayError
+from flray.files.atomic import hold_lock
 from flray.files.border import FILE_BYTES, check_name, read_at_most
-from flray.files.locks import hold_lock
 from flray.files.secrets import redact
 
 

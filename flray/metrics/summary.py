@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 
 if TYPE_CHECKING:
     import pandas as pd

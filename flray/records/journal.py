@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import BaseFileLock
 
 from flray.errors import FlrayError
+from flray.files.atomic import BusyError, take_lock
 from flray.files.border import read
-from flray.files.locks import BusyError, take_lock
 from flray.metrics.names import clean_name
 from flray.records.events import Event, encode, history_of, parse_events, read_events
 
@@ -49,7 +49,7 @@ def milliseconds() -> int:
 
 
 def lock_journal(path: Path) -> BaseFileLock | None:
-    """Take the lock of a journal, as `flray.files.locks.take_lock` does.
+    """Take the lock of a journal, as `flray.files.atomic.take_lock` does.
 
     Raises
     ------

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from flray.config.setting_labels import format_value
+from flray.config.arms import format_value
 from flray.drawing.canvas import plain_text
 from flray.drawing.charts import (
     BarPanel,
@@ -27,7 +27,7 @@ from flray.drawing.charts import (
 )
 from flray.drawing.grids import GridPanel, PointPanel, draw_table
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
-from flray.metrics.direction import is_share, lower_is_better
+from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures
 from flray.results.choices import Choices, is_logarithmic, is_number
 from flray.results.paired import Difference

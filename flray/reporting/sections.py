@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flray.config import arms
+from flray.config.arms import setting_label
 from flray.config.selection import PLACES
-from flray.config.setting_labels import setting_label
 from flray.drawing.charts import LinePanel, draw_bars, draw_lines
 from flray.drawing.grids import (
     PartitionCounts,
@@ -21,7 +21,7 @@ from flray.drawing.grids import (
     draw_table,
 )
 from flray.metrics.catalogue import is_validation
-from flray.metrics.direction import is_share
+from flray.metrics.names import is_share
 from flray.reporting import panels
 from flray.reporting.panels import MAX_FORESTS, MAX_PANELS, Groups, join_names
 from flray.results.choices import choices

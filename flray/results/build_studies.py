@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flray.config.arms import PREFIX
+from flray.config.arms import PREFIX, setting_label
 from flray.config.selection import PLACES
-from flray.config.setting_labels import setting_label
 from flray.results import measures
 from flray.results.load import load_folder
 from flray.results.measures import AVERAGE

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flray.config.setting_labels import is_name, setting_label
-from flray.metrics.direction import is_share
+from flray.config.arms import is_name, setting_label
+from flray.metrics.names import is_share
 from flray.results import measures
 from flray.results.build_studies import place_columns
 from flray.results.result_set import ResultSet, Trial

@@ -13,14 +13,13 @@ import numpy as np
 import pandas as pd
 
 from flray.config import yaml_files
-from flray.config.arms import PREFIX
-from flray.config.setting_labels import is_name, setting_label
+from flray.config.arms import PREFIX, is_name, setting_label
 from flray.config.suites import SMOKE
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import open_file
 from flray.files.csv_files import csv_text, read_csv
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.results import measures
 from flray.results.build_studies import Observation, group_observations, place_columns, without_gaps
 from flray.results.build_table import SMOKE_NOTE

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pandas as pd
 
 from flray import registry
-from flray.config.setting_labels import flatten_setting
+from flray.config.arms import flatten_setting
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import PARTITION
 from flray.files.border import read_json, shape_problem

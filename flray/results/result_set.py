@@ -11,9 +11,8 @@ from typing import Any
 import pandas as pd
 from numpy.typing import NDArray
 
-from flray.config.arms import PREFIX
+from flray.config.arms import PREFIX, setting_label
 from flray.config.paper import PaperTable
-from flray.config.setting_labels import setting_label
 from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
 from flray.files.border import read_npz

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flray.errors import FlrayError, nearest
-from flray.metrics.direction import is_share, lower_is_better
+from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures, sequential
 from flray.results.paired import ALPHA, METHOD, Difference, Failed, Looks, Rule, Values, compare
 from flray.results.result_set import ResultSet

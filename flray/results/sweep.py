@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from flray.config.setting_labels import setting_label
+from flray.config.arms import setting_label
 from flray.metrics.names import TEST_VIEWS, VIEWS
 from flray.results.build_table import build_table, client_columns, group_by_label
 from flray.results.formatting import terminal

@@ -12,7 +12,7 @@ import pandas as pd
 
 from flray.config.arms import PREFIX
 from flray.config.paper import PaperTable
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.papers import PAPERS, printed_numbers, tables
 from flray.results import measures
 from flray.results.measures import AVERAGE

@@ -1,9 +1,16 @@
-"""Callbacks of a run: at its beginning, after each round, before a checkpoint and at its end."""
+"""Callbacks of a run, flray's and those that an experiment names: at its begin, each round, checkpoint and end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from flray import registry
+from flray.callbacks.base import RunInfo
+from flray.config.experiment import Experiment
+from flray.errors import FlrayError
 from flray.federation.diagnostic_files import (
     FINAL_DIAGNOSTICS,
     INITIAL_DIAGNOSTICS,
@@ -12,6 +19,8 @@ from flray.federation.diagnostic_files import (
 )
 from flray.federation.federation import FederationHandle, RoundResult
 from flray.federation.spec import FederationSpec
+from flray.metrics.names import clean_name
+from flray.records import directory
 from flray.records.journal import Journal
 from flray.runs.progress import Progress
 
@@ -84,3 +93,105 @@ class DiagnosticsCallback(RunCallback):
     def _save(self, path: Path, final: bool) -> None:
         if not path.exists() and (found := self._federation.diagnostics(final)):
             save_encoded(encode(found), path)
+
+
+class UserCallbacks(RunCallback):
+    """Makes, calls and ends the callbacks of one run or trial.
+
+    The journal records the rounds that they have seen, so that a resumed run gives them the missed
+    rounds and none twice. A callback that raises is reported in one line and not called again
+    before a resume, because a log must not stop a run.
+
+    Parameters
+    ----------
+    journal : Journal
+        The run's.
+    experiment : Experiment
+        Its settings.
+    name, group : str
+        See `flray.callbacks.base.RunInfo`.
+    metric : str
+        The method's own metric.
+    say : callable
+        Called with lines that the user should see.
+
+    Raises
+    ------
+    FlrayError
+        If one cannot be made.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        experiment: Experiment,
+        *,
+        name: str,
+        group: str,
+        metric: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._journal, self._say = journal, say
+        self._seen = dict.fromkeys((one.name for one in experiment.callbacks), 0)
+        if self._seen:
+            self._seen |= {k: v for k, v in journal.called().items() if k in self._seen}
+        settings = dict(directory.flatten_settings(experiment.model_dump(mode="json")))
+        # In full: a service that callbacks write through may run in another folder.
+        folder = journal.path.parent.resolve()
+        self._items: dict[str, Any] = {}
+        for choice in experiment.callbacks:
+            info = RunInfo(
+                folder,
+                str(directory.read(folder)["uid"]),
+                name,
+                group,
+                settings,
+                metric,
+                self._seen[choice.name],
+            )
+            with registry.callbacks.guarded(choice.name):
+                self._items[choice.name] = registry.callbacks.get(choice.name)(
+                    info, **choice.options
+                )
+                has = int(getattr(self._items[choice.name], "rounds_in_log", info.rounds_done))
+            self._seen[choice.name] = min(has, info.rounds_done)
+
+    def on_begin(self, rounds_done: int) -> None:
+        """Give the callbacks the rounds that are recorded and that they have not seen."""
+        if self._items:
+            for event in self._journal.rounds():
+                self._give(event["round"], event["metrics"])
+
+    def on_round(self, result: RoundResult) -> None:
+        """Give the callbacks a round."""
+        self._give(result.number, result.metrics)
+
+    def finish(self, status: str) -> None:
+        """End the callbacks."""
+        for name, item in list(self._items.items()):
+            if (end := getattr(item, "end", None)) is not None:
+                self._call(name, partial(end, status))
+        self._items.clear()
+
+    def _give(self, number: int, metrics: Mapping[str, float]) -> None:
+        if not self._items:
+            return
+        cleaned = {clean_name(one): float(value) for one, value in metrics.items()}
+        for name, item in list(self._items.items()):
+            if number <= self._seen[name]:
+                continue
+            if self._call(name, partial(item.round, number, dict(cleaned))):
+                self._seen[name] = number
+                self._journal.record_call(name, number)
+
+    def _call(self, name: str, call: Callable[[], object]) -> bool:
+        """Call a callback; report what it raises, and forget it."""
+        try:
+            with registry.callbacks.guarded(name):
+                call()
+        except Exception as error:
+            text = str(error) if isinstance(error, FlrayError) else f"{name}: {error!r}"
+            self._say(f"{text}; it is not called again unless the run is resumed")
+            del self._items[name]
+            return False
+        return True

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from flray.config.shapes import read_partition
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
-from flray.metrics.direction import measure_name
-from flray.metrics.names import TEST_VIEWS
+from flray.metrics.names import TEST_VIEWS, measure_name
 from flray.records import directory
 from flray.records.journal import Journal
-from flray.runs.provenance import DATA, PLUGINS
+from flray.runs.identity import DATA, PLUGINS
 
 if TYPE_CHECKING:
     import pandas as pd

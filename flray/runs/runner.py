@@ -35,16 +35,20 @@ from flray.metrics.summary import Reported, summarise_history
 from flray.records import directory
 from flray.records.mirror import mirrored
 from flray.runs import extend, resume_checks
-from flray.runs.callbacks import DiagnosticsCallback, JournalCallback, ProgressCallback, RunCallback
+from flray.runs.callbacks import (
+    DiagnosticsCallback,
+    JournalCallback,
+    ProgressCallback,
+    RunCallback,
+    UserCallbacks,
+)
 from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
-from flray.runs.identity import code_of
+from flray.runs.identity import code_of, save_provenance
 from flray.runs.loop import RoundLoop
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
-from flray.runs.provenance import save_provenance
 from flray.runs.session import NOTE, POSITIVE, RunSession, record_data, recording_failure, tracking
-from flray.runs.user_callbacks import UserCallbacks
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The federation as a sampler sees it, and the check of the sampler's answer."""
+"""The federation as a sampler sees it, the check of the sampler's answer, and the uniform sampler."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from flray import registry
 from flray.algorithms.server import ClientInfo
 from flray.errors import MethodError
+from flray.registry import register_sampler
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,10 @@ def check_clients(name: str, numbers: object, round_: int, count: int) -> list[i
             f"numbers of clients are needed, from 0 to {count - 1}, each once"
         )
     return found
+
+
+@register_sampler("uniform")
+def uniform(sampling: Sampling) -> Sequence[int]:
+    """Every client with the same chance."""
+    order: Sequence[int] = sampling.generator.permutation(len(sampling.clients)).tolist()
+    return order[: sampling.size]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
-from flray.files.locks import BusyError, hold_lock
+from flray.files.atomic import BusyError, hold_lock
 from flray.files.secrets import without_secrets
 from flray.files.tracking_address import check, database_path, redact
 from flray.startup import environment, gc_disabled
+from flray.tracking import cursor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -304,3 +306,32 @@ def silence_mlflow_logs() -> Iterator[None]:
     finally:
         for logger in loggers:
             logger.removeFilter(from_elsewhere)
+
+
+def ui_links(uri: str, folder: Path) -> list[str]:
+    """Return the UI links, or the command that starts the UI.
+
+    Parameters
+    ----------
+    uri : str
+        MLflow's address.
+    folder : Path
+        The folder of the run or sweep.
+    """
+    served = uri.startswith("http")
+    shown = redact(uri)
+    lines = [
+        f"see it: {shown}"
+        if served
+        else f"see it: mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    ]
+    known = cursor.read(folder)
+    if known is not None and known.experiment_id is not None:
+        # MLflow's start page is for language models; this one has the runs' charts, which are four
+        # clicks from there.
+        lines += [
+            "charts: "
+            f"{redact(uri).rstrip('/') if served else 'http://127.0.0.1:5000'}/#/experiments/{known.experiment_id}"
+            "/runs?workflowType=machine_learning&compareRunsMode=CHART"
+        ]
+    return lines

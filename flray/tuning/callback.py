@@ -24,10 +24,9 @@ from flray.federation.diagnostic_files import (
 from flray.federation.federation import RoundResult
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.records import directory
-from flray.runs.callbacks import JournalCallback
+from flray.runs.callbacks import JournalCallback, UserCallbacks
 from flray.runs.progress import logged
 from flray.runs.session import EndStatus, RunSession, record_data
-from flray.runs.user_callbacks import UserCallbacks
 from flray.tracking.background import Tracker
 from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests

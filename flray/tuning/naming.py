@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flray.config import arms
+from flray.config.arms import flatten_setting, format_value, registry_paths
 from flray.config.experiment import Config, Experiment
-from flray.config.setting_labels import flatten_setting, format_value, registry_paths
 from flray.records.events import FIRST, PHASE, TUNED
 from flray.tuning.space import TrialSpec
 

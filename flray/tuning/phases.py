@@ -15,7 +15,7 @@ from pathlib import Path
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.errors import FlrayError
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.results.build_studies import Comparison
 from flray.tuning.space import Phase, TrialSpec, Values, trial_number
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder

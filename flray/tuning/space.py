@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from flray import rng
 from flray.config import arms
+from flray.config.arms import label
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
 from flray.config.selection import choose_on_validation
-from flray.config.setting_labels import label
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from flray.errors import ConfigError
 

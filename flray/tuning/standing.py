@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from flray.errors import FlrayError
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from flray.tuning import naming
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder

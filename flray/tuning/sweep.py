@@ -12,10 +12,10 @@ import pandas as pd
 
 from flray import bits
 from flray.config import suites
+from flray.config.arms import flatten_setting
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.selection import choice_line
-from flray.config.setting_labels import flatten_setting
 from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node

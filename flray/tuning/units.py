@@ -12,10 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from flray import registry, rng
 from flray.config import arms
+from flray.config.arms import label, registry_paths
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.selection import PLACES
-from flray.config.setting_labels import label, registry_paths
 from flray.config.sweep import Choice, Domain, Grid, RandInt, Tune
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.tuning.space import Values, draw_setting

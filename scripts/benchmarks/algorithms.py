@@ -22,8 +22,8 @@ from runner import FOREVER, MIB, inline, json_option, option, show, spec_of, wri
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
+from flray.devices.memory import peak_bytes
 from flray.federation.federation import Federation
-from flray.federation.memory import peak_bytes
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.session import ray_session
 from flray.metrics.names import primary_metric_name

@@ -14,7 +14,7 @@ from statistics import median
 from runner import MIB, Steps, on_actors, option, show
 
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
-from flray.federation.memory import peak_bytes
+from flray.devices.memory import peak_bytes
 from flray.federation.ray_backend.session import ray_session
 
 INSTANCES = 2  # trained, and teacher

@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from flray import register_metric, registry
 from flray.cli.main import invoke
 from flray.errors import ConfigError, FlrayError, MethodError
-from flray.metrics.direction import lower_is_better
+from flray.metrics.names import lower_is_better
 from tests.algorithms import helpers as tiny
 
 

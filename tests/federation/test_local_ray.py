@@ -21,7 +21,7 @@ import yaml
 
 from flray.federation.ray_backend import session
 from flray.federation.ray_backend.session import ray_session
-from flray.files.locks import hold_lock
+from flray.files.atomic import hold_lock
 
 pytestmark = pytest.mark.timeout(600)
 

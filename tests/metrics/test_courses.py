@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from flray.metrics.direction import is_share, lower_is_better, measure_name
+from flray.metrics.names import is_share, lower_is_better, measure_name
 from flray.metrics.summary import (
     MetricTrajectory,
     rounds_to_target,

@@ -10,9 +10,8 @@ import pytest
 
 from flray import registry
 from flray.config import suites
-from flray.config.arms import PREFIX
+from flray.config.arms import PREFIX, flatten_setting
 from flray.config.loader import load
-from flray.config.setting_labels import flatten_setting
 from flray.records import directory
 from flray.results import export
 from flray.results.conclusions import sentence

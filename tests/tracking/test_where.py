@@ -4,8 +4,8 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+from flray.tracking.client import ui_links
 from flray.tracking.cursor import Cursor, save
-from flray.tracking.links import ui_links
 from tests.tracking.helpers import Sending
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"

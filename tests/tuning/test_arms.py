@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flray.config.arms import flatten_setting, label
 from flray.config.loader import check_single, load
-from flray.config.setting_labels import flatten_setting, label
 from flray.config.suites import smoke
 from flray.config.yaml_files import read_with_base
 from flray.errors import FlrayError

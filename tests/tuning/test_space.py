@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flray import registry
+from flray.config.arms import flatten_setting, label
 from flray.config.components import DatasetChoice
 from flray.config.loader import ConfigErrors, check_single, load
-from flray.config.setting_labels import flatten_setting, label
 from flray.config.suites import smoke
 from flray.errors import FlrayError
 from flray.federation.building import build_spec

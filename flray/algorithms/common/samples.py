@@ -1,15 +1,19 @@
-"""Batches and samples as an algorithm's hooks see them."""
+"""Batches and samples as an algorithm's hooks see them, their order, and the record of a client's task."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from flray.algorithms.types import Phase
 from flray.devices import transfers
+from flray.tasks.base import Task
+from flray.tasks.few_shot import FewShot
 
 
 class Batch:
@@ -160,3 +164,134 @@ def mean_over_positions(features: Tensor) -> Tensor:
     """
     features = features.float() if features.dtype == torch.bfloat16 else features
     return features if features.dim() == 2 else features.flatten(2).mean(2)
+
+
+def batch_indices(
+    samples: Samples,
+    task: Task,
+    size: int,
+    epochs: float | None,
+    generator: torch.Generator,
+    *,
+    steps: int | None = None,
+    work: float = 1.0,
+    batch_norm: bool = False,
+    drop_last: bool = False,
+) -> Iterator[tuple[Tensor, int, bool]]:
+    """Yield each batch's positions within the samples, its epoch, and whether that epoch is the last one.
+
+    Parameters
+    ----------
+    samples : Samples
+        The samples to pass over.
+    task : Task
+        Batches of a few-shot task are episodes, whatever the batch size; an epoch's episodes show
+        as many samples as there are.
+    size : int
+        Batch size.
+    epochs : float or None
+        Passes; None continues until `steps`. A part of a pass is rounded up to whole batches.
+    generator : torch.Generator
+        Shuffles anew for every epoch.
+    steps : int, optional
+        Maximal number of batches.
+    work : float
+        Share of the batches to do; below 1 for stragglers.
+    batch_norm : bool
+        Whether the model has batch norm, which has no variance for a single sample. All methods
+        therefore skip a last batch of one sample. A client of one sample keeps its only batch,
+        because batch norm of images can take it (networks that cannot are refused before round 0).
+    drop_last : bool
+        Whether to skip a last batch of fewer samples, unless it is the only batch.
+    """
+    count, few_shot = len(samples), task if isinstance(task, FewShot) else None
+    single = batch_norm and count > 1 and count % size == 1
+    per_epoch = (
+        few_shot.episodes_per_epoch(samples.labels)
+        if few_shot is not None
+        else count // size
+        if drop_last and count >= size
+        else -(-count // size) - int(single)
+    )
+    if not per_epoch:
+        return
+    # Rounded first: 0.1 * 30 is a little more than 3.
+    most = math.inf if epochs is None else math.ceil(round(epochs * per_epoch, 9))
+    left = math.ceil(min(most, math.inf if steps is None else steps) * work)
+    last = -(-left // per_epoch) - 1
+    for epoch in range(last + 1):
+        batches = (
+            transfers.to_device(
+                torch.randperm(count, generator=generator), samples.rows.device
+            ).split(size)
+            if few_shot is None
+            else few_shot.batches(samples.labels, generator)
+        )
+        for batch in islice(batches, per_epoch):
+            if left == 0:
+                return
+            left -= 1
+            yield batch, epoch, epoch == last
+
+
+class TaskRecord:
+    """Numbers of one client's task.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where losses are; they are added up there.
+
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._logged: dict[str, float | Tensor] = {}
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._steps = self._seen = 0
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Track a number of this client in this round; one of a device is copied when the task ends."""
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._logged[name] = value.detach().clone()
+        else:
+            self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
+
+    def record_loss(self, loss: Tensor) -> None:
+        """Add a step's loss to the task's mean."""
+        self._loss_sum += loss.detach()
+        self._steps += 1
+
+    def record_samples(self, count: int) -> None:
+        """Count the samples of a batch."""
+        self._seen += count
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps done so far in this task."""
+        return self._steps
+
+    @property
+    def samples_seen(self) -> int:
+        """Samples in the batches of this task's phases so far, each as often as it came."""
+        return self._seen
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the task's steps; NaN where there were none."""
+        return self.numbers()[0]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The task's numbers for tracking (see `log`)."""
+        return self.numbers()[1]
+
+    def numbers(self) -> tuple[float, dict[str, float]]:
+        """Return the mean loss and the logged numbers, copied from a device at once."""
+        held = {name: value for name, value in self._logged.items() if isinstance(value, Tensor)}
+        total, *values = transfers.to_host([self._loss_sum, *held.values()])
+        found = dict(zip(held, map(float, values), strict=True))
+        loss = float(total) / self._steps if self._steps else math.nan
+        return loss, {
+            name: found[name] if isinstance(value, Tensor) else value
+            for name, value in self._logged.items()
+        }

@@ -25,7 +25,7 @@ from flray.federation.messages import TaskInput
 from flray.federation.ray_backend.handles import Place
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
-from flray.files.locks import hold_lock
+from flray.files.atomic import hold_lock
 from flray.trees import Packed
 
 

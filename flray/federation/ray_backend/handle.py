@@ -17,10 +17,10 @@ from ray.util.scheduling_strategies import (
 
 from flray import bits
 from flray.devices.identity import GpuIdentity
+from flray.devices.memory import resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, ServerLostError
 from flray.federation.federation import Federation, RoundResult
-from flray.federation.memory import resident_bytes
 from flray.federation.ray_backend.client_actor import granted_device
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup, ServerHandle

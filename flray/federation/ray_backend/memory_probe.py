@@ -11,12 +11,12 @@ import psutil
 import torch
 
 from flray.devices import memory
+from flray.devices.memory import peak_bytes
 from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError
 from flray.federation.evaluation import global_tasks, personal_tasks
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.memory import peak_bytes
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, TaskResult
 from flray.federation.ray_backend.nodes import Node
 from flray.federation.spec import FederationSpec

@@ -20,7 +20,7 @@ import psutil
 
 from flray.errors import FlrayError, RayNotStartedError, brief
 from flray.federation.ray_backend import private
-from flray.files.locks import BusyError, take_lock
+from flray.files.atomic import BusyError, take_lock
 from flray.interrupts import RayLostError, preserve_handlers
 from flray.startup import environment, usable_cpus
 

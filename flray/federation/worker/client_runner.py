@@ -24,10 +24,9 @@ from flray.algorithms.common.aggregation import BlockSum, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.types import ClientIndices, Rows
-from flray.devices.memory import again_without_cache, reserved_bytes
+from flray.devices.memory import again_without_cache, keep_freed_memory, peak_bytes, reserved_bytes
 from flray.devices.settings import make_repeatable
 from flray.federation.failures import MACHINE_ERRORS, describe_failure
-from flray.federation.memory import keep_freed_memory, peak_bytes
 from flray.federation.messages import (
     ClientTask,
     ProcessUsage,
