@@ -92,7 +92,7 @@ SCRIPTS = [
 def folder(tmp_cwd: Path) -> Path:
     """The pages' files, a few photos and the kept results, in a fresh current folder."""
     for name, text in FILES.items():
-        (tmp_cwd / name).write_text(re.sub(r"samples: \d{3,}", "samples: 60", offline(text)))
+        (tmp_cwd / name).write_text(re.sub(r"samples: \d{3,}", "samples: 100", offline(text)))
     for label, name in enumerate(("cats", "dogs", "birds")):
         (tmp_cwd / "photos" / name).mkdir(parents=True)
         for number in range(20):
