@@ -55,6 +55,20 @@ def test_the_commands_of_the_files_exist(name: str) -> None:
             assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
 
 
+def test_the_commands_of_ray_that_files_and_pages_give_are_its_own() -> None:
+    """Ray 2.60 has no ``ray rsync_down`` any more, only ``ray rsync-down``."""
+    from ray.scripts.scripts import cli
+
+    for path in (
+        *CLUSTER.rglob("*"),
+        *ROOT.glob("docs/guide/*.md"),
+        *ROOT.glob("scripts/checks/*"),
+    ):
+        if path.is_file() and path.suffix != ".pyc":
+            given = set(re.findall(r"(?<![\w./-])ray ([a-z][a-z_-]+)", path.read_text()))
+            assert given <= set(cli.commands), path
+
+
 @pytest.mark.parametrize("name", RAY_UP)
 def test_the_whole_checkout_travels_to_the_nodes(name: str) -> None:
     """A pattern without a slash leaves out every file and folder of that name, at any depth."""
