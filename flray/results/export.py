@@ -35,8 +35,9 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
-HISTORY = {"look": re.compile(r"\d{0,9}"), "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?")}
-"""Columns after `MEASURED` that only files have in which something is to be said there."""
+OPTIONAL = {"look": "1", "failed": "", "positive": ""}
+"""Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
+_FORMS = {"look": re.compile(r"\d{0,9}"), "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?")}
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
@@ -67,11 +68,11 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         clients, on the client's and on the other clients' test parts; ``worst`` is the ``own``
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
         had this run, because added seeds need another test. ``failed`` has the seeds that its
-        setting failed at, ``tuned.NAME`` the choices of ``sweep.tune``, ``domain/NAME`` the value
-        of a domain's clients (on the others' test parts if ``metric`` is). Further: ``bytes_up``
-        and ``bytes_down`` in total, ``seconds`` of training, ``sha256`` of everything learnt,
-        ``data`` with the ``origins`` of its domains, the SHA-256 of data and partition if they were
-        tracked, and versions.
+        setting failed at, ``positive`` the positive class of a task of two, ``tuned.NAME`` the
+        choices of ``sweep.tune``, ``domain/NAME`` the value of a domain's clients (on the others'
+        test parts if ``metric`` is). Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
+        of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
+        the SHA-256 of data and partition if they were tracked, and versions.
 
     Raises
     ------
@@ -96,7 +97,11 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     if len(new):
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = pd.concat([existing, new], ignore_index=True)
-        whole = whole.drop(columns=[name for name in HISTORY if set(whole[name]) <= {"", "1"}])
+        whole = whole.drop(
+            columns=[
+                name for name, nothing in OPTIONAL.items() if set(whole[name]) <= {"", nothing}
+            ]
+        )
         write_atomically(path, csv_text(whole).encode())
     return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
 
@@ -149,9 +154,9 @@ def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, 
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
     tuned = [name for name in names if name.startswith(TUNED)]
-    fixed = {*FIRST, *MEASURED, *HISTORY, *LAST, *tuned, *domains}
+    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *tuned, *domains}
     settings = source.in_order(name for name in names if name not in fixed)
-    columns = [*FIRST, *settings, *MEASURED, *HISTORY, *tuned, *domains, *LAST]
+    columns = [*FIRST, *settings, *MEASURED, *OPTIONAL, *tuned, *domains, *LAST]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
     return existing, rows, settings
 
@@ -197,7 +202,7 @@ def _read_text(path: Path) -> pd.DataFrame:
             f"{path}: no kept results: without the columns {', '.join(missing)}; "
             "make such a file with flray report NAME --keep FILE.csv"
         )
-    for name, expected in HISTORY.items():
+    for name, expected in _FORMS.items():
         for text in frame.get(name, ()):
             if not expected.fullmatch(text):
                 raise DataError(
@@ -241,6 +246,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "metric": trial.metric,
         "look": 2 if not trial.taken_over and any(t.taken_over for t in source.trials) else 1,
         "failed": " ".join(str(seed) for seed in sorted(_failed(source, trial))),
+        "positive": trial.positive,
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),
@@ -325,6 +331,10 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
             ("value of a run", frame["protocol"].unique()),
             ("rounds", frame["rounds"].unique()),
             ("data", data),
+            (
+                "positive class",
+                [name for name in frame.get("positive", pd.Series()).unique() if name],
+            ),
             ("tuned", _tuned(frame)),
             ("versions", versions),
             ("kept more than once, of which the last counts", list(repeated)),

@@ -56,6 +56,17 @@ def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
     assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
 
 
+def test_the_positive_class_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
+    source = load_folder(sweep)
+    for trial in source.trials:
+        trial.history["global/common/sensitivity"] = 0.5
+        (trial.partition or {})["positive"] = "ill"
+    export_runs(source, tmp_path / "kept.csv")
+    frame = read_export(tmp_path / "kept.csv")
+    assert frame["positive"].tolist() == ["ill"] * 8
+    assert "positive class: ill" in build_export_table(frame).notes
+
+
 def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
     sweep: Path, tmp_path: Path
 ) -> None:
