@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
@@ -147,12 +148,6 @@ def scheduler(
     return EarlyStopping(rule, group, past, ended)
 
 
-def _failed_state() -> Any:
-    import optuna
-
-    return optuna.trial.TrialState.FAIL
-
-
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
@@ -184,40 +179,30 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         describe: Callable[[TrialSpec], dict[str, Any]],
     ) -> None:
         super().__init__(metric="score", mode=config.sweep.mode)
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._config, self._make, self._describe = config, make, describe
-        direction = "maximize" if config.sweep.mode == "max" else "minimize"
-        self._study = optuna.create_study(direction=direction, sampler=self._sampler(0))
-        self._asked: dict[int, Any] = {}
-        self._scores: dict[int, list[float]] = {}
-        self._open: dict[int, int] = {}
-        self._waiting: deque[tuple[int, TrialSpec]] = deque()
-        self._running: dict[str, int] = {}
-        self._count = 0
+        self._asked: list[_Asked] = []
+        self._waiting: deque[tuple[_Asked, TrialSpec]] = deque()
+        self._running: dict[str, _Asked] = {}
         for setting, left, scores in known:
-            self._study.enqueue_trial(params_of(self._config.space, setting))
-            self._ask((left, scores))
+            self._add(setting, left, scores)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """Return the next trial: another seed of the current setting, or a new setting."""
         while not self._waiting:
-            if self._count >= self._config.sweep.samples:
+            if len(self._asked) >= self._config.sweep.samples:
                 return str(Searcher.FINISHED)
             self._ask()
-        index, point = self._waiting.popleft()
-        self._running[trial_id] = index
+        asked, point = self._waiting.popleft()
+        self._running[trial_id] = asked
         return self._describe(point)
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Report a setting's mean score to Optuna once all its seeds have ended."""
-        index = self._running.pop(trial_id)
-        self._scores[index].append(float((result or {}).get("score", math.nan)))
-        self._open[index] -= 1
-        self._tell(index)
+        """Record a trial's last score; its setting counts once all its seeds have ended."""
+        asked = self._running.pop(trial_id)
+        asked.scores.append(float((result or {}).get("score", math.nan)))
+        asked.open -= 1
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: everything is in the trials' folders."""
@@ -228,42 +213,43 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def _sampler(self, index: int) -> Any:
-        """Return a sampler keyed by the suggestion.
+    def past(self) -> list[tuple[Values, float | None]]:
+        """Return the settings with their mean scores: NaN if all trials failed, None while any is left."""
+        return [(asked.setting, None if asked.open else asked.score) for asked in self._asked]
 
-        A single stream would restart at a resume and repeat the suggestions of the first session.
-        """
-        import optuna
-
-        seed = rng.key(self._config.sweep.seed, "sampling", extra=f"optuna/{index}")
-        return optuna.samplers.TPESampler(seed=seed % 2**32)
-
-    def _ask(self, known: tuple[Sequence[TrialSpec], Sequence[float]] | None = None) -> None:
-        index, self._count = self._count, self._count + 1
-        self._study.sampler = self._sampler(index)
-        for attempt in range(MAX_INFEASIBLE):
-            asked = self._asked[index] = self._study.ask(distributions(self._config.space))
-            setting = setting_of(self._config.space, asked.params)
+    def _ask(self) -> None:
+        sweep, index = self._config.sweep, len(self._asked)
+        # A single stream would restart at a resume and repeat the suggestions of the first session.
+        seed = rng.key(sweep.seed, "sampling", extra=f"optuna/{index}")
+        found = suggestions(self._config.space, self.past(), seed, sweep.mode)
+        for attempt, setting in enumerate(found, start=1):
             try:
-                trials, scores = self._make(setting, index) if known is None else known
-                break
+                self._add(setting, *self._make(setting, index))
+                return
             except FlrayError:
                 # Options of one method with another's name: not every combination is feasible.
-                self._study.tell(asked, state=_failed_state())
-                if attempt + 1 == MAX_INFEASIBLE:
+                if attempt == MAX_INFEASIBLE:
                     raise
-        self._scores[index], self._open[index] = list(scores), len(trials)
-        self._waiting.extend((index, point) for point in trials)
-        self._tell(index)
 
-    def _tell(self, index: int) -> None:
-        if self._open[index]:
-            return
-        known = [score for score in self._scores[index] if not math.isnan(score)]
-        if known:
-            self._study.tell(self._asked[index], sum(known) / len(known))
-        else:
-            self._study.tell(self._asked[index], state=_failed_state())
+    def _add(self, setting: Values, left: Sequence[TrialSpec], scores: Sequence[float]) -> None:
+        asked = _Asked(setting, list(scores), len(left))
+        self._asked.append(asked)
+        self._waiting.extend((asked, point) for point in left)
+
+
+@dataclass
+class _Asked:
+    """A suggested setting: the last scores of its ended trials, and the number of the others."""
+
+    setting: Values
+    scores: list[float]
+    open: int
+
+    @property
+    def score(self) -> float:
+        """The mean of the scores; NaN if no trial brought one."""
+        known = [score for score in self.scores if not math.isnan(score)]
+        return sum(known) / len(known) if known else math.nan
 
 
 def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
@@ -307,19 +293,20 @@ def params_of(space: Mapping[str, Domain], setting: Values) -> dict[str, Any]:
     }
 
 
-def suggest(
-    space: Mapping[str, Domain], past: Sequence[tuple[Values, float]], seed: int, mode: str
-) -> Values:
-    """Return the next setting of Optuna's tree-structured Parzen estimator; it depends on the arguments alone.
+def suggestions(
+    space: Mapping[str, Domain], past: Sequence[tuple[Values, float | None]], seed: int, mode: str
+) -> Iterator[Values]:
+    """Yield settings of Optuna's tree-structured Parzen estimator; they depend on the arguments alone.
 
     Parameters
     ----------
     space : mapping of str to Domain
         The domains to search.
-    past : sequence of (dict, float)
-        Settings with their scores, in order; a failed setting has NaN.
+    past : sequence of (dict, float or None)
+        Settings with their scores, in order: NaN of a failed one, None of one that still runs, whose
+        surroundings are avoided.
     seed : int
-        The seed of this suggestion.
+        The seed of these suggestions, of which each replaces the one before.
     mode : {"max", "min"}
         Whether a score is better high or low.
     """
@@ -330,12 +317,18 @@ def suggest(
         direction="maximize" if mode == "max" else "minimize",
         sampler=optuna.samplers.TPESampler(seed=seed % 2**32),
     )
-    known = distributions(space)
+    known, failed = distributions(space), optuna.trial.TrialState.FAIL
     for setting, score in past:
-        outcome = {"state": _failed_state()} if math.isnan(score) else {"value": score}
+        if score is None:
+            outcome: dict[str, Any] = {"state": optuna.trial.TrialState.RUNNING}
+        else:
+            outcome = {"state": failed} if math.isnan(score) else {"value": score}
         study.add_trial(
             optuna.trial.create_trial(
                 params=params_of(space, setting), distributions=known, **outcome
             )
         )
-    return setting_of(space, study.ask(known).params)
+    while True:
+        asked = study.ask(known)
+        yield setting_of(space, asked.params)
+        study.tell(asked, state=failed)

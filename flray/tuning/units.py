@@ -103,14 +103,12 @@ class Unit:
         if tune.search != "optuna" or index < STARTUP:
             found = self._common(seed)
         else:
-            from flray.tuning.search import suggest  # start-up: Ray Tune
+            from flray.tuning.search import suggestions  # start-up: Ray Tune
 
-            found = (
-                suggest(
-                    self.space, past, rng.key(seed, "sampling", extra=f"tune/{index}/{n}"), mode
-                )
-                for n in itertools.count()
+            seeds = (
+                rng.key(seed, "sampling", extra=f"tune/{index}/{n}") for n in itertools.count()
             )
+            found = (next(suggestions(self.space, past, one, mode)) for one in seeds)
         for one in itertools.islice(found, _ATTEMPTS):
             if one not in earlier:
                 break
