@@ -74,7 +74,7 @@ class Mute(Algorithm):
 '''
 
 SKIPPING = {"resources": {"executor": "inline"}, "faults": {"on_client_error": "skip"}}
-TIMEOUT = 6.0
+TIMEOUT = 12.0
 """Seconds for a round; tasks take a hundredth of it."""
 
 
