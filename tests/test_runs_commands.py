@@ -102,7 +102,7 @@ def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(
 
 
 def test_sweeps_are_compared_setting_by_setting(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def sweep(name: str, methods: list[str], **changes: Any) -> SweepResult:
         content = {
