@@ -240,7 +240,7 @@ def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> di
     }
 
 
-def close(actual: Any, expected: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+def close(actual: Any, expected: Any, rtol: float = 1e-12, atol: float = 1e-12) -> None:
     """Compare tensors, or the expected entries of a mapping, as closely as float64 allows after some steps."""
     if isinstance(expected, Mapping):
         actual, expected = {name: actual[name] for name in expected}, dict(expected)
