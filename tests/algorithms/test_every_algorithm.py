@@ -147,7 +147,7 @@ def parameters(federation: Federation) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-Bytes = Callable[[Federation], tuple[int, int]]
+Bytes = Callable[[Federation], tuple[float, float]]
 
 
 def same(group: str) -> Bytes:
