@@ -134,7 +134,7 @@ class SweepResult:
 
     def label(self, row: pd.Series[Any]) -> str:
         """Return the label of a row: the settings that vary."""
-        flat = {name: row[name] for name in self.data.varying if not pd.isna(row[name])}
+        flat = {name: row[name] for name in self.data.varying if not _is_missing(row[name])}
         return setting_label(flat) or self.data.trials[0].method
 
     @property
@@ -152,6 +152,11 @@ class SweepResult:
     def table(self) -> RenderableType:
         """Return the conclusions and the main table, as the report has them, for a terminal."""
         return terminal(self.main_table)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a trial lacks a setting; the value of one may be a list."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def trial_frame(data: ResultSet) -> pd.DataFrame:
@@ -232,7 +237,7 @@ def setting_frame(
         good = group[group["status"] != "failed"]
         values = good[measured].astype(float)
         row = {
-            **group[settings].iloc[0],
+            **{name: group[name].iloc[0] for name in settings},  # each of its own type
             "seeds": int(good["score"].notna().sum()),
             "metric": group["metric"].iloc[0],
             "rounds_min": int(good["rounds"].min()) if len(good) else 0,

@@ -77,6 +77,41 @@ def test_a_row_per_trial_and_one_per_setting(sweep: Path) -> None:
     assert SweepResult(sweep).best["algorithm"] == "fedavg"
 
 
+@pytest.mark.parametrize(
+    ("space", "labels"),
+    [
+        (
+            {
+                "model": {
+                    "grid": [{"name": "mlp", "hidden": [8, 4]}, {"name": "mlp", "hidden": [8]}]
+                }
+            },
+            {"hidden=[8, 4]", "hidden=[8]"},
+        ),
+        # beside a column of fractions, in which a whole number must stay one
+        (
+            {"local.batch_size": {"grid": [16384, 8]}, "local.lr": {"grid": [0.5]}},
+            {"batch_size=16384", "batch_size=8"},
+        ),
+    ],
+)
+def test_settings_of_any_type_have_labels(
+    space: dict[str, Any], labels: set[str], content: dict[str, Any], tmp_path: Path
+) -> None:
+    content["space"] = space
+    for trial, session in begun(content, tmp_path):
+        session.journal.record_round(1, {"global/common/accuracy": 0.5, "score": 0.5})
+        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab")
+        session.close()
+    result = SweepResult(tmp_path)
+    assert {label: len(values) for label, values in result.scores().items()} == dict.fromkeys(
+        labels, 2
+    )
+    assert set(map(str, result.summary[result.data.varying[0]])) == {
+        n.split("=")[1] for n in labels
+    }
+
+
 def test_the_table_says_what_matters(sweep: Path) -> None:
     buffer = io.StringIO()
     Console(file=buffer, width=160).print(SweepResult(sweep).table())
