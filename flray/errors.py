@@ -59,7 +59,7 @@ class RunFailedError(FlrayError):
 
 
 class RayNotStartedError(RunFailedError):
-    """Ray did not start in time: nothing was computed, and what waits for it can be resumed."""
+    """Ray did not start in time: nothing was computed, and the run or sweep can be resumed."""
 
 
 class ConfigError(FlrayError):

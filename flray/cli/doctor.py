@@ -103,7 +103,7 @@ def _security() -> Iterator[tuple[str, str]]:
 
 
 def _session_folders() -> Iterator[tuple[str, str]]:
-    """Yield where a Ray that flray starts has its sockets, with a warning if others can replace them."""
+    """Yield the folder of the sockets of a Ray that flray starts, with a warning if others can replace them."""
     base = folder_of_sessions()
     yield "Ray's sessions", f"{base / PREFIX}*: each in a folder of this user alone"
     mode = base.stat().st_mode if base.is_dir() else 0

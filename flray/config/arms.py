@@ -23,13 +23,12 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from flray import registry
 from flray.config.plain import Plain
-from flray.errors import ConfigError, nearest
+from flray.errors import ConfigError, nearest, one_line
 
 if TYPE_CHECKING:
     from flray.config.experiment import Config
-from flray import registry
-from flray.errors import one_line
 
 PREFIX = "arms."
 """Prefix of an axis in a setting, where it maps to the arm's name."""

@@ -114,7 +114,7 @@ def add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> 
 def name_legend(
     where: Figure | Axes, handles: Sequence[Any], names: Sequence[str], **style: Any
 ) -> None:
-    """Add a legend whose names are shown as they are; a label that begins with _ would be left out."""
+    """Add a legend whose names are shown as they are; matplotlib omits a label that begins with _."""
     places = list(map(str, range(len(names))))
     legend = where.legend(handles, places, frameon=False, labelcolor=INK, **style)
     for text, name in zip(legend.get_texts(), names, strict=True):

@@ -179,7 +179,7 @@ def format_number(value: float) -> str:
 
 
 def terminal(table: Table, costs: Sequence[Cost] = ()) -> RenderableType:
-    """Return the conclusions, the main table with its notes, and the tables below it, for a terminal."""
+    """Return a terminal's text of the conclusions, the main table with its notes, and the tables below it."""
     main = _rich_table(table.title, legend(table))
     main.add_column(Text(one_line(table.heading)))
     for column in table.columns:

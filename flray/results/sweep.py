@@ -150,7 +150,7 @@ class SweepResult:
         return {label: scores for label, scores in found.items() if scores}
 
     def table(self) -> RenderableType:
-        """Return the conclusions and the main table, as the report has them, for a terminal."""
+        """Return a terminal's text of the conclusions and the main table, as the report has them."""
         return terminal(self.main_table)
 
 

@@ -214,7 +214,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         return {}
 
     def past(self) -> list[tuple[Values, float | None]]:
-        """Return the settings with their mean scores: NaN if all trials failed, None while any is left."""
+        """Return the settings with their mean scores: NaN if all trials failed, None while any trial remains."""
         return [(asked.setting, None if asked.open else asked.score) for asked in self._asked]
 
     def _ask(self) -> None:
@@ -306,7 +306,7 @@ def suggestions(
         Settings with their scores, in order: NaN of a failed one, None of one that still runs, whose
         surroundings are avoided.
     seed : int
-        The seed of these suggestions, of which each replaces the one before.
+        The seed of these suggestions; each replaces the one before.
     mode : {"max", "min"}
         Whether a score is better high or low.
     """

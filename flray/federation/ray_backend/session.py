@@ -104,7 +104,7 @@ def _start(folder: Path, resources: dict[str, float]) -> None:
 
 
 def folder_of_sessions() -> Path:
-    """Return the folder in which each session makes its private one: ``RAY_TMPDIR``, or that for temporary files."""
+    """Return the parent of the sessions' private folders: ``RAY_TMPDIR``, or the folder for temporary files."""
     usual = tempfile.gettempdir()
     usual = usual if len(os.fsencode(usual)) <= ROOM else "/tmp"
     return Path(os.environ.get("RAY_TMPDIR") or usual)
