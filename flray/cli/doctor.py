@@ -1,14 +1,11 @@
-"""``flray doctor``: versions, hardware, data sets, missing extras and open ports."""
+"""``flray doctor``: versions, hardware, data sets, missing extras, who can read Ray's token."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 
 import psutil
@@ -22,12 +19,10 @@ OPTIONAL = {
     "googleapiclient": "ray up on Google Cloud",
     "jsonschema": "ray up (pip install 'ray[default]')",
 }
-SERVICES = ("gcs_server", "raylet", "ray", "dashboard", "flray", "mlflow", "gunicorn", "uvicorn")
-"""Parts of the command lines of a cluster's processes."""
 
 
 def diagnose() -> Iterator[tuple[str, str]]:
-    """Yield (check, result) rows: versions, hardware, data sets, missing extras, open ports."""
+    """Yield (check, result) rows: versions, hardware, data sets, missing extras, Ray's token and sockets."""
     import torch
 
     from flray.records import directory
@@ -85,21 +80,6 @@ def _security() -> Iterator[tuple[str, str]]:
     if token.is_file() and token.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield "WARNING", f"others can read {token}: chmod 600 {token}"
     yield from _session_folders()
-    doors = sorted(set(listening()))
-    yield (
-        "listening here",
-        ", ".join(f"{door} ({door.guard})" for door in doors) or "nothing of Ray or MLflow",
-    )
-    strangers = [str(door) for door in doors if not _loopback(door.address)]
-    if strangers:
-        yield (
-            "WARNING",
-            (
-                f"open to other machines: {', '.join(strangers)}; right between a cluster's nodes, "
-                f"with "
-                "RAY_AUTH_MODE=token and a firewall, else see cluster/README.md"
-            ),
-        )
 
 
 def _session_folders() -> Iterator[tuple[str, str]]:
@@ -113,71 +93,3 @@ def _session_folders() -> Iterator[tuple[str, str]]:
             f"others can replace what is in {base}, Ray's sockets too: chmod o-w {base}, or set "
             "RAY_TMPDIR to a folder of yours",
         )
-
-
-@dataclass(frozen=True, order=True)
-class Listener:
-    """A listening process of Ray or MLflow.
-
-    Attributes
-    ----------
-    program : str
-        Its program.
-    process : int
-        Its process id.
-    address : str
-        Its address.
-    port : int
-        Its port.
-    guard : str
-        Whether it requires a token, as far as known.
-    """
-
-    program: str
-    process: int
-    address: str
-    port: int
-    guard: str
-
-    def __str__(self) -> str:
-        return f"{self.program}[{self.process}] {self.address}:{self.port}"
-
-
-def listening() -> Iterator[Listener]:
-    """Yield the listening ports of this machine's Ray and MLflow processes that are visible to this user."""
-    for process in psutil.process_iter(["name", "cmdline"]):
-        words = [Path(word).name for word in (process.info["cmdline"] or ())[:4]]
-        name = next(
-            (
-                word
-                for word in [process.info["name"] or "", *words]
-                for s in SERVICES
-                if word == s or word.startswith((f"{s}.", f"{s}:"))
-            ),
-            None,
-        )
-        if name is None:
-            continue
-        with contextlib.suppress(psutil.Error):
-            guard = _access_control(process, name)
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    yield Listener(
-                        name, process.pid, connection.laddr.ip, connection.laddr.port, guard
-                    )
-
-
-def _access_control(process: psutil.Process, name: str) -> str:
-    if name.startswith(("mlflow", "gunicorn", "uvicorn")):
-        return "no token" if "basic-auth" not in process.cmdline() else "asks for a password"
-    return (
-        "asks for a token"
-        if process.environ().get("RAY_AUTH_MODE", "").lower() == "token"
-        else "no token"
-    )
-
-
-def _loopback(address: str) -> bool:
-    found = ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return found.is_loopback or (mapped is not None and mapped.is_loopback)

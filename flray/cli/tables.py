@@ -221,11 +221,12 @@ def show_gpu_check() -> bool:
     """Print what `flray.cli.gpu_check.check_gpu` finds, line by line; return whether all is as it should be."""
     from flray.cli.gpu_check import check_gpu
 
-    passed = True
-    for finding in check_gpu():
-        console.print(str(finding), highlight=False, markup=False, soft_wrap=True)
-        passed = passed and finding.passed
-    return passed
+    all_passed = True
+    for check, passed, text in check_gpu():
+        line = f"{'PASS' if passed else 'FAIL'}  {check}: {text}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        all_passed = all_passed and passed
+    return all_passed
 
 
 def show_doctor(as_json: bool = False) -> None:

@@ -21,7 +21,7 @@ from platformdirs import user_cache_path
 from flray.errors import FlrayError
 from flray.files.atomic import hold_lock
 from flray.files.border import FILE_BYTES, check_name, read_at_most
-from flray.files.secrets import redact
+from flray.files.tracking_address import redact
 
 
 def is_remote(place: str | Path) -> bool:

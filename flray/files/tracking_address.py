@@ -1,20 +1,96 @@
-"""Tracking addresses: resolved to absolute ones, and checked before a run starts."""
+"""Tracking addresses: resolved to absolute ones, checked before a run starts, shown without their secrets.
+
+No password, token or key in an address goes to a file, to MLflow or to the screen.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import tempfile
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
-from flray.errors import FlrayError
-from flray.files.secrets import HIDDEN, redact
+from flray.errors import FlrayError, brief
 
-__all__ = ["HIDDEN", "check", "database_path", "redact", "resolve_uri"]
-
+#: Replacement of a secret.
+HIDDEN = "***"
 _SCHEMES = ("sqlite", "http", "https", "databricks", "postgresql", "mysql", "mssql")
 _SQLITE = b"SQLite format 3\0"
+_ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*://")
+_IN_TEXT = re.compile(r"[A-Za-z][\w+.\-]*://\S+")
+# For these a user name alone is no secret; elsewhere, as in https://TOKEN@host, it may be one.
+_WITH_USERS = re.compile("postgres|my|maria|mssql|oracle|cockroach|sqlite|ssh|sftp|hdfs")
+# A password may have any of / ? # @ in it, so that all up to the last @ is one after a colon.
+_USER = re.compile("([^/@:?#]*)(?::(.*))?@", re.DOTALL)
+_SETTING = re.compile("([?#;&])([^=?#;&]+)=([^?#;&]+)")
+# Names of settings, in lower case without punctuation, that hold a secret. The name of a key file
+# is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection string.
+_SECRET = re.compile(
+    "(?!(sslkey(logfile)?|passfile|keyspace|auth(plugin|entication|source)|keepalives(idle)?|"
+    "requireauth)$).*(pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|pw$)"
+)
+_PASSWORD = re.compile(r"(?:pwd|password)\s*=\s*\{?([^;}]+)", re.IGNORECASE)
+
+
+def redact(text: str) -> str:
+    """Return a text with passwords, tokens and keys in addresses redacted.
+
+    Parameters
+    ----------
+    text : str
+        An address, or a text with addresses in it; others are unchanged.
+    """
+    return _split(text)[0]
+
+
+def without_secrets(text: str, uri: str) -> str:
+    """Return a message about an address without the address's secrets, in any form of quoting.
+
+    Parameters
+    ----------
+    text : str
+        For example a database driver's error.
+    uri : str
+        The whole address.
+    """
+    shown, secrets = _split(uri)
+    text = text.replace(uri, shown)
+    forms = {
+        form
+        for secret in secrets
+        for plain in (secret, unquote(secret), unquote_plus(secret))
+        for form in (plain, quote(plain), quote(plain, safe=""), repr(plain)[1:-1])
+    }
+    for form in sorted(forms, key=len, reverse=True):
+        if len(form) > 2:  # shorter ones would match parts of words
+            text = text.replace(form, HIDDEN)
+    return redact(text)
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """Return a text without its secrets, and the secrets."""
+    secrets: list[str] = []
+
+    def setting(found: re.Match[str]) -> str:
+        mark, name, value = found.groups()
+        if not _SECRET.match(re.sub("[^a-z]", "", unquote_plus(name).lower())):
+            return found[0]
+        secrets.extend([value, *_PASSWORD.findall(unquote_plus(value))])
+        return f"{mark}{name}={HIDDEN}"
+
+    def address(uri: str) -> str:
+        scheme, rest = uri.split("://", 1)
+        user = _USER.match(rest)
+        if user and (user[2] is not None or (user[1] and not _WITH_USERS.match(scheme.lower()))):
+            secrets.extend(filter(None, user.groups()))
+            rest = f"{HIDDEN}@{rest[user.end() :]}"
+        return f"{scheme}://{_SETTING.sub(setting, rest)}"
+
+    if _ADDRESS.match(text):
+        return address(text), secrets
+    return _IN_TEXT.sub(lambda found: address(found[0]), text), secrets
 
 
 def _with_password(uri: str) -> str:
@@ -26,8 +102,7 @@ def _with_password(uri: str) -> str:
         raise FlrayError(
             f"tracking address {redact(uri)!r}: passwords are not kept in files; set "
             "MLFLOW_TRACKING_URI to the whole address (or, for http, leave the password out of it "
-            "and "
-            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
+            "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
         )
     return full
 
@@ -69,15 +144,12 @@ def database_path(uri: str) -> Path | None:
     """
     if not uri.startswith("sqlite:"):
         return None
-    if (
-        not uri.startswith("sqlite:///")
-        or uri in ("sqlite:///", "sqlite:///:memory:")
-        or "\0" in uri
-    ):
+    path = uri.removeprefix("sqlite:///")
+    if path in (uri, "", ":memory:") or "\0" in path:
         raise FlrayError(
             f"tracking address {redact(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db"
         )
-    return Path(uri.removeprefix("sqlite:///"))
+    return Path(path)
 
 
 def check(uri: str) -> None:
@@ -91,68 +163,39 @@ def check(uri: str) -> None:
     Raises
     ------
     FlrayError
-        Naming the address, the problem and the remedy; nothing has been created.
+        Naming the address, the problem and the remedy; no file has been created.
     """
-    uri = resolve_uri(uri)
-    database = database_path(uri)
-    if database is not None:
-        _check_file(uri, database)
-    elif uri.startswith("http"):
-        _check_server(uri)
-    elif uri != "databricks" and not uri.startswith("databricks"):
-        _check_driver(uri)
-
-
-def _check_file(uri: str, database: Path) -> None:
-    """Reject a path that is not a database and cannot become one."""
-    try:
-        if os.path.lexists(database):
-            if not database.is_file():
-                raise OSError("it is no regular file")
-            with database.open("r+b") as file:
-                if (head := file.read(len(_SQLITE))) and head != _SQLITE:
-                    raise OSError("it is no SQLite database")
-            return
-        made = [folder for folder in database.parents if not folder.exists()]
-        try:
-            database.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(
-                dir=database.parent
-            ):  # os.access says yes to root even below /proc
-                pass
-        finally:
-            for folder in made:
-                if folder.is_dir():
-                    folder.rmdir()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise FlrayError(
-            f"tracking.uri {redact(uri)!r}: {database} cannot be used ({why}); name "
-            "a file that can be written, as sqlite:///PATH/mlflow.db, or null for no tracking"
-        ) from None
-
-
-def _check_server(uri: str) -> None:
-    try:
-        parts = urlsplit(uri)
-        if not parts.hostname or parts.port == 0:
-            raise ValueError("it names no host")
-    except ValueError as error:
-        raise FlrayError(
-            f"tracking.uri {redact(uri)!r}: no address of a server ({error}); give "
-            "http(s)://HOST:PORT"
-        ) from None
-
-
-def _check_driver(uri: str) -> None:
-    from sqlalchemy.engine import make_url
+    from sqlalchemy.engine import make_url  # start-up
     from sqlalchemy.exc import ArgumentError
 
+    uri = resolve_uri(uri)
+    database = database_path(uri)
     try:
-        make_url(uri).get_dialect().import_dbapi()
-    except (ArgumentError, ImportError, ValueError) as error:
-        missing = isinstance(error, ImportError)
-        what = f"its driver is not installed ({error})" if missing else "no address of a database"
+        if database is not None:
+            _check_file(database)
+        elif uri.startswith("http"):
+            parts = urlsplit(uri)
+            if not parts.hostname or parts.port == 0:
+                raise ValueError("it names no host")
+        elif not uri.startswith("databricks"):
+            make_url(uri).get_dialect().import_dbapi()
+    except (ArgumentError, ImportError, OSError, ValueError) as error:
+        why = without_secrets(brief(error), uri)
         raise FlrayError(
-            f"tracking.uri {redact(uri)!r}: {what}; install the driver, or give another address"
+            f"tracking.uri {redact(uri)!r}: it cannot be used ({why}); give sqlite:///PATH/mlflow.db, "
+            "http(s)://HOST:PORT, a database whose driver is installed, or null for no tracking"
         ) from None
+
+
+def _check_file(database: Path) -> None:
+    """Reject a path that is not a database and cannot become one."""
+    if os.path.lexists(database):
+        if not database.is_file():
+            raise OSError("it is no regular file")
+        with database.open("r+b") as file:
+            if (head := file.read(len(_SQLITE))) and head != _SQLITE:
+                raise OSError("it is no SQLite database")
+        return
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=database.parent):
+        pass  # os.access says yes to root even below /proc

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flray.errors import FlrayError
-from flray.files.secrets import without_secrets
-from flray.files.tracking_address import redact, resolve_uri
+from flray.files.tracking_address import redact, resolve_uri, without_secrets
 from flray.records.events import JOURNAL
 from flray.records.journal import listen
 from flray.tracking.client import HTTP_TIMEOUT, http_limits

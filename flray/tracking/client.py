@@ -20,8 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
 from flray.files.atomic import BusyError, hold_lock
-from flray.files.secrets import without_secrets
-from flray.files.tracking_address import check, database_path, redact
+from flray.files.tracking_address import check, database_path, redact, without_secrets
 from flray.startup import environment, gc_disabled
 from flray.tracking import cursor
 

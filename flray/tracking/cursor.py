@@ -11,6 +11,7 @@ from types import NoneType
 from flray.errors import FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import WEIGHTS_BYTES, open_file, read_json
+from flray.files.tracking_address import redact
 from flray.records.events import JOURNAL
 
 CURSOR = "tracking.json"
@@ -53,7 +54,7 @@ def read(run_dir: Path) -> Cursor | None:
 def load(run_dir: Path, uri: str) -> Cursor:
     """Return where to resume sending to `uri`; the beginning is always safe, as MLflow stores each point once."""
     cursor = read(run_dir)
-    if cursor is None or cursor.uri != uri:
+    if cursor is None or redact(cursor.uri) != uri:
         return Cursor(uri)
     try:
         with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as file:

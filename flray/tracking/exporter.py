@@ -12,8 +12,7 @@ from typing import Any
 
 from flray.errors import one_line
 from flray.files.atomic import sync_file
-from flray.files.secrets import without_secrets
-from flray.files.tracking_address import database_path, redact, resolve_uri
+from flray.files.tracking_address import database_path, redact, resolve_uri, without_secrets
 from flray.metrics.names import clean_name
 from flray.records.events import JOURNAL, Event, decode
 from flray.tracking import client

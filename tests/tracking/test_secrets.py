@@ -12,8 +12,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.files import storage
-from flray.files.secrets import redact, without_secrets
-from flray.files.tracking_address import resolve_uri
+from flray.files.tracking_address import redact, resolve_uri, without_secrets
 from flray.records import directory
 from flray.tracking.exporter import MlflowExporter
 
@@ -26,15 +25,15 @@ SIGNED = ("X-Amz-Signature", "sig", "auth", "sas")
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        (f"http://ann:{S}@host:5000/x", "http://ann:***@host:5000/x"),
-        (f"postgresql+psycopg://ann:{S}@db/mlflow", "postgresql+psycopg://ann:***@db/mlflow"),
-        (f"http://:{S}@host", "http://:***@host"),
-        (f"http://ann:{S}@home@host/", "http://ann:***@host/"),
-        (f"mysql://ann:a/{S}@host/db", "mysql://ann:***@host/db"),
-        (f"mysql://ann:a b?{S}#@host/db", "mysql://ann:***@host/db"),
+        (f"http://ann:{S}@host:5000/x", "http://***@host:5000/x"),
+        (f"postgresql+psycopg://ann:{S}@db/mlflow", "postgresql+psycopg://***@db/mlflow"),
+        (f"http://:{S}@host", "http://***@host"),
+        (f"http://ann:{S}@home@host/", "http://***@host/"),
+        (f"mysql://ann:a/{S}@host/db", "mysql://***@host/db"),
+        (f"mysql://ann:a b?{S}#@host/db", "mysql://***@host/db"),
         (f"https://{S}@host/path", "https://***@host/path"),
-        (f"https://{S}:@host", "https://***:***@host"),
-        (f"https://{S}:x-oauth-basic@host", "https://***:***@host"),
+        (f"https://{S}:@host", "https://***@host"),
+        (f"https://{S}:x-oauth-basic@host", "https://***@host"),
         *(
             (
                 f"postgresql://h/db?user=me&{name}={S}&sslmode=require",
@@ -54,13 +53,13 @@ SIGNED = ("X-Amz-Signature", "sig", "auth", "sas")
         (f"http://host/#access_token={S}&x=1", "http://host/#access_token=***&x=1"),
         (
             f"http://a:{S}@host/?token={S}&pwd={S}#key={S}",
-            "http://a:***@host/?token=***&pwd=***#key=***",
+            "http://***@host/?token=***&pwd=***#key=***",
         ),
         (
             f"s3://id:{S}@bucket/x?secret_key={S}&region=eu",
-            "s3://***:***@bucket/x?secret_key=***&region=eu",
+            "s3://***@bucket/x?secret_key=***&region=eu",
         ),
-        (f"s3://id:ab/{S}@bucket/x", "s3://***:***@bucket/x"),
+        (f"s3://id:ab/{S}@bucket/x", "s3://***@bucket/x"),
         (
             f"no connection to http://{S}@host:1 (refused)",
             "no connection to http://***@host:1 (refused)",
@@ -151,7 +150,7 @@ def test_a_driver_that_is_not_there_is_told_of_without_the_password(
     assert invoke(["run", "x.yaml", "resources.executor=inline"]) == 2
     out, err = capfd.readouterr()
     assert S not in out + err
-    assert "postgresql+asyncpg2://ann:***@h/db?password=***" in err
+    assert "postgresql+asyncpg2://***@h/db?password=***" in err
     assert len(err.splitlines()) == 1
     assert not (tmp_cwd / "runs").exists()
 
