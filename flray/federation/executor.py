@@ -9,20 +9,9 @@ from typing import Protocol
 import psutil
 import torch
 
-from flray.algorithms.common.aggregation import add_up
 from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.federation.failures import Failure
-from flray.federation.messages import (
-    Ref,
-    SumResult,
-    SumTask,
-    TaskBlock,
-    TaskBlockResult,
-    TaskInput,
-    TaskResult,
-    failed_block,
-    failed_task,
-)
+from flray.federation.messages import Ref, TaskBlock, TaskBlockResult, TaskInput, TaskResult
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, Exhausted
 from flray.federation.worker.resources import default_device, thread_count
@@ -30,33 +19,35 @@ from flray.trees import Packed
 
 
 class Executor(Protocol):
-    """Runs client tasks. Results come in the order of the jobs, each as soon as it and all before it are done."""
+    """Runs client tasks. Results come in the tasks' order, each as soon as it and all before it are done."""
 
     def put(self, packed: Packed) -> Ref:
-        """Make a packed tree available to all processes."""
+        """Make a packed tree available to all processes. Default: the tree itself."""
+        return packed
 
     def fetch(self, handle: Ref) -> Packed:
-        """Return a packed tree."""
+        """Return a packed tree. Default: what it was given."""
+        packed: Packed = handle
+        return packed
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        """Run all jobs.
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        """Run all blocks, each in one process.
 
-        Jobs unfinished after `timeout` seconds fail. If no job finishes for `idle` seconds, those
+        Those unfinished after `timeout` seconds fail. If none finishes for `idle` seconds, those
         that are running fail, and those queued behind them are run.
         """
 
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
-    ) -> Iterator[TaskBlockResult]:
-        """Run all blocks; one unfinished after `timeout` seconds is a failure of all its clients."""
-
-    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
-        """Add up entries of replies without moving the replies."""
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], idle: float | None = None
+    ) -> Iterator[TaskResult]:
+        """Run single tasks; see `run_blocks`."""
+        for block in self.run_blocks([TaskBlock((job,)) for job in jobs], idle=idle):
+            yield block.results[0]
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
-        """Copy client states off a node that is about to be drained.
+        """Copy client states off a node that is about to be drained. Default: nothing, all is in this process.
 
         Parameters
         ----------
@@ -65,6 +56,7 @@ class Executor(Protocol):
         warn : callable
             Called with a line when it has happened.
         """
+        return
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""
@@ -76,7 +68,7 @@ class Executor(Protocol):
         """Release all resources."""
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """Runs client tasks in this process, with as many threads as one actor would have.
 
     Parameters
@@ -102,59 +94,22 @@ class InlineExecutor:
         device = device or default_device(spec)
         self._runner = ClientRunner(spec, device, thread_count(spec.config), share, exhausted)
 
-    def put(self, packed: Packed) -> Ref:
-        """Return the tree itself."""
-        return packed
-
-    def fetch(self, handle: Ref) -> Packed:
-        """Return the tree itself."""
-        packed: Packed = handle
-        return packed
-
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        """Run the jobs one after another; those not begun within `timeout` seconds fail.
-
-        A job that hangs cannot be stopped in this process, so that `idle` has no effect.
-        """
-        started = time.monotonic()
-        for job in jobs:
-            if timeout is not None and time.monotonic() - started > timeout:
-                yield failed_task(job, Failure(f"no answer within {timeout:g} s", "timeout"))
-                continue
-            outcome, bulk, state = self._runner.run(
-                job.client_task, job.common, job.private, job.state
-            )
-            yield TaskResult(job.client_task, outcome, bulk, state)
-
     def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Run the blocks one after another; those not begun within `timeout` seconds fail."""
+        """Run the blocks one after another; those not begun within `timeout` seconds fail.
+
+        A task that hangs cannot be stopped in this process, so that `idle` has no effect.
+        """
         started = time.monotonic()
         for block in blocks:
             if timeout is not None and time.monotonic() - started > timeout:
-                yield failed_block(block, Failure(f"no answer within {timeout:g} s", "timeout"))
+                late = Failure(f"no answer within {timeout:g} s", "timeout")
+                yield TaskBlockResult.failed(block, late)
                 continue
-            outcomes, sums, states = self._runner.run_block(block.jobs)
-            yield TaskBlockResult(
-                tuple(
-                    TaskResult(job.client_task, outcome, state=state)
-                    for job, outcome, state in zip(block.jobs, outcomes, states, strict=False)
-                ),
-                sums,
-                sums.nbytes if sums is not None else 0,
-            )
-
-    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
-        """Add up entries of replies, one task after another."""
-        for task in tasks:
-            sums = add_up(task.entry, task.parts)
-            yield SumResult(sums, sums.nbytes)
-
-    def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
-        """Do nothing: all is in this process."""
+            outcomes, bulk, states = self._runner.run_block(block)
+            up = bulk.nbytes if bulk is not None else 0
+            yield TaskBlockResult.of(block, outcomes, bulk, states, up=up)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""

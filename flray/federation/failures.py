@@ -43,6 +43,9 @@ class Failure:
     where: str = ""
     trace: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
+
 
 class ClientError(MethodError):
     """A client's own code raised; the first line names client, round, exception, file and line."""
@@ -121,8 +124,7 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
         if disk_is_full(error) or _of_ray(error):
             raise  # while the hook waited for client replies
         failure = describe_failure(error)
-        where = f" at {failure.where}" if failure.where else ""
-        line = f"{method} at the server, round {round_}, {name}: {failure.what}{where}"
+        line = f"{method} at the server, round {round_}, {name}: {failure}"
         machine = error if isinstance(error, MACHINE_ERRORS) else None
         raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from flray.algorithms.types import Stage
 from flray.federation.failures import Failure
 from flray.trees import FlatTree, Packed
 
-Kind = Literal["stage", "global", "personal", "unseen", "ask", "diagnostics"]
+Kind = Literal["stage", "global", "personal", "unseen", "ask", "diagnostics", "sum"]
 Ref = Any
 """A packed tree, or an executor's reference to one."""
 
@@ -25,13 +25,14 @@ class ClientTask:
 
     Attributes
     ----------
-    kind : {"stage", "global", "personal", "unseen", "ask", "diagnostics"}
+    kind : {"stage", "global", "personal", "unseen", "ask", "diagnostics", "sum"}
         ``stage``: a stage of a round. ``global``: an evaluation of the global model on one block of
         the common test set, or on a client's part with the client's statistics. ``personal``: of a
         client's personal model. ``unseen``: of the global model on an unseen client. ``ask``: of the
         model that a client would train, on its training samples. ``diagnostics``: those of a client.
+        ``sum``: the weighted sum of an entry of several replies.
     client : int
-        Index of the client, in `FederatedData.everyone`; -1 for the global model.
+        Index of the client, in `FederatedData.everyone`; -1 for the global model and for a sum.
     token : str
         Names the common message; a process unpacks it once for all tasks with the same token.
     cost : float
@@ -104,17 +105,35 @@ class TaskOutcome:
 
 @dataclass(frozen=True)
 class TaskInput:
-    """A client task with its inputs."""
+    """A client task with its inputs.
+
+    Attributes
+    ----------
+    entry, parts : str, tuple of (str, float, Ref)
+        Of a ``sum``: the name of the entry, and in client order architecture, weight, and a packed
+        tree that has the entry.
+    """
 
     client_task: ClientTask
-    common: Ref
+    common: Ref = None
     private: Packed | None = None
     state: Ref = None
+    entry: str = ""
+    parts: tuple[tuple[str, float, Ref], ...] = ()
 
     @property
     def cost(self) -> float:
         """Expected length, for scheduling."""
         return self.client_task.cost
+
+    def with_references(self, change: Callable[[Ref], Ref]) -> TaskInput:
+        """Return the task with each of its references changed."""
+        return replace(
+            self,
+            common=change(self.common),
+            state=change(self.state),
+            parts=tuple((key, weight, change(part)) for key, weight, part in self.parts),
+        )
 
 
 class Message(NamedTuple):
@@ -145,20 +164,27 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskBlock:
-    """Tasks of one stage that one process runs in sequence, returning the sum of their weights.
+    """Tasks that one process runs in sequence: a single one, or those of a stage whose weights it adds up.
 
     Attributes
     ----------
     jobs : tuple of TaskInput
         In client order.
+    summed : bool
+        Whether the process returns the sum of their weights, and not the reply of the only task.
     """
 
     jobs: tuple[TaskInput, ...]
+    summed: bool = False
 
     @property
     def cost(self) -> float:
         """Expected length, for scheduling."""
         return sum(job.cost for job in self.jobs)
+
+    def with_references(self, change: Callable[[Ref], Ref]) -> TaskBlock:
+        """Return the block with each of its tasks' references changed."""
+        return replace(self, jobs=tuple(job.with_references(change) for job in self.jobs))
 
 
 @dataclass(frozen=True)
@@ -177,16 +203,6 @@ class TaskResult:
     state: Ref = None
     actor: int = 0
 
-    @property
-    def up(self) -> int:
-        """Bytes that reach the server."""
-        return self.outcome.up
-
-    @property
-    def references(self) -> tuple[Ref, ...]:
-        """The executor's references to the outputs that it holds."""
-        return self.bulk, self.state
-
 
 @dataclass(frozen=True)
 class TaskBlockResult:
@@ -195,11 +211,11 @@ class TaskBlockResult:
     Attributes
     ----------
     results : tuple of TaskResult
-        The clients' outcomes and states without their replies, in client order; where the first
-        failure ends the federation, none after it.
+        In client order; of a summed block without the replies, and where the first failure ends the
+        federation, with none after it.
     sums : Ref
-        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None if no client sent
-        weights.
+        Of a summed block the tree of `flray.algorithms.common.aggregation.BlockSum`, packed; None
+        if no client sent weights.
     up : int
         Bytes of its tensors, which reach the server.
     """
@@ -208,53 +224,40 @@ class TaskBlockResult:
     sums: Ref = None
     up: int = 0
 
-    @property
-    def references(self) -> tuple[Ref, ...]:
-        """The executor's references to the outputs that it holds."""
-        return self.sums, *(result.state for result in self.results)
+    @classmethod
+    def of(
+        cls,
+        block: TaskBlock,
+        outcomes: Sequence[TaskOutcome],
+        bulk: Ref = None,
+        states: Sequence[Ref] = (None,),
+        *,
+        up: int = 0,
+        actor: int = 0,
+    ) -> TaskBlockResult:
+        """Return a block's result from what its process returned; `up` is the size of its sums."""
+        results = tuple(
+            TaskResult(
+                job.client_task,
+                done,
+                bulk if done.entries else None,
+                state if done.stateful else None,
+                actor,
+            )
+            for job, done, state in zip(block.jobs, outcomes, states, strict=False)
+        )
+        return cls(results, bulk if block.summed else None, up or sum(one.up for one in outcomes))
 
-
-@dataclass(frozen=True)
-class SumTask:
-    """One entry of a block's replies, to be added up in one process.
-
-    Attributes
-    ----------
-    entry : str
-        The name of the entry.
-    parts : tuple of (str, float, Ref)
-        In client order: architecture, weight, and a packed tree that has the entry.
-    """
-
-    entry: str
-    parts: tuple[tuple[str, float, Ref], ...]
-
-    @property
-    def cost(self) -> float:
-        """Expected length, for scheduling."""
-        return float(len(self.parts))
-
-
-@dataclass(frozen=True)
-class SumResult:
-    """The sums of a block's replies.
-
-    Attributes
-    ----------
-    sums : Ref
-        The tree of `flray.algorithms.common.aggregation.BlockSum`, packed.
-    up : int
-        Bytes of its tensors, which reach the server.
-    """
-
-    sums: Ref = None
-    up: int = 0
-    failure: Failure | None = None
+    @classmethod
+    def failed(cls, block: TaskBlock, failure: Failure) -> TaskBlockResult:
+        """Return the result of a failed block."""
+        outcomes = [TaskOutcome(job.client_task.client, failure) for job in block.jobs]
+        return cls.of(block, outcomes, states=[None] * len(outcomes))
 
     @property
     def references(self) -> tuple[Ref, ...]:
         """The executor's references to the outputs that it holds."""
-        return (self.sums,)
+        return self.sums, *(ref for one in self.results for ref in (one.bulk, one.state))
 
 
 class ClientReply:
@@ -289,16 +292,6 @@ class ClientReply:
     def flat(self, entry: str) -> FlatTree | None:
         """Return a large entry as one tensor of all its values; None for others."""
         return trees.flat_entry(self._fetch(self._bulk), entry) if entry in self._large else None
-
-
-def failed_task(job: TaskInput, failure: Failure) -> TaskResult:
-    """Return the result of a failed task."""
-    return TaskResult(job.client_task, TaskOutcome(job.client_task.client, failure=failure))
-
-
-def failed_block(block: TaskBlock, failure: Failure) -> TaskBlockResult:
-    """Return the result of a failed block."""
-    return TaskBlockResult(tuple(failed_task(job, failure) for job in block.jobs))
 
 
 def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
 from flray import trees
-from flray.algorithms.common.aggregation import InBlocks, average_blocks
+from flray.algorithms.common.aggregation import InBlocks
 from flray.algorithms.types import Reply, Stage
 from flray.errors import RunFailedError
 from flray.federation.failures import ClientError
-from flray.federation.messages import ClientReply, Ref, SumTask, TaskBlock, TaskInput, TaskResult
+from flray.federation.messages import ClientReply, ClientTask, Ref, TaskBlock, TaskInput, TaskResult
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.state import FederationState
-from flray.trees import Packed, Tree, Weights
+from flray.trees import Packed, Tree
 
-Collected = TypeVar("Collected")
+Item = TypeVar("Item")
 
 
-class _Collector:
-    """Collects the clients' outcomes, states and failures in a stage.
+class StageReplies(Sequence[ClientReply]):
+    """A stage's replies in client order; see `flray.algorithms.types.Replies`.
+
+    Iterating yields each reply as soon as it and all before it have arrived, and releases it
+    afterwards; `wait` collects all of them first, after which iterating can be repeated.
 
     Attributes
     ----------
@@ -29,13 +32,64 @@ class _Collector:
     """
 
     def __init__(
-        self, federation: FederationState, stage: Stage, round_metrics: RoundMetrics
+        self,
+        federation: FederationState,
+        blocks: Sequence[TaskBlock],
+        stage: Stage,
+        round_metrics: RoundMetrics,
     ) -> None:
         self._federation, self._stage, self._metrics = federation, stage, round_metrics
-        self._skip = federation.spec.config.faults.on_client_error == "skip"
+        faults = federation.spec.config.faults
+        self._skip = faults.on_client_error == "skip"
+        self._results = federation.executor.run_blocks(blocks, faults.round_timeout)
+        self._kept: list[ClientReply] | None = None
+        self._started = False
         self.states: dict[int, Ref] = {}
 
-    def _await(self, results: Iterator[Collected]) -> Iterator[Collected]:
+    def __iter__(self) -> Iterator[ClientReply]:
+        if self._kept is not None:
+            yield from self._kept
+        elif self._started:
+            raise RuntimeError(
+                "replies are gone after one pass; call replies.wait() first to go through them "
+                "again"
+            )
+        else:
+            yield from self._arrivals()
+
+    def __len__(self) -> int:
+        return len(self.wait()._kept or ())
+
+    def __getitem__(self, place: Any) -> Any:
+        return (self.wait()._kept or [])[place]
+
+    def wait(self) -> StageReplies:
+        """Return all replies once the last has arrived; large entries are not fetched yet."""
+        if self._kept is None:
+            self._kept = list(self._arrivals())
+        return self
+
+    def release(self) -> None:
+        """Forget the replies, which reach their large entries through this object.
+
+        Otherwise these entries, and the states that came with them, stay in memory until Python
+        collects cycles. If a round makes few objects, that may take several rounds.
+        """
+        self._kept, self._started = None, True
+
+    def _arrivals(self) -> Iterator[ClientReply]:
+        self._started = True
+        for block in self._await(self._results):
+            for result in filter(self._take, block.results):
+                self._metrics.bytes["up"] += self._received(result)
+                samples = self._federation.server.clients[result.client_task.client].num_samples
+                yield ClientReply(result, samples, self._fetch)
+
+    def _received(self, result: TaskResult) -> int:
+        """Return the bytes of a reply that reach the server."""
+        return result.outcome.up
+
+    def _await(self, results: Iterator[Item]) -> Iterator[Item]:
         while True:
             with self._metrics.timed("train"):
                 result = next(results, None)
@@ -61,85 +115,12 @@ class _Collector:
         failure, client_task = result.outcome.failure, result.client_task
         assert failure is not None
         name = self._federation.server.clients[client_task.client].name
-        where = f" at {failure.where}" if failure.where else ""
         line = f"client {client_task.client} ({name}), round {client_task.round + 1}"
-        line += f", {self._stage.name}: {failure.what}{where}"
-        timed_out = failure.kind == "timeout"
-        if not (self._skip or timed_out):
+        line += f", {self._stage.name}: {failure}"
+        if not (self._skip or failure.kind == "timeout"):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         self._metrics.left_out.add(client_task.client)
         self._federation.warn(f"left out: {line}")
-
-
-class StageReplies(_Collector):
-    """A stage's replies in client order; see `flray.algorithms.types.Replies`.
-
-    Iterating yields each reply as soon as it and all before it have arrived, and releases it
-    afterwards; `wait` collects all of them first, after which iterating can be repeated.
-    """
-
-    def __init__(
-        self,
-        federation: FederationState,
-        jobs: Sequence[TaskInput],
-        stage: Stage,
-        round_metrics: RoundMetrics,
-    ) -> None:
-        super().__init__(federation, stage, round_metrics)
-        self._results = federation.executor.run_tasks(
-            jobs, federation.spec.config.faults.round_timeout
-        )
-        self._kept: list[ClientReply] | None = None
-        self._started = False
-
-    def __iter__(self) -> Iterator[ClientReply]:
-        if self._kept is not None:
-            yield from self._kept
-        elif self._started:
-            raise RuntimeError(
-                "replies are gone after one pass; call replies.wait() first to go through them "
-                "again"
-            )
-        else:
-            yield from self._arrivals()
-
-    def wait(self) -> Sequence[ClientReply]:
-        """Return all replies once the last has arrived; large entries are not fetched yet."""
-        if self._kept is None:
-            self._kept = list(self._arrivals())
-        return self._kept
-
-    def release(self) -> None:
-        """Forget the replies, which reach their large entries through this object.
-
-        Otherwise these entries, and the states that came with them, stay in memory until Python
-        collects cycles. If a round makes few objects, that may take several rounds.
-        """
-        self._kept, self._started = None, True
-
-    def _received(self, result: TaskResult) -> int:
-        """Return the bytes of a reply that reach the server."""
-        return result.outcome.up
-
-    def _arrivals(self) -> Iterator[ClientReply]:
-        self._started = True
-        for result in self._await(self._results):
-            if self._take(result):
-                self._metrics.bytes["up"] += self._received(result)
-                samples = self._federation.server.clients[result.client_task.client].num_samples
-                yield ClientReply(result, samples, self._fetch)
-
-
-class _ArrivedReplies(list[ClientReply], InBlocks):
-    """All replies of a stage, whose large entries are added up in blocks."""
-
-    def __init__(self, found: Sequence[ClientReply], replies: BlockwiseReplies) -> None:
-        super().__init__(found)
-        self._replies = replies
-
-    def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
-        """Yield the sums of each block."""
-        return self._replies.block_sums(weigh, entry)
 
 
 class BlockwiseReplies(StageReplies, InBlocks):
@@ -148,43 +129,34 @@ class BlockwiseReplies(StageReplies, InBlocks):
     Single replies can be looked at too; what is fetched of them, and the sums, count as received.
     """
 
-    def __init__(
-        self,
-        federation: FederationState,
-        jobs: Sequence[TaskInput],
-        stage: Stage,
-        round_metrics: RoundMetrics,
-        size: int,
-    ) -> None:
-        super().__init__(federation, jobs, stage, round_metrics)
-        self._size = size
-
-    def wait(self) -> Sequence[ClientReply]:
-        """Return all replies once the last has arrived; large entries are not fetched yet."""
-        if self._kept is None:
-            self._kept = _ArrivedReplies(list(self._arrivals()), self)
-        return self._kept
-
     def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
         """Yield the sums of each block of clients with the same ``client // size``."""
-        tasks = [
-            SumTask(entry, parts)
-            for _, block in groupby(self.wait(), lambda reply: reply.client // self._size)
-            if (
-                parts := tuple(
-                    (reply.architecture, weigh(reply), packed)
-                    for reply in block
-                    if (packed := reply.packed(entry)) is not None
-                )
+        size = self._federation.spec.config.aggregation.block
+        assert size is not None
+        blocks = [
+            tuple(
+                (reply.architecture, weigh(reply), packed)
+                for reply in block
+                if (packed := reply.packed(entry)) is not None
             )
+            for _, block in groupby(self.wait(), lambda reply: reply.client // size)
         ]
-        for result in self._await(self._federation.executor.add_up(tasks)):
-            if result.failure is not None:
+        tasks = [
+            TaskInput(
+                ClientTask("sum", -1, self._federation.server.round, "", cost=float(len(parts))),
+                entry=entry,
+                parts=parts,
+            )
+            for parts in blocks
+            if parts
+        ]
+        for result in self._await(self._federation.executor.run_tasks(tasks)):
+            if (failure := result.outcome.failure) is not None:
                 raise RunFailedError(
-                    f"{self._stage.name}: replies could not be added up: {result.failure.what}\n"
-                    f"{result.failure.trace}".rstrip()
+                    f"{self._stage.name}: replies could not be added up: {failure.what}\n"
+                    f"{failure.trace}".rstrip()
                 )
-            yield trees.unpack(self._fetch(result.sums))
+            yield trees.unpack(self._fetch(result.bulk))
 
     def _received(self, result: TaskResult) -> int:
         return result.outcome.small.nbytes if result.outcome.small is not None else 0
@@ -195,26 +167,11 @@ class BlockwiseReplies(StageReplies, InBlocks):
         return packed
 
 
-class BlockSums(_Collector):
+class SummedReplies(StageReplies, InBlocks):
     """The sums of a stage's blocks of clients; memory holds one sum at a time, and no single client's weights."""
 
-    def __init__(
-        self,
-        federation: FederationState,
-        blocks: Sequence[TaskBlock],
-        stage: Stage,
-        round_metrics: RoundMetrics,
-    ) -> None:
-        super().__init__(federation, stage, round_metrics)
-        self._results = federation.executor.run_blocks(
-            blocks, federation.spec.config.faults.round_timeout
-        )
-
-    def means(self) -> dict[str, Weights]:
-        """Wait for all blocks, and return the mean of their clients' weights by architecture."""
-        return average_blocks(self._sums())
-
-    def _sums(self) -> Iterator[Mapping[str, Any]]:
+    def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
+        """Yield the sums of each block, which its process weighed as `Algorithm.weigh` does."""
         for block in self._await(self._results):
             for result in block.results:
                 self._take(result)
@@ -231,17 +188,10 @@ def aggregate(
 ) -> dict[int, Ref]:
     """Run a stage's tasks, let the method aggregate the replies, and return the clients' new states."""
     algorithm, size = federation.spec.algorithm, federation.spec.config.aggregation.block
-    if size is not None and algorithm.takes_mean_only():
-        sums = BlockSums(federation, into_blocks(jobs, size), stage, round_metrics)
-        for architecture, mean in sums.means().items():
-            with federation.hook("apply"):
-                algorithm.apply(federation.server, architecture, mean)
-        return sums.states
-    replies = (
-        StageReplies(federation, jobs, stage, round_metrics)
-        if size is None
-        else BlockwiseReplies(federation, jobs, stage, round_metrics, size)
-    )
+    summed = size is not None and algorithm.takes_mean_only()
+    blocks = into_blocks(jobs, size if summed else None)
+    kind = SummedReplies if summed else StageReplies if size is None else BlockwiseReplies
+    replies = kind(federation, blocks, stage, round_metrics)
     try:
         with federation.hook("aggregate"):
             algorithm.aggregate(federation.server, stage, replies)
@@ -251,9 +201,11 @@ def aggregate(
     return replies.states
 
 
-def into_blocks(jobs: Sequence[TaskInput], size: int) -> list[TaskBlock]:
-    """Group jobs, which are in client order, into blocks of clients with the same ``client // size``."""
+def into_blocks(jobs: Sequence[TaskInput], size: int | None) -> list[TaskBlock]:
+    """Group jobs, which are in client order, into blocks of clients with the same ``client // size``; or none."""
+    if size is None:
+        return [TaskBlock((job,)) for job in jobs]
     return [
-        TaskBlock(tuple(block))
+        TaskBlock(tuple(block), summed=True)
         for _, block in groupby(jobs, lambda job: job.client_task.client // size)
     ]

@@ -119,9 +119,7 @@ class TrainedModels:
         job = self._tasks[number]
         before = torch.get_num_threads()
         with torch.random.fork_rng(devices=[]):
-            found, predictor = runner.personal_model(
-                job.client_task, job.common, job.private, job.state
-            )
+            found, predictor = runner.personal_model(job)
             torch.set_num_threads(before)
             if predictor is found.model:
                 return self._built(architecture, found.weights(frozenset(found.resident.entries)))

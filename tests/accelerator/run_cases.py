@@ -77,12 +77,12 @@ def watched(counts: Counts) -> Iterator[Costs]:
             last = batch.epoch
             before = counts.state()
 
-    def turn(self: ClientRunner, client_task: Any, *arguments: Any, **named: Any) -> Any:
+    def turn(self: ClientRunner, job: Any, *arguments: Any, **named: Any) -> Any:
         before = counts.state()
         try:
-            return run_turn(self, client_task, *arguments, **named)
+            return run_turn(self, job, *arguments, **named)
         finally:
-            if client_task.kind == "stage" and client_task.round:
+            if job.client_task.kind == "stage" and job.client_task.round:
                 costs.turn(before)
 
     Client.run, ClientRunner.run = phase, turn  # type: ignore[method-assign]

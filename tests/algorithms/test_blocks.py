@@ -73,9 +73,9 @@ class Permuted(InlineExecutor):
     """Runs the last block first, and hands the results on in the blocks' order."""
 
     def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout)))
+        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout, idle)))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix"])
@@ -105,10 +105,14 @@ def test_blocks_follow_the_client_number_not_the_cohort() -> None:
 
     class Seen(InlineExecutor):
         def run_blocks(
-            self, blocks: Sequence[TaskBlock], timeout: float | None = None
+            self,
+            blocks: Sequence[TaskBlock],
+            timeout: float | None = None,
+            idle: float | None = None,
         ) -> Iterator[TaskBlockResult]:
-            seen.append([[job.client_task.client for job in block.jobs] for block in blocks])
-            return super().run_blocks(blocks, timeout)
+            if all(block.summed for block in blocks):
+                seen.append([[job.client_task.client for job in block.jobs] for block in blocks])
+            return super().run_blocks(blocks, timeout, idle)
 
     federation = fresh("fedavg", 2, executor=Seen, participation={"clients": 3})
     for _ in range(6):

@@ -14,7 +14,7 @@ from flray import registry, trees
 from flray.federation import checkpoint
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
 from flray.federation.spec import FederationSpec
 from flray.models import groups
 from tests.algorithms import helpers as tiny
@@ -48,14 +48,14 @@ class Permuted(InlineExecutor):
         super().__init__(spec)
         self._calls = 0
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         self._calls += 1
-        order = np.random.default_rng(self._calls).permutation(len(jobs))
-        found = super().run_tasks([jobs[i] for i in order], timeout, idle)
+        order = np.random.default_rng(self._calls).permutation(len(blocks))
+        found = super().run_blocks([blocks[i] for i in order], timeout, idle)
         results = dict(zip(order, found, strict=True))
-        return iter([results[i] for i in range(len(jobs))])
+        return iter([results[i] for i in range(len(blocks))])
 
 
 def sampled(name: str) -> FederationSpec:
@@ -104,19 +104,19 @@ class Watched(InlineExecutor):
 
     client_tasks = 0
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
         def given(job: TaskInput) -> str:
             parts = (job.common, job.private, job.state)
             return trees.sha256(*(trees.unpack(part) for part in parts if part))
 
-        before = [given(job) for job in jobs]
-        results = super().run_tasks(jobs, timeout, idle)
-        for job, digest, result in zip(jobs, before, results, strict=True):
-            assert result.outcome.failure is None, result.outcome.failure
-            stage = job.client_task.stage.name
-            assert given(job) == digest, f"{stage} changed its message or state"
+        before = [given(block.jobs[0]) for block in blocks]
+        results = super().run_blocks(blocks, timeout, idle)
+        for block, digest, result in zip(blocks, before, results, strict=True):
+            assert result.results[0].outcome.failure is None, result.results[0].outcome.failure
+            stage = block.jobs[0].client_task.stage.name
+            assert given(block.jobs[0]) == digest, f"{stage} changed its message or state"
             self.client_tasks += 1
             yield result
 

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
+from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.executor import RayExecutor
 
 
 def kill_an_actor(
     executor: RayExecutor,
-    method: str,
     when: Callable[[Any], bool],
     cpu_seconds: float,
     monkeypatch: pytest.MonkeyPatch,
@@ -26,27 +26,25 @@ def kill_an_actor(
 
     Parameters
     ----------
-    method : str
-        Of the executor: what is called.
     cpu_seconds : float
         How long the actor has computed by then, however busy the machine is; 0: it is killed before
         the tasks go out.
     """
-    run, victims = getattr(executor, method), list[int]()
+    run, victims = executor.run_blocks, list[int]()
 
-    def watched(tasks: Sequence[Any], *limits: Any, **more: Any) -> Iterator[Any]:
-        if victims or not tasks or not when(tasks[0]):
-            yield from run(tasks, *limits, **more)
+    def watched(blocks: Sequence[TaskBlock], *limits: Any, **more: Any) -> Iterator[Any]:
+        if victims or not blocks or not when(blocks[0].jobs[0]):
+            yield from run(blocks, *limits, **more)
             return
         victims.append(executor.pids()[0])
         killer = threading.Thread(target=_kill, args=(victims[0], cpu_seconds))
         killer.start()
         if not cpu_seconds:
             killer.join()
-        yield from run(tasks, *limits, **more)
+        yield from run(blocks, *limits, **more)
         assert not killer.is_alive(), "the stage was over before the actor was killed"
 
-    monkeypatch.setattr(executor, method, watched)
+    monkeypatch.setattr(executor, "run_blocks", watched)
     return victims
 
 

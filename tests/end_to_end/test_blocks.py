@@ -82,15 +82,15 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "where", "cpu_seconds"),
-    [("fedbn", "run_blocks", 0.05), ("fedskc", "add_up", 0.0)],
+    ("method", "kind", "cpu_seconds"),
+    [("fedbn", "stage", 0.05), ("fedskc", "sum", 0.0)],
     ids=["in the middle of a block", "before it adds up"],
 )
 def test_client_actor_killed(
     digits: dict[str, Any],
     pools: Pools,
     method: str,
-    where: str,
+    kind: str,
     cpu_seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,7 +98,9 @@ def test_client_actor_killed(
     executor = pools[2].executor_for(spec)
     federation = Federation(spec, executor)
     federation.step()
-    victims = kill_an_actor(executor, where, lambda task: True, cpu_seconds, monkeypatch)
+    victims = kill_an_actor(
+        executor, lambda job: job.client_task.kind == kind, cpu_seconds, monkeypatch
+    )
     for _ in range(2):
         federation.step()
     assert victims and victims[0] not in executor.pids()

@@ -166,7 +166,7 @@ def test_actor_killed_in_the_middle_of_a_round(
         found = (task.kind, task.round, task.stage.name, task.stage.index)
         return found == ("stage", 1, stage, index)
 
-    victims = kill_an_actor(executor, "run_tasks", in_stage, cpu_seconds, monkeypatch)
+    victims = kill_an_actor(executor, in_stage, cpu_seconds, monkeypatch)
     federation = Federation(spec, executor, warn=lambda line: None)
     for _ in range(spec.config.rounds):
         federation.step()

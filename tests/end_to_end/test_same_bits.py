@@ -13,7 +13,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
@@ -39,10 +39,10 @@ def inline_digest(spec: FederationSpec) -> str:
 class Backwards(InlineExecutor):
     """Runs the last client first."""
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        yield from reversed(list(super().run_tasks(list(reversed(jobs)), timeout, idle)))
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout, idle)))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold", TRAINS_AT_SERVER], ids=str)

@@ -18,7 +18,7 @@ from flray.errors import ConfigError
 from flray.federation.building import dataset_for
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskInput, TaskResult
+from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.spec import FederationSpec
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
@@ -49,11 +49,12 @@ class Recorded(InlineExecutor):
         super().__init__(spec)
         self.sent: set[tuple[str, int]] = set()
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        self.sent |= {(job.client_task.kind, job.client_task.client) for job in jobs}
-        return super().run_tasks(jobs, timeout, idle)
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        tasks = [job.client_task for block in blocks for job in block.jobs]
+        self.sent |= {(task.kind, task.client) for task in tasks}
+        return super().run_blocks(blocks, timeout, idle)
 
 
 def without_samples(spec: FederationSpec) -> FederationSpec:

@@ -18,8 +18,15 @@ from flray.config.plugins import load_plugins
 from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import ClientReply, ClientTask, TaskInput, TaskOutcome, TaskResult
-from flray.federation.ray_backend import scheduler
+from flray.federation.messages import (
+    ClientReply,
+    ClientTask,
+    TaskBlock,
+    TaskInput,
+    TaskOutcome,
+    TaskResult,
+)
+from flray.federation.ray_backend import executor as scheduling
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ReplyInCall
 from flray.federation.ray_backend.user_modules import ship_user_modules
@@ -142,11 +149,11 @@ def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_no
     for _ in range(2):
         inline.step()
     calls: list[int] = []
-    send = scheduler._send
+    send = scheduling._send
     monkeypatch.setattr(
-        scheduler, "_send", lambda method, jobs: calls.append(len(jobs)) or send(method, jobs)
+        scheduling, "_send", lambda actor, blocks: calls.append(len(blocks)) or send(actor, blocks)
     )
-    monkeypatch.setattr(scheduler, "CALL_SECONDS", 60.0)  # however busy this machine is
+    monkeypatch.setattr(scheduling, "CALL_SECONDS", 60.0)  # however busy this machine is
     federation = pools[2].federation(spec)
     federation.step()
     mark.unlink()
@@ -171,7 +178,7 @@ def test_what_one_stage_takes_says_nothing_of_another() -> None:
     pool = object.__new__(RayExecutor)
     pool._pace = {}
     train, publish = (
-        TaskInput(ClientTask("stage", 0, 0, "a", Stage(name), cost=10.0), None)
+        TaskBlock((TaskInput(ClientTask("stage", 0, 0, "a", Stage(name), cost=10.0)),))
         for name in ("train", "publish")
     )
     assert pool.expected_seconds(publish) == math.inf

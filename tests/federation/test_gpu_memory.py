@@ -133,9 +133,10 @@ def test_measured_is_what_is_reserved_in_the_heaviest_round(
     seen: list[tuple[str, int, int, int]] = []
     run = ClientRunner.run
 
-    def watched(self: ClientRunner, task: Any, common: Any, private: Any, state: Any) -> Any:
+    def watched(self: ClientRunner, job: Any) -> Any:
+        task, private = job.client_task, job.private
         peers = len(trees.unpack(private)["models"]) if private is not None else 0
-        result = run(self, task, common, private, state)
+        result = run(self, job)
         seen.append((task.kind, task.round, peers, int(result[0].metrics.get("steps", 0))))
         return result
 

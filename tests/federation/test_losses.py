@@ -143,7 +143,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     import ray
 
-    from flray.federation.ray_backend.scheduler import SingleTasks
+    from flray.federation.ray_backend import executor as scheduling
 
     spec = build_spec(load({"experiment": {**digits, "faults": {"attempts": 2}}}).experiment)
     whole = inline_federation(spec, print)
@@ -156,20 +156,16 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
             "1 worker(s) were killed due to the node running low on memory."
         )
 
-    left = {2: 1}
+    left, send = {2: 1}, scheduling._send
 
-    class Ended(SingleTasks):
-        def _call(self, actor: Any, jobs: Any) -> list[Any]:
-            (job,) = jobs
-            if left.get(job.client_task.client, 0) and job.client_task.kind == "stage":
-                left[job.client_task.client] -= 1
-                return list(end.remote())
-            return super()._call(actor, jobs)
+    def ended(actor: Any, blocks: Any) -> list[Any]:
+        task = blocks[0].jobs[0].client_task
+        if left.get(task.client, 0) and task.kind == "stage":
+            left[task.client] -= 1
+            return list(end.remote())
+        return send(actor, blocks)
 
-    def run_tasks(jobs: Any, timeout: float | None = None, idle: float | None = None) -> Any:
-        return Ended(executor, jobs, timeout, idle).results()
-
-    monkeypatch.setattr(executor, "run_tasks", run_tasks)
+    monkeypatch.setattr(scheduling, "_send", ended)
     first = executor.pids()
     federation = Federation(spec, executor)
     assert federation.step().metrics["cohort/left_out"] == 0

@@ -10,8 +10,9 @@ from flray import trees
 from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.messages import ClientTask, TaskInput
-from flray.federation.ray_backend.scheduler import SCHEDULING_WINDOW, SingleTasks
+from flray.federation.messages import ClientTask, TaskBlock, TaskInput
+from flray.federation.ray_backend import executor as scheduling
+from flray.federation.ray_backend.executor import SCHEDULING_WINDOW, TaskScheduler
 from tests.end_to_end.pool import Pools
 
 CLIENTS = 192
@@ -23,11 +24,9 @@ def test_replies_do_not_pile_up(
     digits: dict[str, Any], pools: Pools, large: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
-    from flray.federation.ray_backend import scheduler
-
     if large:
         monkeypatch.setattr(
-            scheduler, "MAX_BUFFERED_REPLY_BYTES", 1
+            scheduling, "MAX_BUFFERED_REPLY_BYTES", 1
         )  # as if a reply filled the memory: two waiting and one at each actor
     config = {
         **digits,
@@ -38,16 +37,15 @@ def test_replies_do_not_pile_up(
     executor = pools[2].executor_for(spec)
     weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))
-    jobs = [
-        TaskInput(
-            ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client)), common
-        )
+    tasks = [
+        ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client))
         for client in range(CLIENTS)
     ]
-    run_tasks = SingleTasks(executor, jobs, None)
+    blocks = [TaskBlock((TaskInput(task, common),)) for task in tasks]
+    run_tasks = TaskScheduler(executor, blocks)
     held, clients = 0, []
     for result in run_tasks.results():
-        clients.append(result.client_task.client)
+        clients.append(result.results[0].client_task.client)
         calls = [call for worker in executor.workers for call in worker.waiting]
         under_way = sum(len(call.positions) for call in calls)
         held = max(held, len(run_tasks._done) + under_way)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -15,18 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from flray import bits, registry
-from flray.algorithms.common.aggregation import add_up
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.data.types import Pooled
 from flray.devices.identity import GpuIdentity, gpu_identity
 from flray.errors import DataError
-from flray.federation.messages import TaskInput
+from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.handles import Place
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.files.atomic import hold_lock
-from flray.trees import Packed
 
 
 def node_samples(config: Experiment, fingerprint: str) -> Pooled:
@@ -156,81 +153,35 @@ class ClientActor:
             spec = spec.with_samples(samples)
         self._runner = ClientRunner(spec, device, threads, share, "exit")
 
-    def run(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
-        """Run tasks in sequence; see `flray.federation.worker.client_runner.ClientRunner.run`.
+    def run(self, blocks: Sequence[TaskBlock], *objects: Any) -> list[object]:
+        """Run blocks in sequence; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
 
         Parameters
         ----------
-        jobs : sequence of TaskInput
-            With indices into `objects` for references.
-        *objects : Packed
-            The messages and states that the jobs refer to by index.
+        blocks : sequence of TaskBlock
+            With places among `objects` for references.
+        *objects : Packed, or list of Packed
+            The messages and states, and the large parts of whole calls.
 
         Returns
         -------
         list
-            The outcomes, the large parts of the replies (both one per job), and each job's state:
-            separate objects.
+            For each block its outcomes and the bytes of its large part (None without); these large
+            parts; and each task's state: separate objects.
         """
-        done = [
-            self._runner.run(job.client_task, job.common, job.private, job.state)
-            for job in _resolve(jobs, objects)
+
+        def held(place: Place | None) -> Any:
+            if place is None:
+                return None
+            found = objects[place.argument]
+            return found if place.reply is None else found[place.reply]
+
+        done = [self._runner.run_block(block.with_references(held)) for block in blocks]
+        small = [
+            (outcomes, bulk.nbytes if bulk is not None else None) for outcomes, bulk, _ in done
         ]
-        outcomes, replies, states = zip(*done, strict=True)
-        return [list(outcomes), list(replies), *states]
-
-    def run_block(self, jobs: Sequence[TaskInput], *objects: Packed) -> list[object]:
-        """Run a block; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
-
-        Parameters
-        ----------
-        jobs : sequence of TaskInput
-            With indices into `objects` for references.
-        *objects : Packed
-            The messages and states that the jobs refer to by index.
-
-        Returns
-        -------
-        list
-            The outcomes with the bytes of the sums (None without sums), the sums, and each job's
-            state: separate objects.
-        """
-        outcomes, sums, states = self._runner.run_block(_resolve(jobs, objects))
-        return [(outcomes, sums.nbytes if sums is not None else None), sums, *states]
-
-    def add_up(
-        self, entry: str, parts: Sequence[tuple[str, float, Packed | Place]], *calls: object
-    ) -> tuple[int, Packed]:
-        """Add up an entry of replies; see `flray.algorithms.common.aggregation.add_up`.
-
-        Parameters
-        ----------
-        entry : str
-            The name of the entry.
-        parts : sequence of (str, float, Packed or Place)
-            Architecture, weight, and a packed tree or its place in `calls`.
-        *calls : list of Packed
-            The replies of the calls that the places refer to.
-
-        Returns
-        -------
-        up : int
-            Bytes of the sums.
-        sums : Packed
-            A separate object.
-        """
-        sums = add_up(
-            entry,
-            (
-                (
-                    architecture,
-                    weight,
-                    part if isinstance(part, Packed) else calls[part.call][part.place],  # type: ignore[index]
-                )
-                for architecture, weight, part in parts
-            ),
-        )
-        return sums.nbytes, sums
+        states = [state for *_, of_block in done for state in of_block]
+        return [small, [bulk for _, bulk, _ in done], *states]
 
     def describe(self) -> Description:
         """Return the process id, the node, the kinds of CPU and GPU and the resident bytes.
@@ -255,12 +206,3 @@ class ClientActor:
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture this process holds."""
         return self._runner.networks()
-
-
-def _resolve(jobs: Sequence[TaskInput], objects: Sequence[Packed]) -> list[TaskInput]:
-    return [
-        replace(
-            job, common=objects[job.common], state=None if job.state is None else objects[job.state]
-        )
-        for job in jobs
-    ]

@@ -1,34 +1,54 @@
-"""The executor on Ray: runs client tasks on a pool of client actors; any actor runs any client."""
+"""The executor on Ray: client tasks on a pool of client actors, any client on any actor.
+
+Longest first, with a bounded queue for each actor and bounded reordering. A call of an actor costs
+the server more than adding up a small reply. Therefore one call carries several short tasks; the
+actor runs them one after another and returns separate replies.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import ray
+import ray.exceptions
 
-from flray.federation.failures import ObjectLostError
-from flray.federation.messages import (
-    Ref,
-    SumResult,
-    SumTask,
-    TaskBlock,
-    TaskBlockResult,
-    TaskInput,
-    TaskResult,
+from flray.errors import DataError, RunFailedError
+from flray.federation.executor import Executor
+from flray.federation.failures import Failure, ObjectLostError, error_summary
+from flray.federation.messages import Ref, TaskBlock, TaskBlockResult
+from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, Place, ReplyInCall
+from flray.federation.ray_backend.losses import (
+    ACTOR_DIED_ERRORS,
+    LOOK_SECONDS,
+    OBJECT_LOST_ERRORS,
+    OBJECT_LOST_MESSAGE,
+    cause_of_loss,
+    last_line,
+    node_is_gone,
 )
-from flray.federation.ray_backend.handles import ObjectRef, ReplyInCall
-from flray.federation.ray_backend.losses import OBJECT_LOST_ERRORS, OBJECT_LOST_MESSAGE
-from flray.federation.ray_backend.pool import ActorPool
-from flray.federation.ray_backend.scheduler import BlockTasks, SingleTasks, SumTasks
+from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.trees import Packed
 
 MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
 """Bytes up to which Ray sends an argument within the call; see `flray.federation.ray_backend.session.ray_session`."""
 
+SCHEDULING_WINDOW = 64
+"""Tasks among which the longest starts first."""
 
-class RayExecutor(ActorPool):
+MAX_BUFFERED_REPLY_BYTES = 512 * 2**20
+"""Bytes of replies that may be buffered until those before them arrive."""
+
+CALL_SECONDS, CALL_TASKS, CALL_BYTES = 0.05, 16, 16 * 2**20
+"""Expected seconds of a call, tasks in it and bytes of their replies, beyond which no task is added to it."""
+
+
+class RayExecutor(ActorPool, Executor):
     """Runs client tasks on the pool; a dead actor's tasks are run again."""
 
     _last_call: tuple[ObjectRef | None, list[Packed]] = (None, [])
@@ -60,19 +80,287 @@ class RayExecutor(ActorPool):
         except OBJECT_LOST_ERRORS as error:
             raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        """Run all jobs, longest first; two calls queue at each actor, so that none idles between jobs."""
-        self._last_call = (None, [])
-        return SingleTasks(self, jobs, timeout, idle).results()
-
     def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Run all blocks, each on one actor, scheduled as `run_tasks` does."""
-        return BlockTasks(self, blocks, timeout).results()
+        """Run all blocks, longest first; two calls queue at each actor, so that none idles between blocks."""
+        self._last_call = (None, [])
+        return TaskScheduler(self, blocks, timeout, idle).results()
 
-    def add_up(self, tasks: Sequence[SumTask]) -> Iterator[SumResult]:
-        """Add up entries of replies: each task runs on one actor, which reads the replies from the object store."""
-        return SumTasks(self, tasks, None).results()
+
+class TaskScheduler:
+    """Runs blocks of tasks on a pool of actors, and yields their results in the blocks' order.
+
+    Parameters
+    ----------
+    pool : ActorPool
+        The actors that run them.
+    blocks : sequence of TaskBlock
+        Results come in their order.
+    timeout : float or None
+        Seconds, not counting those before the first actor has started; blocks unfinished by then
+        fail.
+    idle : float, optional
+        Seconds without any result, after which running blocks fail, and queued ones are run.
+    """
+
+    def __init__(
+        self,
+        pool: ActorPool,
+        blocks: Sequence[TaskBlock],
+        timeout: float | None = None,
+        idle: float | None = None,
+    ) -> None:
+        self._pool, self._blocks, self._timeout, self._idle = pool, blocks, timeout, idle
+        if timeout is not None or idle is not None:
+            pool.wait_until_ready()  # a starting process is not a slow client
+        limits = [limit for limit in (timeout, idle) if limit is not None]
+        self._deadline = time.monotonic() + min(limits) if limits else None
+        # Longest first, but within neighbours and not far ahead of the reply that is needed next:
+        # early replies have to be buffered.
+        self._open = deque(
+            sorted(range(len(blocks)), key=lambda i: (i // SCHEDULING_WINDOW, -blocks[i].cost, i))
+        )
+        self._next, self._largest = 0, 1
+        self._losses: list[list[tuple[Exception, str]]] = [[] for _ in blocks]  # and on which nodes
+        self._failed_starts: list[Exception] = []
+        self._alone: set[int] = set()  # after a failed call, whose other blocks are not to blame
+        self._done: dict[int, TaskBlockResult] = {}
+
+    def results(self) -> Iterator[TaskBlockResult]:
+        """Yield every block's result as soon as it and all before it are done."""
+        try:
+            for position in range(len(self._blocks)):
+                self._next = position
+                self._fill_queues()
+                while position not in self._done:
+                    self._advance()
+                yield self._done.pop(position)
+        finally:
+            self._cancel_all()
+
+    def _fill_queues(self) -> None:
+        """Fill every actor's queue, the least busy first."""
+        depth = self._pool.config.resources.queued
+        workers = self._pool.ready_workers()
+        while self._open and workers:
+            worker = min(workers, key=lambda w: len(w.waiting))
+            if len(worker.waiting) >= depth:
+                return
+            positions = self._next_call()
+            if not positions:
+                return
+            for position in positions:
+                self._open.remove(position)
+            outcome, bulk, *states = _send(worker.actor, [self._blocks[p] for p in positions])
+            worker.waiting.append(InFlight(positions, outcome, bulk, states))
+
+    def _next_call(self) -> list[int]:
+        """Return the blocks of the next call: the first within the reordering bound, and short ones behind it."""
+        least = (self._pool.config.resources.queued + 1) * len(self._pool.workers)
+        window = max(SCHEDULING_WINDOW, 4 * least)
+        ahead = max(least, min(window, MAX_BUFFERED_REPLY_BYTES // self._largest))
+        # The fewer are left, the shorter the calls: all actors should end at the same time.
+        # What limits the time of single blocks must see them end.
+        most = len(self._open) // (4 * len(self._pool.workers)) if self._deadline is None else 1
+        most = min(most, CALL_TASKS, CALL_BYTES // self._largest)
+        seconds, found = 0.0, list[int]()
+        for position in self._open:
+            if position < self._next + ahead:
+                seconds += self._pool.expected_seconds(self._blocks[position])
+                if found and (seconds > CALL_SECONDS or position in self._alone):
+                    break
+                found.append(position)
+                if len(found) >= most or position in self._alone:
+                    break
+        return found
+
+    def _advance(self) -> None:
+        """Wait for an event, and handle it."""
+        waiting = {
+            call.outcome: (worker, call) for worker in self._pool.workers for call in worker.waiting
+        }
+        starting = {
+            worker.starting: worker for worker in self._pool.workers if worker.starting is not None
+        }
+        begun = time.monotonic()
+        left = math.inf if self._deadline is None or not waiting else self._deadline - begun
+        seconds = max(0.0, min(left, LOOK_SECONDS))
+        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=seconds)
+        self._pool.look_at_nodes(ref for done in self._done.values() for ref in done.references)
+        if self._deadline is not None and not waiting:
+            self._deadline += time.monotonic() - begun  # no actor could have answered
+        elif self._idle is not None and ready:
+            self._deadline = time.monotonic() + self._idle
+        if not ready:
+            if left <= seconds:
+                self._time_out()
+            return
+        if ready[0] in starting:
+            self._on_actor_started(starting[ready[0]])
+            return
+        worker, call = waiting[ready[0]]
+        try:
+            outcome = ray.get(call.outcome)
+        except ACTOR_DIED_ERRORS as error:
+            self._on_actor_died(worker, error)
+            return
+        except OBJECT_LOST_ERRORS as error:
+            raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OBJECT_LOST_ERRORS):
+                raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+            if len(call.positions) > 1:
+                self._run_alone(call)
+            else:
+                self._fail(call.positions[0], Failure(error_summary(error.cause), trace=str(error)))
+        else:
+            answers = self._answers(call, outcome, worker.number)
+            self._done.update(zip(call.positions, answers, strict=True))
+            self._largest = max(self._largest, *(answer.up for answer in answers))
+            if worker.node in self._pool.nodes.leaving:
+                self._pool.nodes.copy_here(ref for one in answers for ref in one.references)
+        worker.waiting.remove(call)
+        self._fill_queues()
+
+    def _answers(self, call: InFlight, outcome: Any, actor: int) -> list[TaskBlockResult]:
+        """Return the results of a finished call's blocks."""
+        answers, states, number = list[TaskBlockResult](), iter(call.states), len(call.positions)
+        for place, (position, (outcomes, up)) in enumerate(
+            zip(call.positions, outcome, strict=True)
+        ):
+            block = self._blocks[position]
+            self._pool.note_pace(block, sum(one.seconds for one in outcomes))
+            bulk = None if up is None else ReplyInCall(call.bulk, place, number)
+            of_block = list(islice(states, len(block.jobs)))
+            answers.append(
+                TaskBlockResult.of(block, outcomes, bulk, of_block, up=up or 0, actor=actor)
+            )
+        return answers
+
+    def _on_actor_started(self, worker: PoolWorker) -> None:
+        """Give a started actor its first work; restart one that died while starting."""
+        try:
+            self._pool.started(worker, ray.get(worker.starting))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, DataError):
+                raise error.cause from None
+            raise
+        except ACTOR_DIED_ERRORS as error:
+            self._failed_starts.append(error)
+            most = self._pool.config.faults.attempts * len(self._pool.workers)
+            if len(self._failed_starts) > most:
+                self._failed_starts = [e for e in self._failed_starts if not node_is_gone(e)]
+            if len(self._failed_starts) > most:
+                raise RunFailedError(
+                    f"client actors die while they start: {last_line(error)}"
+                ) from error
+            self._pool.replace(worker)
+        self._fill_queues()
+
+    def _run_alone(self, call: InFlight) -> None:
+        """Run the blocks of a failed call once more, each by itself."""
+        self._alone.update(call.positions)
+        self._open.extendleft(reversed(call.positions))
+
+    def _fail(self, position: int, failure: Failure) -> None:
+        self._done[position] = TaskBlockResult.failed(self._blocks[position], failure)
+
+    def _on_actor_died(self, worker: PoolWorker, error: Exception) -> None:
+        """Replace a dead actor and requeue its tasks.
+
+        Only the oldest task, which was running, is charged an attempt. None is charged if the node was
+        lost, or if it is not known which of several blocks was running. This asks Ray about the node
+        only before a last attempt, because the answer may take a while.
+        """
+        calls, node = list(worker.waiting), worker.node
+        worker.waiting.clear()
+        self._pool.replace(worker)
+        first, *queued = calls
+        for call in reversed(queued):
+            self._open.extendleft(reversed(call.positions))
+        position = first.positions[0]
+        if len(first.positions) > 1:
+            self._run_alone(first)
+        else:
+            losses, most = self._losses[position], self._pool.config.faults.attempts
+            losses.append((error, node))
+            if len(losses) >= most:
+                losses[:] = [lost for lost in losses if not node_is_gone(*lost)]
+            if len(losses) >= most:
+                unit = "block" if self._blocks[position].summed else "task"
+                self._fail(
+                    position,
+                    Failure(
+                        f"its actor died {len(losses)} times while running this {unit} "
+                        f"({cause_of_loss(error)})",
+                        trace=str(error),
+                    ),
+                )
+            else:
+                self._open.appendleft(position)
+        self._fill_queues()
+
+    def _time_out(self) -> None:
+        """Fail all unfinished blocks, or only the running ones, and replace their actors."""
+        if self._timeout is None:
+            assert self._idle is not None
+            for worker in self._pool.workers:
+                if worker.waiting:
+                    first, *others = worker.waiting
+                    failure = Failure(f"no answer within {self._idle:g} s", "timeout")
+                    self._fail(first.positions[0], failure)
+                    self._open.extendleft(call.positions[0] for call in reversed(others))
+                    worker.waiting.clear()
+                    self._pool.replace(worker)
+            self._deadline = time.monotonic() + self._idle
+            self._fill_queues()
+            return
+        failure = Failure(f"no answer within {self._timeout:g} s", "timeout")
+        for position in range(len(self._blocks)):
+            if position not in self._done and (
+                position in self._open or self._is_running(position)
+            ):
+                self._fail(position, failure)
+        self._open.clear()
+        for worker in self._pool.workers:
+            if worker.waiting:
+                worker.waiting.clear()
+                self._pool.replace(worker)
+
+    def _is_running(self, position: int) -> bool:
+        return any(
+            position in call.positions for worker in self._pool.workers for call in worker.waiting
+        )
+
+    def _cancel_all(self) -> None:
+        """Drop all pending blocks; running tasks end by themselves."""
+        self._open.clear()
+        for worker in self._pool.workers:
+            worker.waiting.clear()
+
+
+def _send(actor: ClientHandle, blocks: Sequence[TaskBlock]) -> list[ObjectRef]:
+    """Call an actor with blocks; return references to its results, and to each task's state.
+
+    Ray resolves a reference only if it is an argument itself, so the tasks hold their places among
+    these arguments. A state is a separate object, because it is sent alone to the actor that runs
+    its client next.
+    """
+    objects: list[Ref] = []
+    places: dict[int, int] = {}
+
+    def place(handle: Ref) -> Place | None:
+        if handle is None:
+            return None
+        whole, index = (
+            (handle.call, handle.place) if isinstance(handle, ReplyInCall) else (handle, None)
+        )
+        if id(whole) not in places:
+            places[id(whole)] = len(objects)
+            objects.append(whole)
+        return Place(places[id(whole)], index)
+
+    placed = [block.with_references(place) for block in blocks]
+    states = sum(len(block.jobs) for block in blocks)
+    return list(actor.run.options(num_returns=2 + states).remote(placed, *objects))

@@ -17,10 +17,10 @@ class ReplyInCall(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The place of a reply among the arguments of a call: the argument's number, and the index in its list."""
+    """The place of an object among the arguments of a call; `reply` finds one in a list of them."""
 
-    call: int
-    place: int
+    argument: int
+    reply: int | None
 
 
 PlacementGroup = object
@@ -51,8 +51,6 @@ class ClientHandle(Protocol):
     """A `flray.federation.ray_backend.client_actor.ClientActor` in its process."""
 
     run: MultipleResults
-    run_block: MultipleResults
-    add_up: MultipleResults
     describe: RemoteMethod
     networks: RemoteMethod
     reset: RemoteMethod

@@ -17,7 +17,7 @@ from flray.errors import ConfigError
 from flray.federation.evaluation import global_tasks, personal_tasks
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, TaskResult
+from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
 from flray.federation.ray_backend.nodes import Node
 from flray.federation.spec import FederationSpec
 
@@ -157,33 +157,33 @@ class _ShortExecutor(InlineExecutor):
         super().__init__(spec, device, exhausted="raise")
         self._spec = spec
 
-    def run_tasks(
-        self, jobs: Sequence[TaskInput], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskResult]:
-        """Run the longest jobs; those of the same architecture have the same results."""
-        longest = _longest(jobs)
-        done = dict(
-            zip(longest, super().run_tasks([*map(self._two_steps, longest.values())]), strict=True)
-        )
-        own = {id(job) for job in longest.values()}
-        others = [job for job in jobs if id(job) not in own][: PROBE_REPLIES - len(own)]
-        answered = own | {id(job) for job in others}
-        for job in jobs:
-            if id(job) in answered:
-                result, client = done[job.client_task.architecture], job.client_task.client
-                outcome = replace(result.outcome, client=client)
-                yield replace(result, client_task=job.client_task, outcome=outcome)
-
     def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
     ) -> Iterator[TaskBlockResult]:
-        """Run the longest jobs for as many clients as share a step, and at least two, so that weights are summed."""
+        """Run the longest tasks; those of the same architecture have the same results.
+
+        A block is as many of them as share a step, and at least two, so that weights are summed.
+        """
+        jobs = [job for block in blocks for job in block.jobs]
+        longest = _longest(jobs)
+        summed = any(block.summed for block in blocks)
         most = max((len(block.jobs) for block in blocks), default=0)
-        together = max(2, min(self._spec.config.local.clients_per_step, most))
-        longest = _longest([job for block in blocks for job in block.jobs]).values()
-        yield from super().run_blocks(
-            [TaskBlock((self._two_steps(job),) * together) for job in longest], timeout
-        )
+        together = max(2, min(self._spec.config.local.clients_per_step, most)) if summed else 1
+        heaviest = [
+            TaskBlock((self._two_steps(job),) * together, summed) for job in longest.values()
+        ]
+        done = dict(zip(longest, super().run_blocks(heaviest), strict=True))
+        if summed:
+            yield from done.values()
+            return
+        own = {id(job) for job in longest.values()}
+        others = [id(job) for job in jobs if id(job) not in own][: PROBE_REPLIES - len(own)]
+        for job in jobs:
+            if id(job) in own.union(others):
+                (result,) = done[job.client_task.architecture].results
+                outcome = replace(result.outcome, client=job.client_task.client)
+                result = replace(result, client_task=job.client_task, outcome=outcome)
+                yield TaskBlockResult((result,))
 
     def _two_steps(self, job: TaskInput) -> TaskInput:
         """Return a job reduced to two steps of local training, and to one of any other phase."""

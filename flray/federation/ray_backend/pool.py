@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from flray import bits
 from flray.config.experiment import Experiment
 from flray.devices.identity import GpuIdentity, distinct
-from flray.federation.messages import Ref, TaskInput
+from flray.federation.messages import Ref, TaskBlock
 from flray.federation.ray_backend.client_actor import ClientActor, Description
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
@@ -40,7 +40,7 @@ class PoolWorker:
 
 @dataclass
 class InFlight:
-    """One call in flight: the positions of its units, its small results, and references to its large ones."""
+    """One call in flight: the positions of its blocks, its small results, and references to its large ones."""
 
     positions: list[int]
     outcome: ObjectRef
@@ -213,14 +213,14 @@ class ActorPool:
         started = [worker for worker in self.workers if worker.starting is None]
         return [w for w in started if w.node not in self.nodes.leaving] or started
 
-    def note_pace(self, job: TaskInput, seconds: float) -> None:
-        """Record how long a task took, by its kind and stage."""
-        kind, pace = _kind_of(job), seconds / max(job.cost, 1e-9)
+    def note_pace(self, block: TaskBlock, seconds: float) -> None:
+        """Record how long a block took, by the kind and stage of its tasks."""
+        kind, pace = _kind_of(block), seconds / max(block.cost, 1e-9)
         self._pace[kind] = pace + 0.8 * (self._pace.get(kind, pace) - pace)
 
-    def expected_seconds(self, job: TaskInput) -> float:
-        """Return how long a task is expected to take, by the last of its kind; infinite before the first."""
-        return self._pace.get(_kind_of(job), math.inf) * job.cost
+    def expected_seconds(self, block: TaskBlock) -> float:
+        """Return how long a block is expected to take, by the last of its kind; infinite before the first."""
+        return self._pace.get(_kind_of(block), math.inf) * block.cost
 
     def started(self, worker: PoolWorker, description: Description) -> None:
         """Record that an actor has started, and its description of itself."""
@@ -244,5 +244,6 @@ class ActorPool:
         worker.awaited, worker.node = False, ""
 
 
-def _kind_of(job: TaskInput) -> tuple[str, str]:
-    return job.client_task.kind, job.client_task.stage.name
+def _kind_of(block: TaskBlock) -> tuple[str, str]:
+    task = block.jobs[0].client_task
+    return task.kind, task.stage.name

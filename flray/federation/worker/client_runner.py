@@ -20,16 +20,17 @@ import torch
 from flray import rng, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.aggregation import BlockSum, weight_of
+from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
-from flray.data.types import ClientIndices, Rows
+from flray.data.types import Rows
 from flray.devices.memory import again_without_cache, keep_freed_memory, peak_bytes, reserved_bytes
 from flray.devices.settings import make_repeatable
 from flray.federation.failures import MACHINE_ERRORS, describe_failure
 from flray.federation.messages import (
     ClientTask,
     ProcessUsage,
+    TaskBlock,
     TaskInput,
     TaskOutcome,
     join_predictions,
@@ -90,40 +91,33 @@ class ClientRunner:
         self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
 
-    def run(
-        self,
-        client_task: ClientTask,
-        common: Packed,
-        private: Packed | None,
-        state: Packed | None,
-        sums: BlockSum | None = None,
-    ) -> tuple[TaskOutcome, Packed | None, Packed | None]:
+    def run(self, job: TaskInput, sums: BlockSum | None = None) -> RunnerOutput:
         """Run a task; an exception of the method or the model becomes a failure in the outcome.
 
         If there are `sums`, the reply's weights are added to them instead of being returned.
         """
-        started = time.perf_counter()
+        started, task = time.perf_counter(), job.client_task
         try:
             cuda = [self.device] if self.device.type == "cuda" else []
             with torch.random.fork_rng(devices=cuda):
                 seed = rng.key(
                     self.spec.config.seed,
                     "dropout",
-                    round=client_task.round,
-                    client=client_task.client,
-                    extra=f"{client_task.kind}/{client_task.stage.name}/{client_task.stage.index}",
+                    round=task.round,
+                    client=task.client,
+                    extra=f"{task.kind}/{task.stage.name}/{task.stage.index}",
                 )
                 rng.seed_default_generators(seed, self.device)
-                if client_task.kind == "stage":
-                    return again_without_cache(
-                        lambda: self._stage(client_task, common, private, state, started, sums)
-                    )
-                predictions = again_without_cache(
-                    lambda: self._evaluated(client_task, common, private, state)
-                )
+                if task.kind == "stage":
+                    return again_without_cache(lambda: self._stage(job, started, sums))
+                if task.kind == "sum":
+                    added = add_up(job.entry, job.parts)
+                    seconds = time.perf_counter() - started
+                    return TaskOutcome(task.client, entries=("sum",), seconds=seconds), added, None
+                predictions = again_without_cache(lambda: self._evaluated(job))
             return (
                 TaskOutcome(
-                    client_task.client,
+                    task.client,
                     predictions=predictions,
                     seconds=time.perf_counter() - started,
                     usage=self._usage(),
@@ -133,20 +127,17 @@ class ClientRunner:
             )
         except Exception as error:
             self._end_if_exhausted(error)
-            return _failed(client_task, error, time.perf_counter() - started)
+            return _failed(task, error, time.perf_counter() - started)
 
-    def _evaluated(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> dict[str, Any]:
-        if client_task.kind == "diagnostics":
-            return self._diagnose(client_task, common, private, state)
-        if client_task.kind == "global":
-            return self._global(client_task, common, private, state)
-        if client_task.kind == "unseen":
-            return self._unseen(client_task, common)
-        if client_task.kind == "ask":
-            return self._asked(client_task, common, private, state)
-        return self._personal(client_task, common, private, state)
+    def _evaluated(self, job: TaskInput) -> dict[str, Any]:
+        kind = job.client_task.kind
+        if kind == "diagnostics":
+            return self._diagnose(job)
+        if kind == "global":
+            return self._global(job)
+        if kind == "unseen":
+            return self._unseen(job)
+        return self._asked(job) if kind == "ask" else self._personal(job)
 
     def _end_if_exhausted(self, error: Exception) -> None:
         """Apply the `exhausted` policy to a device error."""
@@ -158,30 +149,30 @@ class ClientRunner:
         os._exit(1)
 
     def run_block(
-        self, jobs: Sequence[TaskInput]
+        self, block: TaskBlock
     ) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
-        """Run jobs of one stage in sequence.
-
-        Parameters
-        ----------
-        jobs : sequence of TaskInput
-            In client order, with packed trees for references.
+        """Run a block, whose references are packed trees.
 
         Returns
         -------
         outcomes : list of TaskOutcome
-            One per job, failed ones included. If a failure ends the federation, the list stops
+            One per task, failed ones included. If a failure ends the federation, the list stops
             there.
-        sums : Packed or None
-            The tree of `flray.algorithms.common.aggregation.BlockSum` over the successful jobs; None
-            if they sent no weights.
+        bulk : Packed or None
+            The large part of the only reply, or the tree of
+            `flray.algorithms.common.aggregation.BlockSum` over the successful tasks; None if there
+            is none.
         states : list of Packed or None
-            The clients' new states, one per job.
+            The clients' new states, one per task.
         """
+        if not block.summed:
+            (job,) = block.jobs
+            outcome, bulk, state = self.run(job)
+            return [outcome], bulk, [state]
         sums = BlockSum()
         outcomes: list[TaskOutcome] = []
-        states: list[Packed | None] = [None] * len(jobs)
-        for position, (outcome, _, state) in enumerate(self._run_in_order(jobs, sums)):
+        states: list[Packed | None] = [None] * len(block.jobs)
+        for position, (outcome, _, state) in enumerate(self._run_in_order(block.jobs, sums)):
             outcomes.append(outcome)
             states[position] = state
             if outcome.failure is not None and self.spec.config.faults.on_client_error == "fail":
@@ -199,10 +190,7 @@ class ClientRunner:
                 if len(some) > 1:
                     yield from self._run_batched(some, sums)
                 else:
-                    yield from (
-                        self.run(job.client_task, job.common, job.private, job.state, sums)
-                        for job in some
-                    )
+                    yield self.run(some[0], sums)
 
     def _run_batched(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
         """Run several clients' tasks in common steps; an error fails all of them."""
@@ -219,35 +207,24 @@ class ClientRunner:
             begun = time.perf_counter() - share
             try:
                 client.load(weights)
-                yield self._answer(
-                    job.client_task, client, self.spec.algorithm.report(client), begun, sums
-                )
+                reply = self.spec.algorithm.report(client)
+                yield self._answer(job.client_task, client, reply, begun, sums)
             except Exception as error:
                 yield _failed(job.client_task, error, time.perf_counter() - begun)
 
     def _trained(self, jobs: Sequence[TaskInput]) -> tuple[list[Client], Any]:
-        clients = [
-            self._client(job.client_task, job.common, job.private, job.state) for job in jobs
-        ]
+        clients = [self._client(job) for job in jobs]
         return clients, train_batched(self.spec.algorithm, clients)
 
     def networks(self) -> dict[str, int]:
         """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
         return self._resources.networks()
 
-    def _stage(
-        self,
-        client_task: ClientTask,
-        common: Packed,
-        private: Packed | None,
-        state: Packed | None,
-        started: float,
-        sums: BlockSum | None,
-    ) -> RunnerOutput:
-        client = self._client(client_task, common, private, state)
-        reply = getattr(self.spec.algorithm, client_task.stage.name)(client)
+    def _stage(self, job: TaskInput, started: float, sums: BlockSum | None) -> RunnerOutput:
+        client = self._client(job)
+        reply = getattr(self.spec.algorithm, job.client_task.stage.name)(client)
         client.check_received()
-        return self._answer(client_task, client, reply, started, sums)
+        return self._answer(job.client_task, client, reply, started, sums)
 
     def _answer(
         self,
@@ -297,97 +274,84 @@ class ClientRunner:
             cpu=time.process_time(),
         )
 
-    def _client(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> Client:
-        data = self.spec.data
-        rows = data.everyone[client_task.client]
+    def _client(self, job: TaskInput) -> Client:
+        data, task = self.spec.data, job.client_task
+        rows = data.everyone[task.client]
         message = {
-            **self._unpack(client_task, common),
-            **(trees.unpack(private, self.device) if private is not None else {}),
+            **self._unpack(job),
+            **(trees.unpack(job.private, self.device) if job.private is not None else {}),
         }
         client = Client(
-            id=client_task.client,
-            round=client_task.round,
-            stage_index=client_task.stage.index,
+            id=task.client,
+            round=task.round,
+            stage_index=task.stage.index,
             config=self.spec.config,
-            resident=self._resources.resident(client_task.architecture),
+            resident=self._resources.resident(task.architecture),
             task=self.task,
             message=message,
-            state=trees.unpack(state, self.device) if state is not None else {},
-            train=self._resources.samples(self.spec.training_rows(client_task.client)),
+            state=trees.unpack(job.state, self.device) if job.state is not None else {},
+            train=self._resources.samples(self.spec.training_rows(task.client)),
             validation=self._resources.samples(rows.val),
             public=self._resources.public,
             num_classes=data.num_classes,
-            work=client_task.work,
+            work=task.work,
             device=self.device,
             residents=self._resources.resident,
         )
-        if state is None and client_task.client < len(data.clients):
+        if job.state is None and task.client < len(data.clients):
             self.spec.algorithm.setup(client)
         return client
 
-    def _unpack(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+    def _received(self, job: TaskInput) -> Client:
+        """Return a client that has received its model."""
+        client = self._client(job)
+        self.spec.algorithm.receive(client)
+        client.check_received()
+        return client
+
+    def _unpack(self, job: TaskInput) -> dict[str, Any]:
         """Return the common message on the device, moved there once per stage rather than once per client."""
-        name = f"{client_task.token}/{client_task.architecture}"
-        if not client_task.token or self._common[0] != name:
-            self._common = (name, trees.unpack(common, self.device))
+        name = f"{job.client_task.token}/{job.client_task.architecture}"
+        if not job.client_task.token or self._common[0] != name:
+            self._common = (name, trees.unpack(job.common, self.device))
         return self._common[1]
 
-    def _global(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> dict[str, Any]:
-        if client_task.client >= 0:
-            client, rows = self._received(client_task, common, private, state)
-            parts = {"test": rows.test, "validation": rows.val}
-            return {n: self._predict(client.model.eval(), p) for n, p in parts.items() if len(p)}
-        resident = self._resources.resident(client_task.architecture)
-        resident.load(self._unpack(client_task, common)["weights"])
-        return {
-            "common": self._predict(
-                resident.model.eval(), evaluation_chunks(self.spec.data)[client_task.block]
-            )
-        }
+    def _common_model(self, job: TaskInput) -> Predictor:
+        """Return the global model as it is."""
+        resident = self._resources.resident(job.client_task.architecture)
+        resident.load(self._unpack(job)["weights"])
+        model: Predictor = resident.model.eval()
+        return model
 
-    def _personal(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> dict[str, Any]:
-        algorithm, data = self.spec.algorithm, self.spec.data
-        client, predictor = self.personal_model(client_task, common, private, state)
-        rows = data.clients[client_task.client]
+    def _global(self, job: TaskInput) -> dict[str, Any]:
+        if job.client_task.client < 0:
+            chunk = evaluation_chunks(self.spec.data)[job.client_task.block]
+            return {"common": self._predict(self._common_model(job), chunk)}
+        client, rows = self._received(job), self.spec.data.clients[job.client_task.client]
+        parts = {"test": rows.test, "validation": rows.val}
+        return {n: self._predict(client.model.eval(), p) for n, p in parts.items() if len(p)}
+
+    def _personal(self, job: TaskInput) -> dict[str, Any]:
+        data, rows = self.spec.data, self.spec.data.clients[job.client_task.client]
+        client, predictor = self.personal_model(job)
         others = self.spec.config.evaluation.others
         predictions = {"test": self._predict(predictor, data.test if others else rows.test)}
         if len(rows.val):
             predictions["validation"] = self._predict(predictor, rows.val)
-        return {
-            **predictions,
-            **{
-                f"{name}/local": self._predict(part, rows.test)
-                for name, part in algorithm.parts(client).items()
-            },
-        }
+        for name, part in self.spec.algorithm.parts(client).items():
+            predictions[f"{name}/local"] = self._predict(part, rows.test)
+        return predictions
 
-    def personal_model(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> tuple[Client, Predictor]:
+    def personal_model(self, job: TaskInput) -> tuple[Client, Predictor]:
         """Return a client in test mode, and the predictor that scores its samples; both hold until the next task."""
-        client, _ = self._received(client_task, common, private, state)
+        client = self._received(job)
         return client, self.spec.algorithm.predictor(client, "personal")
 
-    def _received(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> tuple[Client, ClientIndices]:
-        """Return a client that has received its model, and the rows that it holds."""
-        client = self._client(client_task, common, private, state)
-        self.spec.algorithm.receive(client)
-        client.check_received()
-        return client, self.spec.data.clients[client_task.client]
-
-    def _unseen(self, client_task: ClientTask, common: Packed) -> dict[str, Any]:
+    def _unseen(self, job: TaskInput) -> dict[str, Any]:
         """Test the global model on a client that takes no part in training, and again after local steps from it."""
-        client = self._client(client_task, common, None, None)
+        client = self._client(job)
         client.load(client.message["weights"])
-        test = self.spec.data.everyone[client_task.client].test
+        test = self.spec.data.everyone[job.client_task.client].test
         found = {}
         if self.spec.has_common:
             found["global"] = self._predict(client.model.eval(), test)
@@ -396,27 +360,19 @@ class ClientRunner:
             found["adapted"] = self._predict(client.model.eval(), test)
         return found
 
-    def _asked(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> dict[str, Any]:
-        predictor: Predictor
-        if self.spec.algorithm.views[0] == "global" and self.spec.has_common:
-            resident = self._resources.resident(client_task.architecture)
-            resident.load(self._unpack(client_task, common)["weights"])
-            predictor = resident.model.eval()
-        else:
-            _, predictor = self.personal_model(client_task, common, private, state)
-        return {"train": self._predict(predictor, self.spec.data.clients[client_task.client].train)}
+    def _asked(self, job: TaskInput) -> dict[str, Any]:
+        alone = self.spec.algorithm.views[0] == "global" and self.spec.has_common
+        predictor = self._common_model(job) if alone else self.personal_model(job)[1]
+        rows = self.spec.data.clients[job.client_task.client].train
+        return {"train": self._predict(predictor, rows)}
 
-    def _diagnose(
-        self, client_task: ClientTask, common: Packed, private: Packed | None, state: Packed | None
-    ) -> dict[str, Any]:
-        data = self.spec.data
-        client = self._client(client_task, common, private, state)
-        self.spec.algorithm.receive(client)
-        predictor = self.spec.algorithm.predictor(client, self.spec.algorithm.views[0])
+    def _diagnose(self, job: TaskInput) -> dict[str, Any]:
+        data, algorithm = self.spec.data, self.spec.algorithm
+        client = self._client(job)
+        algorithm.receive(client)
+        predictor = algorithm.predictor(client, algorithm.views[0])
         share = max(1, MAX_FEATURE_SAMPLES // min(len(data.clients), MAX_CLIENTS))
-        test = self._resources.samples(evenly_spaced(data.clients[client_task.client].test, share))
+        test = self._resources.samples(evenly_spaced(data.clients[client.id].test, share))
         if data.public is None:
             probes = self._resources.samples(evenly_spaced(data.test, MAX_PROBE_SAMPLES))
         else:
