@@ -43,9 +43,8 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
     spec, server = federation.spec, federation.server
     if not spec.task.logits:
         return {}
-    message = federation.message(Stage("evaluate"))
     clients = range(len(server.clients[:MAX_CLIENTS]))
-    tasks = [federation.task("diagnostics", client, message) for client in clients]
+    tasks = federation.tasks_for("diagnostics", clients, federation.message(Stage("evaluate")))
     parts = []
     for result in federation.executor.run_tasks(tasks, idle=spec.config.faults.round_timeout):
         federation.usage.add(result)

@@ -12,8 +12,9 @@ settings of ``local``. The adaptation is the same for every method, so that only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,9 @@ from numpy.typing import NDArray
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
 from flray.federation.failures import ClientError, NobodyAnsweredError
-from flray.federation.messages import TaskInput
+from flray.federation.messages import ClientTask, Kind, Message, TaskInput
 from flray.federation.round_metrics import MAX_CLIENT_METRICS
-from flray.federation.spec import EVAL_CHUNK, FederationSpec, evaluation_chunks
+from flray.federation.spec import EVAL_CHUNK, FederationSpec
 from flray.federation.state import FederationState
 from flray.metrics.names import lower_is_better
 from flray.tasks.base import Task
@@ -128,50 +129,34 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     )
 
 
-def global_tasks(federation: FederationState) -> list[TaskInput]:
-    """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
-    blocks, models = evaluation_chunks(federation.spec.data), federation.whole_models(Stage())
-    return [
-        federation.task(
-            "global", -1, models._replace(stage=Stage(f"evaluate {key}")), key, block=block
-        )
-        for key in sorted(models.handles)
-        for block in range(len(blocks))
-    ]
-
-
 def _global(federation: FederationState) -> dict[str, float]:
-    spec, server, metrics = federation.spec, federation.server, {}
-    data = spec.data
-    count, tested = len(evaluation_chunks(data)), -(-len(data.test) // EVAL_CHUNK)
-    parts = [
-        predictions["common"]
-        for predictions in predict(federation, global_tasks(federation))
-        if predictions is not None
-    ]
-    measure = spec.task
-    for position, key in enumerate(sorted(server.models)):
-        mine = parts[position * count : (position + 1) * count]
-        whole = _join(mine[:tested])
-        suffix = f"/model/{key}" if len(server.models) > 1 else ""
-        metrics.update(
-            {
-                f"global/common/{n}{suffix}": v
-                for n, v in measure.summarise(whole).items()
-                if n == measure.metric or not np.isnan(v)
-            }
-        )
-        members = [i for i, info in enumerate(server.clients) if info.architecture == key]
-        local = _by_client(measure, whole, [len(c.test) for c in data.clients])
-        metrics.update(
-            over_clients(federation, "global/local", {i: local[i] for i in members}, suffix)
-        )
-        if mine[tested:]:
-            held = _by_client(measure, _join(mine[tested:]), [len(c.val) for c in data.clients])
-            metrics.update(
-                over_clients(federation, "global/validation", {i: held[i] for i in members}, suffix)
-            )
+    data, measure = federation.spec.data, federation.spec.task
+    metrics: dict[str, float] = {}
+    tested = -(-len(data.test) // EVAL_CHUNK)
+    found = predict(federation, federation.model_tasks())
+    for key, members, suffix in _by_architecture(federation):
+        mine = [one["common"] for task, one in found if task.architecture == key]
+        for name, value in measure.summarise(_join(mine[:tested])).items():
+            if name == measure.metric or not np.isnan(value):
+                metrics[f"global/common/{name}{suffix}"] = value
+        for scope, parts, sizes in (
+            ("local", mine[:tested], [len(client.test) for client in data.clients]),
+            ("validation", mine[tested:], [len(client.val) for client in data.clients]),
+        ):
+            if parts:
+                each = _by_client(measure, _join(parts), sizes)
+                values = {client: each[client] for client in members}
+                metrics |= over_clients(federation, f"global/{scope}", values, suffix)
     return metrics
+
+
+def _by_architecture(federation: FederationState) -> Iterator[tuple[str, list[int], str]]:
+    """Yield each architecture with its clients, and the suffix of its metrics."""
+    models, clients = federation.server.models, enumerate(federation.server.clients)
+    of = {i: info.architecture for i, info in clients}
+    for key in sorted(models):
+        suffix = f"/model/{key}" if len(models) > 1 else ""
+        yield key, [i for i in of if of[i] == key], suffix
 
 
 def _with_own_statistics(federation: FederationState) -> dict[str, float]:
@@ -179,17 +164,17 @@ def _with_own_statistics(federation: FederationState) -> dict[str, float]:
 
     A client that has not trained yet has none and is skipped.
     """
-    spec, server = federation.spec, federation.server
-    jobs = [job for job in personal_tasks(federation, "global") if job.state is not None]
-    answers = zip(jobs, predict(federation, jobs), strict=True)
-    found = {job.client_task.client: one for job, one in answers if one is not None}
+    trained = [i for i, state in enumerate(federation.states) if state is not None]
+    found = predict_clients(federation, "global", trained, federation.message(Stage("evaluate")))
     metrics: dict[str, float] = {}
-    for key in sorted(server.models):
-        mine = [i for i in found if server.clients[i].architecture == key]
-        suffix = f"/model/{key}" if len(server.models) > 1 else ""
+    for _, members, suffix in _by_architecture(federation):
         for part, scope in (("test", "local"), ("validation", "validation")):
-            values = {i: spec.task.summarise(found[i][part]) for i in mine if part in found[i]}
-            metrics.update(over_clients(federation, f"global/{scope}", values, suffix))
+            values = {
+                i: federation.spec.task.summarise(found[i][part])
+                for i in members
+                if part in found.get(i, {})
+            }
+            metrics |= over_clients(federation, f"global/{scope}", values, suffix)
     _warn_of_initial_statistics(federation, "left out of global/local")
     return metrics
 
@@ -205,89 +190,74 @@ def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
         )
 
 
-def personal_tasks(
-    federation: FederationState, kind: Literal["personal", "global"] = "personal"
-) -> list[TaskInput]:
-    """Return the tasks that evaluate a model at each client, in client order: the personal or the global one."""
-    data, message = federation.spec.data, federation.message(Stage("evaluate"))
-    everything = len(data.test) if federation.spec.config.evaluation.others else None
-    return [
-        federation.task(kind, i, message, cost=float(everything or len(client.test)))
-        for i, client in enumerate(data.clients)
-    ]
+def personal_tasks(federation: FederationState) -> list[TaskInput]:
+    """Return the tasks that evaluate each client's personal model, in client order."""
+    message = federation.message(Stage("evaluate"))
+    return federation.tasks_for("personal", range(len(federation.spec.data.clients)), message)
 
 
 def _personal(federation: FederationState) -> dict[str, float]:
-    spec, server = federation.spec, federation.server
-    others = spec.config.evaluation.others
-    answers = enumerate(predict(federation, personal_tasks(federation)))
-    predictions = {i: one for i, one in answers if one is not None}
-    if not predictions:
+    data, wanted = federation.spec.data, federation.spec.config.evaluation
+    found = {task.client: one for task, one in predict(federation, personal_tasks(federation))}
+    if not found:
         raise NobodyAnsweredError(
-            f"evaluation after round {server.round}: no client answered; see what was said of each"
+            f"evaluation after round {federation.server.round}: no client answered; see what was "
+            "said of each"
         )
     _warn_of_initial_statistics(federation, "tested with these")
-    measure = spec.task
-    parts = {i: one["test"] for i, one in predictions.items()}
-    held = {
-        i: measure.summarise(one["validation"])
-        for i, one in predictions.items()
-        if "validation" in one
+    measure = federation.spec.task
+    ends = np.cumsum([0] + [len(client.test) for client in data.clients])
+    inside = [slice(*place) for place in itertools.pairwise(ends)]
+    own = {i: one["test"] for i, one in found.items()}
+    if wanted.others:
+        own = {i: _rows(part, inside[i]) for i, part in own.items()}
+    views = {"personal/local": {i: measure.summarise(part) for i, part in own.items()}}
+    if wanted.others:
+        views["personal/others"] = inter = {}
+        for i, one in found.items():
+            apart = [
+                measure.summarise(_rows(one["test"], place))
+                for j, place in enumerate(inside)
+                if j != i and place.start < place.stop
+            ]
+            if apart:
+                inter[i] = {name: _mean([part[name] for part in apart]) for name in apart[0]}
+    views["personal/validation"] = {
+        i: measure.summarise(one["validation"]) for i, one in found.items() if "validation" in one
     }
-    besides = over_clients(federation, "personal/validation", held)
-    for view in sorted(next(iter(predictions.values())).keys() - {"test", "validation"}):
-        besides.update(
-            over_clients(
-                federation,
-                view,
-                {i: measure.summarise(one[view]) for i, one in predictions.items()},
-            )
-        )
-    offsets = np.cumsum([0] + [len(c.test) for c in spec.data.clients])
-    inside = [slice(offsets[i], offsets[i + 1]) for i in range(len(spec.data.clients))]
-    own = (
-        {i: {n: a[inside[i]] for n, a in part.items()} for i, part in parts.items()}
-        if others
-        else parts
-    )
-    intra = {i: measure.summarise(part) for i, part in own.items()}
-    if spec.config.evaluation.pooled:
+    for view in sorted(next(iter(found.values())).keys() - {"test", "validation"}):
+        views[view] = {i: measure.summarise(one[view]) for i, one in found.items()}
+    metrics: dict[str, float] = {}
+    for view, values in views.items():
+        metrics |= over_clients(federation, view, values)
+    if wanted.pooled:
         together = measure.summarise(_join(list(own.values())))
-        besides.update({f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)})
-    if not others:
-        return {**over_clients(federation, "personal/local", intra), **besides}
-    inter: dict[int, dict[str, float]] = {}
-    for i, part in parts.items():
-        apart = [
-            measure.summarise({n: a[place] for n, a in part.items()})
-            for j, place in enumerate(inside)
-            if j != i and place.start < place.stop
-        ]
-        if apart:
-            inter[i] = {n: _mean([one[n] for one in apart]) for n in apart[0]}
-    return {
-        **over_clients(federation, "personal/local", intra),
-        **over_clients(federation, "personal/others", inter),
-        **besides,
-    }
+        metrics |= {f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)}
+    return metrics
+
+
+def _rows(part: Predictions, rows: slice) -> Predictions:
+    return {name: values[rows] for name, values in part.items()}
 
 
 def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict[str, float]]:
     """Return each client's metrics from the joined predictions of all clients."""
     ends = np.cumsum([0, *sizes])
-    return [
-        measure.summarise({n: a[ends[i] : ends[i + 1]] for n, a in whole.items()})
-        for i in range(len(sizes))
-    ]
+    return [measure.summarise(_rows(whole, slice(*place))) for place in itertools.pairwise(ends)]
+
+
+def predict_clients(
+    federation: FederationState, kind: Kind, clients: Iterable[int], message: Message
+) -> dict[int, Mapping[str, Predictions]]:
+    """Return the predictions of each of some clients that answered; see `predict`."""
+    tasks = federation.tasks_for(kind, clients, message)
+    return {task.client: one for task, one in predict(federation, tasks)}
 
 
 def predict(
-    federation: FederationState,
-    jobs: list[TaskInput],
-    when: str = "evaluation after round",
-    ahead: int = 0,
-) -> list[Mapping[str, Predictions] | None]:
-    """Return each task's predictions; None for a client left out by the fault policy of rounds.
+    federation: FederationState, jobs: list[TaskInput]
+) -> list[tuple[ClientTask, Mapping[str, Predictions]]]:
+    """Return the tasks with their predictions, without clients left out by the fault policy of rounds.
 
     Parameters
     ----------
@@ -295,39 +265,29 @@ def predict(
         Unchanged.
     jobs : list of TaskInput
         Evaluations.
-    when : str
-        The word before the number of the round in messages.
-    ahead : int
-        The difference of that number from the rounds done.
 
     Raises
     ------
     ClientError
         If a task fails and failing clients are not left out.
     """
-    predictions: list[Mapping[str, Predictions] | None] = []
+    found: list[tuple[ClientTask, Mapping[str, Predictions]]] = []
     faults = federation.spec.config.faults
     for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
         federation.usage.add(result)
-        failure = result.outcome.failure
+        failure, task = result.outcome.failure, result.client_task
         if failure is None:
-            predictions.append(result.outcome.predictions)
+            found.append((task, result.outcome.predictions))
             continue
-        client = result.client_task.client
-        who = (
-            "the global model"
-            if client < 0
-            else f"client {client} ({federation.spec.data.everyone[client].name})"
-        )
-        line = (
-            f"{who}, {when} {result.client_task.round + ahead}: {failure.what}"
-            f"{' at ' + failure.where if failure.where else ''}"
-        )
-        if client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):
+        name = federation.spec.data.everyone[task.client].name
+        who = "the global model" if task.client < 0 else f"client {task.client} ({name})"
+        asked = task.kind == "ask"
+        when = "asked before round" if asked else "evaluation after round"
+        line = f"{who}, {when} {task.round + asked}: {failure}"
+        if task.client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):
             raise ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
-        predictions.append(None)
-    return predictions
+    return found
 
 
 def _mean(values: list[float]) -> float:
@@ -368,39 +328,23 @@ def over_clients(
     return metrics
 
 
-def unseen_tasks(federation: FederationState) -> list[TaskInput]:
-    """Return the tasks that test the global model on the unseen clients, who are numbered after the others."""
-    spec = federation.spec
-    if not spec.data.unseen:
-        return []
-    (architecture,) = federation.server.models
-    message = federation.whole_models(Stage("adapt"))
-    extra = spec.config.evaluation.adapt_steps * spec.config.local.batch_size
-    first = len(spec.data.clients)
-    return [
-        federation.task(
-            "unseen", number, message, architecture, cost=float(len(client.test) + extra)
-        )
-        for number, client in enumerate(spec.data.unseen, first)
-    ]
-
-
-def evaluate_unseen(federation: FederationState) -> Mapping[str, float]:
+def evaluate_unseen(federation: FederationState) -> dict[str, float]:
     """Return the metrics ``global/unseen`` and ``adapted/unseen``; empty if no client is unseen.
+
+    Unseen clients are numbered after the others.
 
     Raises
     ------
     ClientError
         If a model raises, unless failing clients are skipped.
     """
-    tasks = unseen_tasks(federation)
-    if not tasks:
-        return {}
-    answers = zip(tasks, predict(federation, tasks), strict=True)
-    found = {task.client_task.client: one for task, one in answers if one is not None}
-    views = sorted({view for one in found.values() for view in one}, reverse=True)
-    metrics: dict[str, float] = {}
-    for view in views:
+    data, metrics = federation.spec.data, dict[str, float]()
+    if not data.unseen:
+        return metrics
+    unseen = range(len(data.clients), len(data.everyone))
+    models = federation.whole_models(Stage("adapt"))
+    found = predict_clients(federation, "unseen", unseen, models)
+    for view in sorted({view for one in found.values() for view in one}, reverse=True):
         values = {n: federation.spec.task.summarise(one[view]) for n, one in found.items()}
-        metrics.update(over_clients(federation, f"{view}/unseen", values))
+        metrics |= over_clients(federation, f"{view}/unseen", values)
     return metrics

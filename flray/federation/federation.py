@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from flray.federation.diagnostics import collect_diagnostics
 from flray.federation.evaluation import evaluate, evaluate_unseen, predict
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
+from flray.federation.messages import TaskInput
 from flray.federation.replies import aggregate
 from flray.federation.round_metrics import Cohort, RoundMetrics
 from flray.federation.spec import FederationSpec
@@ -48,11 +49,15 @@ def draw_cohort(federation: FederationState) -> Cohort:
     answers: dict[int, dict[str, float]] = {}
 
     def ask(numbers: Iterable[int]) -> dict[int, dict[str, float]]:
+        """Return the metrics of clients' models on their training samples."""
         wanted = check_clients(sampler.name, numbers, server.round, count)
         new = [c for c in wanted if c not in sizes and drops[c] >= participation.dropout]
-        found, sent = _ask(federation, new)
-        sizes.update(sent)
-        answers.update(found)
+        alone = spec.algorithm.views[0] == "global" and spec.has_common
+        message = (federation.whole_models if alone else federation.message)(Stage("evaluate"))
+        tasks = federation.tasks_for("ask", new, message)
+        for task, found in predict(federation, tasks):
+            answers[task.client] = spec.task.summarise(found["train"])
+        sizes.update({task.client_task.client: message.bytes_of(task) for task in tasks})
         return {client: dict(answers[client]) for client in wanted if client in answers}
 
     sampling = Sampling(
@@ -67,35 +72,14 @@ def draw_cohort(federation: FederationState) -> Cohort:
         chosen = choose(sampler.name, sampler.options, sampling)
     cohort = [c for c in chosen if drops[c] >= participation.dropout]
     asked = sorted(sizes.keys() - set(cohort))
+    late = participation.straggler_work
     return Cohort(
         cohort,
-        {
-            c: participation.straggler_work if slow[c] < participation.stragglers else 1.0
-            for c in cohort
-        },
+        {c: late if slow[c] < participation.stragglers else 1.0 for c in cohort},
         asked,
         sum(sizes[client] for client in asked),
         sum(FLOAT_BYTES * len(values) for values in answers.values()),
     )
-
-
-def _ask(
-    federation: FederationState, clients: list[int]
-) -> tuple[dict[int, dict[str, float]], dict[int, int]]:
-    """Return the metrics of clients' models on their training samples, and the bytes that were sent to each."""
-    spec, server = federation.spec, federation.server
-    alone = spec.algorithm.views[0] == "global" and spec.has_common
-    message = (federation.whole_models if alone else federation.message)(Stage("evaluate"))
-    jobs = [
-        federation.task("ask", client, message, cost=float(server.clients[client].num_samples))
-        for client in clients
-    ]
-    found = predict(federation, jobs, "asked before round", 1)
-    return {
-        client: spec.task.summarise(parts["train"])
-        for client, parts in zip(clients, found, strict=True)
-        if parts is not None
-    }, {job.client_task.client: message.bytes_of(job) for job in jobs}
 
 
 @dataclass
@@ -142,32 +126,68 @@ class Federation(FederationState):
         ClientError
             If a client's code raises and `faults.on_client_error` is ``fail``.
         """
-        server, algorithm, config = self.server, self.spec.algorithm, self.spec.config
-        self.between_rounds, server.metrics, record = False, {}, RoundMetrics(server)
-        with record.timed("ask"):
-            cohort = draw_cohort(self)
-        server.cohort = cohort.clients
-        record.add_cohort(cohort)
-        with self.hook("exchanges"):
-            stages = algorithm.exchanges(server)
-        for stage in iterate_hook(stages, config.algorithm.name, "exchanges", server.round + 1):
-            self._exchange(stage, cohort, record)
-        self._warn_of(record)
-        with record.timed("aggregate"), self.hook("refine"):
-            algorithm.refine(server)
-        with self.hook("server.metrics"):
-            record.add_metrics(server.metrics)
-        server.round += 1
-        if server.round % config.evaluation.every == 0 or server.round == config.rounds:
-            with record.timed("evaluate"):
-                evaluation = self.evaluate()
-            record.add_metrics(evaluation)
-        return self._finish(record)
+        cohort = self._draw()
+        for stage in self._stages():
+            self._aggregate(stage, self._send(stage, cohort))
+        self._refine()
+        self.server.round += 1
+        evaluation, rounds = self.spec.config.evaluation, self.spec.config.rounds
+        if self.server.round % evaluation.every == 0 or self.server.round == rounds:
+            with self.record.timed("evaluate"):
+                metrics = self.evaluate()
+            self.record.add_metrics(metrics)
+        return self._finish()
 
-    def _finish(self, record: RoundMetrics) -> RoundResult:
+    def _draw(self) -> Cohort:
+        """Begin a round by choosing its clients."""
+        self.between_rounds, self.server.metrics = False, {}
+        self.record = RoundMetrics(self.server)
+        with self.record.timed("ask"):
+            cohort = draw_cohort(self)
+        self.server.cohort = cohort.clients
+        self.record.add_cohort(cohort)
+        return cohort
+
+    def _stages(self) -> Iterator[Stage]:
+        """Yield the stages of the round."""
+        with self.hook("exchanges"):
+            stages = self.spec.algorithm.exchanges(self.server)
+        name = self.spec.config.algorithm.name
+        return iterate_hook(stages, name, "exchanges", self.server.round + 1)
+
+    def _send(self, stage: Stage, cohort: Cohort) -> list[TaskInput]:
+        """Return the tasks of a stage with their messages."""
+        with self.record.timed("send"):
+            message = self.message(stage)
+            clients = [c for c in self.server.cohort if c not in self.record.left_out]
+            tasks = self.tasks_for("stage", clients, message, cohort.works)
+        self.record.bytes["down"] += sum(map(message.bytes_of, tasks))
+        return tasks
+
+    def _aggregate(self, stage: Stage, tasks: list[TaskInput]) -> None:
+        """Let the clients compute, and aggregate their replies."""
+        with self.record.timed("aggregate"):
+            states = aggregate(self, tasks, stage, self.record)
+        if tasks and not states:
+            raise NobodyAnsweredError(
+                f"round {self.server.round + 1}, {stage.name}: none of the {len(tasks)} clients "
+                "answered, so nothing can be learnt from it; see what was said of each, or give "
+                "them longer (faults.round_timeout)"
+            )
+        for client, handle in states.items():
+            self.states[client], self.versions[client] = handle, self.server.round + 1
+
+    def _refine(self) -> None:
+        self._warn_of_divergence()
+        with self.record.timed("aggregate"), self.hook("refine"):
+            self.spec.algorithm.refine(self.server)
+        with self.hook("server.metrics"):
+            self.record.add_metrics(self.server.metrics)
+
+    def _finish(self) -> RoundResult:
         """Return the result of a round; early stopping may end the federation with it."""
         inline = isinstance(self.executor, InlineExecutor)
-        metrics = record.summary() | self.usage.since_last_round(inline=inline)
+        metrics = self.record.summary() | self.usage.since_last_round(inline=inline)
         if self.early_stop is not None:
             self.early_stop.add(metrics)
             if self.early_stop.reason:
@@ -213,37 +233,9 @@ class Federation(FederationState):
         """Close the executor."""
         self.executor.close()
 
-    def _exchange(self, stage: Stage, cohort: Cohort, record: RoundMetrics) -> None:
-        """Send a stage's messages, let the clients compute, and aggregate their replies."""
-        server, works = self.server, cohort.works
-        with record.timed("send"):
-            message = self.message(stage)
-            jobs = [
-                self.task(
-                    "stage",
-                    client,
-                    message,
-                    work=works[client],
-                    cost=server.clients[client].num_samples * works[client],
-                )
-                for client in server.cohort
-                if client not in record.left_out
-            ]
-        record.bytes["down"] += sum(map(message.bytes_of, jobs))
-        with record.timed("aggregate"):
-            states = aggregate(self, jobs, stage, record)
-        if jobs and not states:
-            raise NobodyAnsweredError(
-                f"round {server.round + 1}, {stage.name}: none of the {len(jobs)} clients "
-                "answered, so nothing can be learnt from it; see what was said of each, or give "
-                "them longer (faults.round_timeout)"
-            )
-        for client, handle in states.items():
-            self.states[client], self.versions[client] = handle, server.round + 1
-
-    def _warn_of(self, record: RoundMetrics) -> None:
+    def _warn_of_divergence(self) -> None:
         """Warn once that training has diverged, which makes later results meaningless, or of mixed processors."""
-        if clients := sorted(record.diverged):
+        if clients := sorted(self.record.diverged):
             some = ", ".join(self.server.clients[client].name for client in clients[:3])
             self.warn_once(
                 "diverged",
@@ -252,10 +244,8 @@ class Federation(FederationState):
                 "is no finite number, training has diverged: lower local.lr, or set "
                 "local.clip_norm, for example to 1",
             )
-        for kinds, line in (
-            ("kinds", bits.MIXED),
-            ("gpu_kinds", f"{identity.MIXED}; {identity.ADVICE}"),
-        ):
+        mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{identity.MIXED}; {identity.ADVICE}"}
+        for kinds, line in mixed.items():
             if len(getattr(self.executor, kinds, ())) > 1:
                 self.warn_once(kinds, line)
 

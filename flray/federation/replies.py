@@ -11,7 +11,7 @@ from flray.algorithms.common.aggregation import InBlocks
 from flray.algorithms.types import Reply, Stage
 from flray.errors import RunFailedError
 from flray.federation.failures import ClientError
-from flray.federation.messages import ClientReply, ClientTask, Ref, TaskBlock, TaskInput, TaskResult
+from flray.federation.messages import ClientReply, Ref, TaskBlock, TaskInput, TaskResult
 from flray.federation.round_metrics import RoundMetrics
 from flray.federation.state import FederationState
 from flray.trees import Packed, Tree
@@ -141,15 +141,7 @@ class BlockwiseReplies(StageReplies, InBlocks):
             )
             for _, block in groupby(self.wait(), lambda reply: reply.client // size)
         ]
-        tasks = [
-            TaskInput(
-                ClientTask("sum", -1, self._federation.server.round, "", cost=float(len(parts))),
-                entry=entry,
-                parts=parts,
-            )
-            for parts in blocks
-            if parts
-        ]
+        tasks = [self._federation.sum_task(entry, parts) for parts in blocks if parts]
         for result in self._await(self._federation.executor.run_tasks(tasks)):
             if (failure := result.outcome.failure) is not None:
                 raise RunFailedError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from flray.federation.executor import Executor
 from flray.federation.failures import method_hook
 from flray.federation.messages import ClientTask, Kind, Message, Ref, TaskInput
 from flray.federation.round_metrics import SystemUsage
-from flray.federation.spec import FederationSpec
+from flray.federation.spec import FederationSpec, evaluation_chunks
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics.names import lower_is_better
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
@@ -245,54 +246,69 @@ class FederationState:
             message.handles[key], message.sizes[key] = self.executor.put(packed), packed.nbytes
         return message
 
-    def task(
+    def sum_task(self, entry: str, parts: Sequence[tuple[str, float, Ref]]) -> TaskInput:
+        """Return the task of adding up an entry of replies; see `flray.federation.messages.TaskInput`."""
+        task = ClientTask("sum", -1, self.server.round, "", cost=float(len(parts)))
+        return TaskInput(task, entry=entry, parts=tuple(parts))
+
+    def model_tasks(self) -> list[TaskInput]:
+        """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
+        models, tasks = self.whole_models(Stage()), []
+        for key in sorted(models.handles):
+            for block in range(len(evaluation_chunks(self.spec.data))):
+                stage, token = Stage(f"evaluate {key}"), models.token
+                task = ClientTask(
+                    "global", -1, self.server.round, key, stage, block=block, token=token
+                )
+                tasks.append(TaskInput(task, models.handles[key]))
+        return tasks
+
+    def tasks_for(
         self,
         kind: Kind,
-        client: int,
+        clients: Iterable[int],
         message: Message,
-        architecture: str = "",
-        *,
-        work: float = 1.0,
-        cost: float = 1.0,
-        block: int = 0,
-    ) -> TaskInput:
-        """Return a task with its inputs; only a client that takes part in training has others than the message.
+        works: Mapping[int, float] = MappingProxyType({}),
+    ) -> list[TaskInput]:
+        """Return a task with its inputs for each of some clients; unseen ones get the message alone.
 
         Parameters
         ----------
         kind : str
             As in `flray.federation.messages.ClientTask`.
-        client : int
-            Its number.
+        clients : iterable of int
+            Their numbers.
         message : Message
             The common message.
-        architecture : str
-            The network of a task that does not belong to a client.
-        work : float
-            Its share of the local work.
-        cost : float
-            Its expected length.
-        block : int
-            Its part of the common test set.
+        works : mapping of int to float
+            Each one's share of the local work; default: all of it.
         """
-        packed = state = None
-        if 0 <= client < len(self.states):
-            architecture, state = self.server.clients[client].architecture, self.states[client]
-            with self.hook("send_private"):
-                private = self.spec.algorithm.send_private(self.server, client, message.stage)
-            packed = trees.pack(private) if private else None
-        task = ClientTask(
-            kind,
-            client,
-            self.server.round,
-            architecture,
-            message.stage,
-            work,
-            block,
-            message.token,
-            cost,
-        )
-        return TaskInput(task, message.handles[architecture], packed, state)
+        data, tasks = self.spec.data, []
+        everything = len(data.test) if self.spec.config.evaluation.others else None
+        for client in clients:
+            rows, work = data.everyone[client], works.get(client, 1.0)
+            private, state = None, None
+            if client < len(self.states):
+                architecture, state = self.server.clients[client].architecture, self.states[client]
+                with self.hook("send_private"):
+                    extra = self.spec.algorithm.send_private(self.server, client, message.stage)
+                private = trees.pack(extra) if extra else None
+            else:
+                (architecture,) = message.handles
+            trains = kind in ("stage", "ask")
+            cost = len(rows.train) * work if trains else float(everything or len(rows.test))
+            task = ClientTask(
+                kind,
+                client,
+                self.server.round,
+                architecture,
+                message.stage,
+                work,
+                token=message.token,
+                cost=cost,
+            )
+            tasks.append(TaskInput(task, message.handles[architecture], private, state))
+        return tasks
 
     def sha256(self) -> str:
         """Return one digest of the learned state: global models, server and client states."""

@@ -14,7 +14,7 @@ from flray.devices import memory
 from flray.devices.memory import peak_bytes
 from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError
-from flray.federation.evaluation import global_tasks, personal_tasks
+from flray.federation.evaluation import personal_tasks
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
@@ -130,7 +130,7 @@ def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
             if time.monotonic() - began > PROBE_SECONDS:
                 return
         if spec.has_common:
-            list(executor.run_tasks(global_tasks(federation)))
+            list(executor.run_tasks(federation.model_tasks()))
         if "personal" in spec.algorithm.views or not spec.has_common:
             list(executor.run_tasks(personal_tasks(federation)))
     finally:
