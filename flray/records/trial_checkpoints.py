@@ -1,4 +1,4 @@
-"""Checkpoints of a sweep's trials in Tune's storage, local or remote."""
+"""Checkpoints of a sweep's trials in its folder or bucket."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from pathlib import Path
 from flray.files import storage
 
 TRIALS, TUNE = "trials", "tune"
-"""Folders in a sweep's folder: run folders of the trials, and Tune's storage."""
+"""Folders in a sweep's folder: run folders of the trials, and their checkpoints."""
+SESSION, TAKEN_OVER = "001", "000"
+"""Folders of checkpoints: those of the sweep itself, and those that came with trials taken over.
+
+An older flray wrote those of its later sessions to ``002`` and so on.
+"""
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A trial's checkpoint in Tune's storage, local or remote.
+    """A trial's checkpoint in a sweep's folder or bucket.
 
     Attributes
     ----------
@@ -41,10 +46,21 @@ class CheckpointRef:
             yield Path(folder)
 
 
+def checkpoint_uri(folder: str, trial: str, round_: int) -> str:
+    """Return the place of a trial's new checkpoint."""
+    return f"{folder}/{SESSION}/{trial}/checkpoint_{round_:06d}"
+
+
+def in_order(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint, last the one that names the others."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return sorted(files, key=lambda path: path.match("round-*.json"))
+
+
 def checkpoints(folder: str, trial: str) -> list[CheckpointRef]:
     """Return a trial's checkpoints of all sessions, newest first; some may be incomplete after a kill.
 
-    A folder that Tune wrote twice into holds the later round only: all of it is read as one.
+    A folder that was written twice into holds the later round only: all of it is read as one.
     """
     found: dict[str, tuple[int, str]] = {}
     for session in storage.names(folder):

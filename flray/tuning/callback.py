@@ -1,4 +1,4 @@
-"""Tune callback: record every round in the trial's journal before Tune may save a checkpoint of it."""
+"""Tune callback: record every round in the trial's journal."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._say(f"trial {number}: {line}")
         self._save_diagnostics(number, report)
         rounds = report["rounds"]
-        # Rounds of the trial's checkpoint that the journal lacks: the checkpoint reached object
-        # storage earlier.
+        # Rounds of the trial's checkpoint that the journal lacks: it is written before they are
+        # reported.
         carried = [
             round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)
         ]
@@ -149,7 +149,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             recorder.on_round(RoundResult(round_, metrics))
             self._own[number].on_round(RoundResult(round_, metrics))
             self._settings.add(number, round_, metrics)
-        recorder.on_checkpoint(done)  # which Tune may write at any time from now on
+        recorder.on_checkpoint(done)
         self._done[number] = done
         self._rounds_run += len(rounds)
         self._left -= len(rounds)
@@ -219,11 +219,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if str(trial) not in self._sessions:  # its process ended each time before it had begun
             self.on_trial_start(iteration, trials, trial)
         self._end(trial, "failed", failure=_reason(trial))
-
-    def on_experiment_end(self, trials: list[TuneTrial], **info: object) -> None:
-        """Keep Tune from unpickling the trials' last errors from its storage, which may be a bucket."""
-        for trial in trials:
-            trial.run_metadata.pickled_error_filename = None
 
     def close(self) -> None:
         """End the journals of trials that were interrupted."""

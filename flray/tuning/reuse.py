@@ -33,7 +33,7 @@ from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.events import read_events
-from flray.records.trial_checkpoints import TRIALS, TUNE, checkpoints
+from flray.records.trial_checkpoints import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
 from flray.runs.session import record_held
@@ -42,8 +42,6 @@ from flray.tuning.trial_store import TrialFolder
 
 FILES = (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS)
 """What a trial leaves besides its history and its checkpoints."""
-TAKEN_OVER = "000"
-"""Tune's storage folder of the checkpoints that came with trials taken over; its own count from 001."""
 _READERS = 16
 
 
@@ -219,8 +217,7 @@ class FinishedTrials:
             if evaluated:
                 _check_values(folder, source, found.record["metric"], point.experiment)
             place = f"{TUNE}/{TAKEN_OVER}/{number}/checkpoint_000000"
-            files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            files.sort(key=lambda path: path.match("round-*.json"))  # what names the others last
+            files = in_order(folder)
             if storage.is_remote(self._output):
                 target = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
                 for path in files:

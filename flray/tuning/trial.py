@@ -34,7 +34,6 @@ from flray.federation.diagnostics import collect_diagnostics, partition_summary
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
-from flray.federation.ray_backend import private
 from flray.federation.ray_backend.client_actor import granted_device
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handle import publish
@@ -44,20 +43,21 @@ from flray.federation.spec import FederationSpec, SharedDataset
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
-from flray.records.trial_checkpoints import checkpoints
-from flray.tuning.driver_files import DriverFiles as DriverFiles  # which registers its addresses
+from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.resources import Bundles, data_key
 
 TRIAL_NOTE = "trial.json"
+KEEP = 2
+"""Checkpoints that a trial keeps."""
 TRANSIENT_ERRORS = (ray.exceptions.RayError, ObjectLostError, OSError, MemoryError, *MACHINE_ERRORS)
 """Transient errors: Tune retries the trial. All others fail it."""
 
 CARRIED_SECONDS = 300.0
 """A checkpoint carries the metrics of the rounds of so many seconds before it, and of those since the one before it.
 
-Tune writes checkpoints into object storage at once, journals get there now and then: if the head is
-lost in between, the rounds before the one at which the trial resumes would be missing from its
-history forever.
+A checkpoint is written before its rounds are in the trial's journal, and journals get into object
+storage now and then. If the driver is lost in between, the rounds before the one at which the trial
+resumes would be missing from its history forever.
 """
 
 
@@ -74,9 +74,10 @@ class SweepContext:
         its fingerprint.
     components : dict
         The user's components, by kind.
-    folder : str
-        Tune's storage for the checkpoints of all sessions of this sweep: a folder, or an address in
-        object storage or on the driver's node (`flray.tuning.driver_files`).
+    store : CheckpointStore
+        The checkpoints of the sweep's trials.
+    session : str
+        The name of this session of the driver, whose journals have each round that a trial reported.
     other_gpus : bool
         Whether a trial may continue on other GPUs than it began on.
     step_seconds : float
@@ -86,7 +87,8 @@ class SweepContext:
     config: Config
     data: Mapping[str, Any]
     components: Mapping[str, Mapping[str, Any]]
-    folder: str
+    store: CheckpointStore
+    session: str
     other_gpus: bool = False
     step_seconds: float = 1.0
 
@@ -111,8 +113,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     Tune and Ray use the trials' CPUs briefly at each step, which would slow down rounds of half a
     second, and the driver of many trials takes one step after another.
 
-    A trial started without a checkpoint looks for its newest one of earlier sessions, so that a
-    sweep whose driver was killed resumes from the disk, whatever Tune had recorded.
+    Tune knows of no checkpoints: a trial writes its own, and continues from the newest whenever it
+    starts, after a crash of its process as after one of the driver.
     """
 
     _shared: SweepContext
@@ -125,6 +127,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     _carried: list[tuple[int, dict[str, float]]]
     _saved_at: float
     _unsaved: float
+    _written: list[int]
     _checkpointing: Checkpointing
     _gpus: list[GpuIdentity]
 
@@ -152,26 +155,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         report: dict[str, Any] = {"rounds": [], "carried": self._carried}
         self._carried = []
         with self._failures():
-            if self._failure is None and self._federation.rounds_done == 0:
-                report |= {
-                    PARTITION: partition_summary(self._federation.spec),
-                    INITIAL_DIAGNOSTICS: self._diagnose(False),
-                }
-            until = time.monotonic() + self._step_seconds
-            while (
-                self._failure is None
-                and self._federation.rounds_done < self._pause
-                and not self._federation.has_ended()
-            ):
-                report["rounds"].append(self._round())
-                if time.monotonic() >= until or self._due(self._federation.rounds_done):
-                    break
-            if self._failure is None and self._federation.has_ended():
-                report |= {
-                    "sha256": self._federation.sha256(),
-                    "gpus": self._gpus,
-                    FINAL_DIAGNOSTICS: self._diagnose(True),
-                }
+            if self._failure is None:
+                self._advance(report)
         done = 0 if self._opened is None else self._opened.rounds_done
         over = self._opened is not None and self._opened.has_ended()
         report |= {
@@ -181,15 +166,39 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "paused": self._failure is None and self._pause <= done and not over,
         }
         self._lines.clear()
-        ended = self._failure is not None or done >= self._pause or over
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),
             "score": math.nan if self._failure else self._course.value,
             "training_iteration": done,
-            "done": ended,
-            "should_checkpoint": not ended and self._due(done),
+            "done": self._failure is not None or self._is_over(),
         }
+
+    def _advance(self, report: dict[str, Any]) -> None:
+        """Run the next rounds into a report, up to the checkpoint that is due."""
+        federation = self._federation
+        if federation.rounds_done == 0:
+            report |= {
+                PARTITION: partition_summary(federation.spec),
+                INITIAL_DIAGNOSTICS: self._diagnose(False),
+            }
+        until = time.monotonic() + self._step_seconds
+        while not self._is_over():
+            report["rounds"].append(self._round())
+            if self._is_over() or self._due(federation.rounds_done):
+                self._save()
+                break
+            if time.monotonic() >= until:
+                break
+        if federation.has_ended():
+            report |= {
+                "sha256": federation.sha256(),
+                "gpus": self._gpus,
+                FINAL_DIAGNOSTICS: self._diagnose(True),
+            }
+
+    def _is_over(self) -> bool:
+        return self._federation.rounds_done >= self._pause or self._federation.has_ended()
 
     def _round(self) -> dict[str, float]:
         """Run one round and return its metrics."""
@@ -201,58 +210,27 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
 
-    def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Write a checkpoint and bring it to Tune's storage; see how long that takes."""
+    def _save(self) -> None:
+        """Write a checkpoint, see how long that takes, and remove those before the last two."""
         begun = time.monotonic()
-        saved = super().save(checkpoint_dir)
-        if self._opened is not None:
-            self._unsaved = self._checkpointing.pause(time.monotonic() - begun)
-        return saved
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write the federation's checkpoint; see `flray.federation.checkpoint`."""
-        if self._opened is not None:
-            checkpoint.save(self._opened, Path(checkpoint_dir), keep=1)
-        now = time.monotonic()
-        since = min(self._saved_at, now - CARRIED_SECONDS)
+        since = min(self._saved_at, begun - CARRIED_SECONDS)
         self._recent = [entry for entry in self._recent if entry[0] >= since]
         note = {
             "course": self._course.state(),
-            "trial": self.trial_name,
+            "session": self._shared.session,
             "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
             "gpus": self._gpus,
         }
-        write_atomically(Path(checkpoint_dir) / TRIAL_NOTE, json.dumps(note).encode())
-        self._saved_at = now
-
-    def restore(self, checkpoint_path: Any) -> None:
-        """Restore a checkpoint from Tune's storage.
-
-        Tune's own method first unpickles a file in it, which can execute anything: the storage may
-        be a bucket that others write to.
-
-        Parameters
-        ----------
-        checkpoint_path : str, Checkpoint or what `save` returned
-            As Tune's method takes it.
-        """
-        found = (
-            tune.Checkpoint.from_directory(checkpoint_path)
-            if isinstance(checkpoint_path, str)
-            else checkpoint_path
-        )
-        metrics = getattr(found, "metrics", None) or {}
-        with getattr(found, "checkpoint", found).as_directory() as folder:
-            self.load_checkpoint(str(folder))
-        private.mark_restored(
-            self, metrics.get("training_iteration", 0), metrics.get("time_total_s", 0.0)
-        )
-
-    def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Restore one of this trial's checkpoints."""
-        with self._failures():
-            if self._failure is None:
-                self._restore(Path(checkpoint_dir), read_note(Path(checkpoint_dir)))
+        store, done = self._shared.store, self._federation.rounds_done
+        with store.write(self.trial_name, done) as folder:
+            write_atomically(folder / TRIAL_NOTE, json.dumps(note).encode())
+            checkpoint.save(self._federation, folder, keep=1)
+        self._written.append(done)
+        for old in self._written[:-KEEP]:
+            store.remove(self.trial_name, old)
+        del self._written[:-KEEP]
+        self._saved_at = time.monotonic()
+        self._unsaved = self._checkpointing.pause(self._saved_at - begun)
 
     @property
     def _federation(self) -> Federation:
@@ -269,7 +247,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._opened: Federation | None = None
         self._lines: list[str] = []
         self._metric = ""
-        self._recent, self._carried, self._gpus = [], [], []
+        self._recent, self._carried, self._gpus, self._written = [], [], [], []
         self._recorded = int(point.get("recorded", 0))
         self._saved_at = time.monotonic()
         scheduler = self._shared.config.sweep.scheduler
@@ -333,18 +311,23 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         )
 
     def _restore_newest(self) -> None:
-        """Restore the newest checkpoint on disk whose history is complete.
+        """Restore the newest checkpoint whose history is complete.
 
         Incomplete checkpoints are skipped, and so are those ahead of the trial's journal by more
-        rounds than they carry: metrics of the rounds in between would be lost.
+        rounds than they carry: metrics of the rounds in between would be lost. The journal has all
+        rounds that were reported in this session.
         """
-        for stored in checkpoints(self._shared.folder, self.trial_name):
-            with contextlib.suppress(checkpoint.DamagedCheckpointError), stored.local() as folder:
+        for stored in self._shared.store.of(self.trial_name):
+            with (
+                contextlib.suppress(checkpoint.DamagedCheckpointError),
+                self._shared.store.read(stored) as folder,
+            ):
                 note = read_note(folder)
                 carried = note.get("rounds", [])
-                if stored.round > self._recorded and not (
-                    carried and carried[0][0] <= self._recorded + 1
-                ):
+                recorded = (
+                    note.get("session") == self._shared.session or stored.round <= self._recorded
+                )
+                if not recorded and not (carried and carried[0][0] <= self._recorded + 1):
                     continue
                 self._restore(folder, note)
                 self._carried = [entry for entry in carried if entry[0] > self._recorded]
@@ -363,7 +346,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         self._check_gpus(note)
         checkpoint.restore(self._federation, folder)
-        if note.get("trial") == self.trial_name:
+        if note:
             self._course.restore(note["course"])
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]

@@ -11,8 +11,7 @@ from typing import Any
 from flray.config.experiment import Config
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
-from flray.files import storage
-from flray.files.border import numbered, shape_problem
+from flray.files.border import shape_problem
 from flray.records import directory
 from flray.records.directory import RunStatus
 from flray.records.events import read_events
@@ -206,8 +205,3 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
         if position % seeds == 0:
             settings.append(folder.identity["setting"])
     return settings
-
-
-def next_session(folder: str) -> str:
-    """Return the name of Tune's next storage folder."""
-    return f"{int((numbered(storage.names(folder)) or ['0'])[-1]) + 1:03d}"

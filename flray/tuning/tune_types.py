@@ -9,19 +9,11 @@ from typing import Any, Protocol
 Report = dict[str, Any]
 
 
-class RunMetadata(Protocol):
-    """Tune's record of a trial's errors."""
-
-    pickled_error_filename: str | None
-    num_failures: int
-
-
 class TuneTrial(Protocol):
     """A trial as Tune sees it; its text is its number."""
 
     config: dict[str, Any]
     last_result: Report | None
-    run_metadata: RunMetadata
     error_file: str | None
 
 

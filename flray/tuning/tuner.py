@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,17 +16,16 @@ import ray
 from ray import tune
 
 from flray.config.experiment import Config
-from flray.files import storage
 from flray.records import directory
 from flray.records.trial_checkpoints import TUNE, remove_old_checkpoints
 from flray.tuning.callback import TrialRecorder
-from flray.tuning.driver_files import PROTOCOL, start_keeper
+from flray.tuning.checkpoint_store import CheckpointStore, start_keeper
 from flray.tuning.phases import metric_of
 from flray.tuning.resources import TrialResources, user_components
 from flray.tuning.search import OptunaSearch, scheduler
 from flray.tuning.space import TrialSpec, Values, trial_specs
 from flray.tuning.trial import FederationTrial, SweepContext
-from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder, next_session, trial_folders
+from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder, trial_folders
 from flray.tuning.tune_losses import losses_are_known
 from flray.tuning.tune_types import TuneTrial
 
@@ -43,8 +44,7 @@ class SweepTuner:
     """Starts a fresh Tune run over the unfinished trials.
 
     Tune can restore a run, but writes its state every ten seconds, not atomically, and without the
-    scheduler's state. The trials' folders are exact at every moment, so a resume reads these: ended
-    trials, the others' progress, and Tune's checkpoints of them.
+    scheduler's state. The trials' folders are exact at every moment, so a resume reads these.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ class SweepTuner:
         self._until: int | None = None
         mirror = directory.remote_uri(sweep, config.experiment.output)
         self._storage = str((sweep / TUNE).resolve()) if mirror is None else f"{mirror}/{TUNE}"
-        # What other nodes call it; those of a Ray on this machine alone see the folder.
-        self._address, self._keeper = self._storage, None
+        self._store, self._keeper = CheckpointStore(self._storage), None
+        # The nodes of a Ray on this machine alone see the folder.
         if mirror is None and (joined or len(ray.nodes()) > 1):
             uid = directory.read(sweep)["uid"]
-            self._address, self._keeper = f"{PROTOCOL}://{uid}{self._storage}", start_keeper(uid)
+            self._store, self._keeper = CheckpointStore(self._storage, uid), start_keeper(uid)
         self._over = [f.number for f in trial_folders(sweep) if f.status in TERMINAL_STATUSES]
 
     def run(self, callback: TrialRecorder, until: int | None = None) -> None:
@@ -108,44 +108,39 @@ class SweepTuner:
             if searching
             else None
         )
-        tuner = tune.Tuner(
-            self._trainable(),
-            param_space={}
-            if searching
-            else {"point": tune.grid_search([self._point(point) for point in left])},
-            tune_config=tune.TuneConfig(
-                search_alg=search,
-                scheduler=scheduler(config, self._points, scores, self._over),
-                num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
-                max_concurrent_trials=self._concurrency(searching),
-                reuse_actors=True,
-                trial_name_creator=_name,
-                trial_dirname_creator=_name,
-            ),
-            run_config=tune.RunConfig(
-                name=next_session(self._storage),
-                storage_path=self._storage,
-                storage_filesystem=self._files(),
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=2, checkpoint_at_end=True),
-                callbacks=[callback],
-            ),
-        )
-        with warnings.catch_warnings(), losses_are_known():
+        # Tune writes its own state, as pickles, which nothing reads.
+        with tempfile.TemporaryDirectory() as state, warnings.catch_warnings(), losses_are_known():
             warnings.simplefilter("ignore")
-            tuner.fit()
-
-    def _files(self) -> Any:
-        """Return the file system of Tune's storage; None if Tune knows it."""
-        return storage.filesystem(self._address)[0] if self._keeper is not None else None
+            tune.Tuner(
+                self._trainable(),
+                param_space={}
+                if searching
+                else {"point": tune.grid_search([self._point(point) for point in left])},
+                tune_config=tune.TuneConfig(
+                    search_alg=search,
+                    scheduler=scheduler(config, self._points, scores, self._over),
+                    num_samples=sweep.samples * len(sweep.seeds) if searching else 1,
+                    max_concurrent_trials=self._concurrency(searching),
+                    reuse_actors=True,
+                    trial_name_creator=_name,
+                    trial_dirname_creator=_name,
+                ),
+                run_config=tune.RunConfig(
+                    storage_path=state,
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=sweep.max_failures),
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                    callbacks=[callback],
+                ),
+            ).fit()
 
     def _trainable(self) -> Any:
         shared = SweepContext(
             self._config,
             self._resources.share(),
             user_components(),
-            self._address,
+            self._store,
+            uuid.uuid4().hex,
             self._other_gpus,
             self._resources.step_seconds,
         )

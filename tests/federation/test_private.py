@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from ray import tune
 
 import flray
 from flray.errors import FlrayError
@@ -34,16 +33,6 @@ def test_what_is_replaced_comes_back(name: str) -> None:
     with private.replaced(name, lambda found: [found]):
         assert private.member(name) == [before]
     assert private.member(name) is before
-
-
-@pytest.mark.parametrize("attribute", private.TRAINABLE)
-def test_a_trial_of_tune_has(attribute: str) -> None:
-    trial = tune.Trainable()
-    private.mark_restored(trial, 3, 1.5)
-    assert (trial.iteration, trial.get_state()["time_total"]) == (3, 1.5)
-    delattr(trial, attribute)
-    with pytest.raises(FlrayError, match=f"no Trainable.{attribute}, which"):
-        private.mark_restored(trial, 3, 1.5)
 
 
 def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +17,28 @@ from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.config.loader import load
+from flray.federation import checkpoint
 from flray.metrics.summary import summarise_history
 from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
 from flray.tuning import trial as trial_module
+from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.trial import FederationTrial, SweepContext
 
 
 def trial_of(
-    content: dict[str, Any], folder: str, recorded: int = 0, gpus: float = 0.0, others: bool = False
+    content: dict[str, Any],
+    folder: str,
+    recorded: int = 0,
+    gpus: float = 0.0,
+    others: bool = False,
+    session: str = "",
 ) -> FederationTrial:
     class Trial(FederationTrial):
         trial_name = "0001"
 
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
-            super().setup(config, SweepContext(load(content), {}, {}, folder, others, 600.0))
+            store, name = CheckpointStore(folder), session or uuid.uuid4().hex
+            super().setup(config, SweepContext(load(content), {}, {}, store, name, others, 600.0))
 
     point = {"number": "0001", "values": {"seed": 0}, "recorded": recorded}
     return Trial(config={"point": {**point, "bundles": [{"CPU": 1.0, "GPU": gpus}]}})
@@ -43,12 +52,6 @@ def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
     return [round_ for round_, _ in told["carried"]], list(range(first, done + 1))
 
 
-def saved_in(trial: FederationTrial, folder: Path) -> None:
-    """Write a checkpoint where a session of Tune would have it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    trial.save_checkpoint(str(folder))
-
-
 @pytest.fixture(autouse=True)
 def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial puts its own hook in the place of Python's."""
@@ -60,7 +63,7 @@ def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("experiment", {"checkpoint": {"min_seconds": 600}}, [3]),
         ("sweep", {"scheduler": "asha"}, [1, 1, 1]),  # which compares rounds
-        ("experiment", {"checkpoint": {"min_seconds": 0}}, [1, 1, 1]),  # Tune writes between steps
+        ("experiment", {"checkpoint": {"min_seconds": 0}}, [1, 1, 1]),  # written between steps
     ],
 )
 def test_short_rounds_share_a_step_unless_others_wait_for_one(
@@ -81,35 +84,36 @@ def test_short_rounds_share_a_step_unless_others_wait_for_one(
 def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
     content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    written = checkpoint.save
+
+    def slowly(*what: Any, **how: Any) -> Path:
+        time.sleep(0.5)
+        return written(*what, **how)
+
+    monkeypatch.setattr(checkpoint, "save", slowly)
     content["experiment"]["checkpoint"] = {"min_seconds": 0.001}
     trial = trial_of(content, str(tmp_cwd))
     assert rounds_reported(trial) == ([], [1])
-    written = FederationTrial.save_checkpoint
-
-    def slowly(self: FederationTrial, folder: str) -> None:
-        time.sleep(0.5)
-        written(self, folder)
-
-    monkeypatch.setattr(FederationTrial, "save_checkpoint", slowly)
-    trial.save(str(tmp_cwd / "checkpoint"))
     assert rounds_reported(trial) == ([], [2, 3])
 
 
 def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
+    content["experiment"] |= {"rounds": 6, "checkpoint": {"every": 2, "min_seconds": 0}}
+    content["sweep"]["scheduler"] = "asha"  # a round for each step
     # So that a checkpoint carries the rounds since the last one.
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 0.0)
-    trial = trial_of(content, str(tmp_cwd))
-    for round_ in range(1, 6):
+    trial = trial_of(content, str(tmp_cwd), session="first")
+    for _ in range(5):
         trial.step()
-        if round_ in (2, 4):
-            saved_in(trial, tmp_cwd / "001" / "0001" / f"checkpoint_{round_}")
-    # The journal that a lost head leaves behind ends after round 4, 2, 1 or before the first; the
+    # The journal that a lost driver leaves behind ends after round 4, 2, 1 or before the first; the
     # newest checkpoint carries no round 2.
     for recorded, reported in ((4, ([], [5])), (2, ([3, 4], [5])), (1, ([2], [3]))):
         assert rounds_reported(trial_of(content, str(tmp_cwd), recorded)) == reported
+    # A process that crashes: the driver has recorded what it reported.
+    again = trial_of(content, str(tmp_cwd), session="first")
+    assert rounds_reported(again) == ([3, 4], [5])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
 
@@ -121,9 +125,8 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
     one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
     monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: one)
     trial = trial_of(content, str(tmp_cwd), gpus=1.0)
-    trial.step()
-    saved_in(trial, tmp_cwd / "001" / "0001" / "checkpoint_1")
-    trial.step()
+    for _ in range(2):
+        trial.step()
     ended = json.loads(trial.step()["report"])
     assert ended["gpus"] == [one]
 
@@ -168,7 +171,6 @@ def test_the_score_is_the_number_that_tables_report(
         summary = summarise_history(pd.DataFrame(numbered), name, protocol, 3)
         assert result["score"] == summary.values[name] == rounds[-1]["score"]
         if round_ == 4:
-            saved_in(trial, tmp_cwd / "001" / "0001" / "checkpoint_4")
             trial = trial_of(content, str(tmp_cwd), recorded=4)
     differ = any(metrics["score"] != metrics[name] for metrics in rounds)
     assert differ == (protocol != "last")
@@ -218,13 +220,16 @@ def test_sessions_leave_three_checkpoints_of_a_trial(
     content: dict[str, Any], tmp_cwd: Path
 ) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    trial, folder = trial_of(content, str(tmp_cwd)), str(tmp_cwd)
-    for number in range(1, 6):
+    folder, left = str(tmp_cwd), tmp_cwd / "001" / "0001"
+    for recorded in (0, 2, 4):
+        trial = trial_of(content, folder, recorded)
+        for _ in range(2 if recorded < 4 else 1):
+            trial.step()
+    assert [found.round for found in checkpoints(folder, "0001")] == [5, 4, 3, 2, 1]
+    for _ in range(2):
         trial.step()
-        saved_in(trial, tmp_cwd / f"00{number}" / "0001" / "checkpoint_1")
-    (tmp_cwd / "005" / "0002").mkdir()
+    (left / "checkpoint_000002").mkdir(exist_ok=True)
     remove_old_checkpoints(folder, "0001")
-    assert [found.round for found in checkpoints(folder, "0001")] == [5, 4, 3]
-    assert not (tmp_cwd / "002" / "0001" / "checkpoint_1").exists()
+    assert [found.round for found in checkpoints(folder, "0001")] == [6, 5, 4]
     remove_old_checkpoints(folder, "0002")
-    assert rounds_reported(trial_of(content, folder, recorded=5)) == ([], [6])
+    assert rounds_reported(trial_of(content, folder, recorded=5)) == ([6], [])

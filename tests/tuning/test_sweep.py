@@ -51,6 +51,7 @@ def test_killed_it_ends_with_one_parent_and_four_children(
     assert len(result.results) == 4 and set(result.results["status"]) == {"finished"}
     assert {f.number: f.identity["uid"] for f in trial_folders(folder)} == before
     assert rounds_recorded(folder) == 4 * 3 and len(set(digests(result))) == 4
+    assert not [path for path in folder.rglob("*") if path.suffix == ".pkl"]
     trial = trial_folders(folder)[0]
     # The trial's own file, inline and uninterrupted, as `flray run` does.
     overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]

@@ -31,15 +31,6 @@ TRIAL_STEPS = "ray.tune.execution.tune_controller:RayActorManager._actor_task_fa
 SWEEP = (TRIAL_STARTS, TRIAL_STEPS)
 """The members that a sweep needs."""
 
-TRAINABLE = (
-    "_iteration",
-    "_iterations_since_restore",
-    "_restored",
-    "_time_since_restore",
-    "_time_total",
-)
-"""Attributes that a trial inherits."""
-
 
 def member(name: str) -> Any:
     """Return a private member, such as `NODE`.
@@ -58,15 +49,6 @@ def check(*names: str) -> None:
     """Refuse a Ray that lacks a member, before anything is started with it; see `member`."""
     for name in names:
         member(name)
-
-
-def mark_restored(trial: object, iteration: int, seconds: float) -> None:
-    """Set the counters of a trial that was restored, as Tune's own `restore` does; see `member`."""
-    values = (iteration, 0, True, 0.0, seconds)
-    for name, value in zip(TRAINABLE, values, strict=True):
-        with _required(f"{type(trial).__name__}.{name}"):
-            getattr(trial, name)
-        setattr(trial, name, value)
 
 
 @contextlib.contextmanager
