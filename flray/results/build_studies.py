@@ -36,7 +36,7 @@ class Observation(NamedTuple):
     value : float or None
         The value; None if the run does not count.
     look : int
-        See `flray.results.paired.Looks`.
+        See `flray.results.paired.Added`.
     failed : mapping of int to str
         The seeds that its setting failed at, and why.
     """
@@ -94,7 +94,8 @@ def build_studies(source: ResultSet) -> Studies:
     whole = list(filter(None, map(without_gaps, found)))
     if until:
         # Each place has its part of alpha, and within it each pair.
-        rule = Rule(until["margin"], until["alpha"] / max(1, len(whole)), until["at_least"])
+        alpha = until["alpha"] / max(1, len(whole))
+        rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
     return Studies(whole, sorted(left_out))
 

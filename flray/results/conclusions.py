@@ -12,6 +12,8 @@ from flray.results.paired import ALPHA, Difference, detectable_difference
 from flray.results.study import Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
+_UNSURE = 0.1, 0.9
+"""Chances that fewer seeds are enough, of the two numbers that the advice lies between."""
 _ALL_PAIRS, _LINES, _WORTH = 6, 24, 100
 """Pairs up to which each has a sentence, with more only those of the best setting; sentences in all; seeds up to which
 more of them are advised."""
@@ -87,10 +89,7 @@ def _without_failures(one: Difference, unit: str) -> str:
             f"{_number(one, one.low_corrected, unit)} to {_number(one, one.high_corrected, unit)}"
         )
         of = "" if not unit else " point" if one.margin == 1 else " points"
-        return (
-            f"{pair}: equivalent within {one.margin:.3g}{of} (interval of the difference "
-            f"{interval}, {one.seeds} seeds)"
-        )
+        return f"{pair}: equivalent within {one.margin:.3g}{of} ({_level(one, 2)} {interval}, {one.seeds} seeds)"
     if one.std == 0:
         apart = f"{_amount(one, abs(one.mean), unit)} apart" if one.mean else "equal"
         return (
@@ -113,12 +112,13 @@ def _without_failures(one: Difference, unit: str) -> str:
     low, high = one.low_corrected, one.high_corrected
     if one.lower:
         low, high = -high, -low
-    kind = f"{100 * (1 - one.alpha):.3g} % interval{' for all pairs' * (one.pairs > 1)}"
     interval = f"{one.seeds} seeds"
     if one.sequential and math.isnan(one.margin):
         interval += f", looked at before at {one.first_look}"
     if not math.isnan(low):
-        interval = f"{kind} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
+        interval = (
+            f"{_level(one)} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
+        )
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         return f"{one.first} is better than {one.second}{how} ({interval})"
@@ -127,6 +127,11 @@ def _without_failures(one: Difference, unit: str) -> str:
         f"{pair}: not decided{among}, {one.first} {amount} {side} ({interval})"
         f"{_more_seeds(one, unit)}"
     )
+
+
+def _level(one: Difference, sides: int = 1) -> str:
+    """Return the level of an interval of which one side, or either of two, can be wrong."""
+    return f"{100 * (1 - sides * one.alpha):.3g} % interval{' for all pairs' * (one.pairs > 1)}"
 
 
 def _more_seeds(one: Difference, unit: str) -> str:
@@ -139,7 +144,10 @@ def _more_seeds(one: Difference, unit: str) -> str:
     more = needed - one.seeds
     if more <= 0 or (not one.sequential and one.detectable <= wanted):
         return f"; {what} would probably have been seen"
-    return f"; about {more} more seed{'s' * (more > 1)} for {what}"
+    few, many = (one.seeds_for(wanted, chance) for chance in _UNSURE)
+    least = max(0, (few or needed) - one.seeds)
+    most = "over 1,000" if many is None else str(many - one.seeds)
+    return f"; about {more} more seed{'s' * (more > 1)} ({least} to {most}) for {what}"
 
 
 def _wanted(one: Difference, unit: str) -> float:

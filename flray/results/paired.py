@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results.sequential import Decision, Verdict, decide, half_width, spread
+from flray.results.sequential import Decision, Looks, Verdict, decide, half_width, spread
 
 METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided; tests and intervals are "
@@ -30,7 +30,7 @@ Values = Mapping[str, Mapping[Any, float]]
 """By setting, the values by seed (or by what else is paired)."""
 Failed = Mapping[str, Mapping[Any, str]]
 """By setting, why it failed, by the seeds at which it did."""
-Looks = Mapping[str, Mapping[Any, int]]
+Added = Mapping[str, Mapping[Any, int]]
 """By setting and seed, after how many looks at the others a value was added; one that is not there: after none."""
 
 
@@ -71,8 +71,9 @@ class Difference:
         Chance that any of the intervals misses its mean.
     margin : float
         The two are equivalent within it; NaN if equivalence was not tested.
-    first_look : int
-        Seeds at the first of several looks; 0 if all seeds were there at once.
+    first_look, last_look : int
+        Seeds at the first of several looks, and at the last if it was fixed beforehand; 0 if all
+        seeds were there at once, or if it was not.
     verdict : str
         The verdict on the first setting, see `flray.results.sequential.Verdict`.
     first_failed, second_failed : str
@@ -100,6 +101,7 @@ class Difference:
     margin: float = math.nan
     verdict: Verdict = ""
     first_look: int = 0
+    last_look: int = 0
     first_failed: str = ""
     second_failed: str = ""
 
@@ -138,9 +140,24 @@ class Difference:
         """The difference that these seeds would probably have shown; see `detectable_difference`."""
         return detectable_difference(self.std, self.seeds, ALPHA / self.pairs)
 
-    def seeds_for(self, difference: float) -> int | None:
-        """Return the number of seeds that would probably show a difference; see `seeds_needed`."""
-        return seeds_needed(self.std, difference, self.alpha / self.pairs)
+    def seeds_for(self, difference: float, chance: float | None = None) -> int | None:
+        """Return the number of seeds that would probably show a difference; see `seeds_needed`.
+
+        Parameters
+        ----------
+        difference : float
+            The difference to detect.
+        chance : float, optional
+            With this probability fewer are enough, because the true deviation is as uncertain as few
+            seeds leave it; by default the deviation is taken as it is.
+        """
+        std = self.std
+        if chance is not None and self.seeds > 1:
+            from scipy import special
+
+            freedom = self.seeds - 1
+            std *= math.sqrt(freedom / special.chdtri(freedom, chance))
+        return seeds_needed(std, difference, self.alpha / self.pairs)
 
 
 @dataclass(frozen=True)
@@ -154,12 +171,15 @@ class Rule:
     alpha : float
         Chance that any decision is wrong, over all pairs.
     at_least : int
-        Seeds before the first look.
+        Seeds at the first look.
+    at_most : int, optional
+        Seeds at the last look; by default it was not fixed beforehand.
     """
 
     margin: float
     alpha: float
     at_least: int
+    at_most: int | None = None
 
 
 def compare(
@@ -168,7 +188,7 @@ def compare(
     reference: str | None = None,
     rule: Rule | None = None,
     failed: Failed | None = None,
-    looks: Looks | None = None,
+    looks: Added | None = None,
 ) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
@@ -184,8 +204,9 @@ def compare(
         The rule for adding seeds, if they were added until pairs were decided; the values are in the
         order of their addition.
     failed, looks : mapping, optional
-        See `Failed` and `Looks`. If seeds were added after a look at fewer, pairs are decided as if
-        there had been a look after each seed; with a `rule` they always are.
+        See `Failed` and `Added`. If seeds were added after a look at fewer, pairs are decided as if
+        there had been a look after each seed without a last one; a `rule` has its own looks, and a
+        last one unless there were others before.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
@@ -193,11 +214,10 @@ def compare(
         pairs = [(name, reference) for name in values if name != reference]
     found = []
     for first, second in pairs:
-        differences, before = _shared(
-            first, second, values, (looks if rule is None else None) or {}
-        )
+        differences, before = _shared(first, second, values, looks or {})
         one = _difference(first, second, differences, lower, len(pairs))
         own = rule or (Rule(math.nan, ALPHA, before) if before else None)
+        own = replace(own, at_most=None) if own is not None and before else own
         one = one if own is None else _sequential(one, differences, own)
         found.append(_with_failures(one, values, failed or {}))
     return found
@@ -219,7 +239,7 @@ def _with_failures(one: Difference, values: Values, failed: Failed) -> Differenc
 
 
 def _shared(
-    first: str, second: str, values: Values, looks: Looks
+    first: str, second: str, values: Values, looks: Added
 ) -> tuple[NDArray[np.float64], int]:
     """Return the differences at the seeds that both have, and how many of them were looked at before the others."""
     one, other = values[first], values[second]
@@ -282,7 +302,8 @@ def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -
     """Return a comparison as one that was looked at after every seed."""
     gains = list(-differences if one.lower else differences)
     own, found = (
-        decide(gains, rule.margin, rule.alpha / pairs, rule.at_least) for pairs in (1, one.pairs)
+        decide(gains, rule.margin, rule.alpha / pairs, Looks(rule.at_least, rule.at_most))
+        for pairs in (1, one.pairs)
     )
     low, high = _of_first(own, one.lower)
     low_corrected, high_corrected = _of_first(found, one.lower)
@@ -297,6 +318,7 @@ def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -
         alpha=rule.alpha,
         margin=rule.margin,
         first_look=rule.at_least,
+        last_look=rule.at_most or 0,
         verdict=found.verdict,
     )
 

@@ -1,28 +1,35 @@
-"""Paired comparisons that may be looked at after every seed: a confidence sequence for the mean difference.
+"""Paired comparisons that may be looked at after every seed: intervals that hold at all looks together.
 
-The interval is that of the mixture of t-tests over Gaussian effect sizes, which is an e-process
-under the right Haar prior on the deviation (Lai 1976; Wang and Ramdas 2023, "Anytime-valid t-tests
-and confidence sequences for Gaussian means with unknown variance"): whatever the number of looks,
-and whatever decides when to stop, the probability that it ever misses the mean is at most alpha,
-for normal differences, as in a t-test.
+If a sweep says how many seeds there will be at most, the interval is the repeated confidence
+interval of a group-sequential t-test with the boundary of Wang and Tsiatis ("Approximately optimal
+one-parameter boundaries for group sequential trials", Biometrics 1987), calibrated on simulated
+differences. Without an end it is that of the mixture of t-tests over Gaussian effect sizes, an
+e-process under the right Haar prior on the deviation (Lai 1976; Wang and Ramdas 2023,
+"Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"). In both,
+whatever decides when to stop, the probability that the interval ever misses the mean is at most
+alpha, for normal differences, as in a t-test.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-METHOD = (
-    "confidence sequences of paired differences (Gaussian mixture of t-tests), valid after every "
-    "seed, corrected after Bonferroni for all pairs that are compared"
-)
+OPEN = "confidence sequences of paired differences (Gaussian mixture of t-tests)"
+PLANNED = "group-sequential t-tests of paired differences (boundary of Wang and Tsiatis)"
+METHOD = "{}, valid after every seed, corrected after Bonferroni for all pairs that are compared"
 PRIOR = 9.0
 """Variance of the effect sizes over which tests are mixed: differences of about three deviations
 are seen soonest, others a little later; it is valid with any."""
+SHAPE = 0.25
+"""Of the boundary: 0.5 is Pocock's, which decides early, 0 is O'Brien and Fleming's, which spares power for the end."""
+_STUDIES, _FEWEST = 200_000, 100
+"""Simulated studies, and how many of them at least have to lie beyond a boundary that is used."""
 
 Verdict = Literal["better", "worse", "equivalent", "contradictory", "withheld", ""]
 """Of the first of a pair; empty while it is not decided. *Contradictory*: the intervals after some seeds exclude
@@ -30,7 +37,28 @@ those after others, which normal and independent differences do in a share of al
 that both have would decide, in favour of one that failed at others."""
 
 
-def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.float64]:
+class Looks(NamedTuple):
+    """The number of differences at the first look and at the last; after it none is added.
+
+    Attributes
+    ----------
+    first : int
+        At least 2.
+    last : int or None
+        None if it was not fixed beforehand.
+    """
+
+    first: int
+    last: int | None = None
+
+
+EVER = Looks(2)
+"""After every difference, without an end."""
+
+
+def half_width(
+    std: ArrayLike, count: ArrayLike, alpha: float, looks: Looks = EVER
+) -> NDArray[np.float64]:
     """Return half the width of the interval of a mean difference, infinite while there are too few.
 
     Parameters
@@ -40,9 +68,19 @@ def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.flo
     count : array
         The number of differences.
     alpha : float
-        Probability that the interval misses the mean at any time.
+        Probability that the interval misses the mean at any look.
+    looks : Looks
+        When there are looks.
     """
     n = np.asarray(count, dtype=float)
+    boundary = _boundary(looks, alpha)
+    if looks.last is not None and boundary is not None:
+        from scipy import special  # start-up: a run without a comparison needs none of it
+
+        levels = special.ndtr(-boundary * (n / looks.last) ** (SHAPE - 0.5))
+        known = (n >= looks.first) & (n <= looks.last)
+        factor = special.stdtrit(np.maximum(n - 1, 1), 1 - levels) / np.sqrt(n)
+        return np.where(known, factor * np.asarray(std, dtype=float), np.inf)
     freedom = np.maximum(n - 1, 1)
     spread = 1 + n * PRIOR
     # log of (sqrt(spread) / alpha) ** (2 / n), the ratio that the statistic must not pass
@@ -52,8 +90,43 @@ def half_width(std: ArrayLike, count: ArrayLike, alpha: float) -> NDArray[np.flo
     return np.where(known, np.sqrt(squared / n) * np.asarray(std, dtype=float), np.inf)
 
 
-def p_value(mean: float, std: float, count: int) -> float:
-    """Return the anytime-valid p-value of a mean difference of zero at one look, at most 1.
+@cache
+def _extremes(looks: Looks) -> NDArray[np.float64]:
+    """Return the sorted largest statistics of simulated studies in which nothing differs."""
+    assert looks.last is not None
+    generator, found = np.random.default_rng(0), []
+    count = np.arange(1, looks.last + 1)
+    for _ in range(20):
+        values = generator.standard_normal((_STUDIES // 20, looks.last))
+        mean = values.cumsum(1) / count
+        square = (values**2).cumsum(1) - count * mean**2
+        std = np.sqrt(np.maximum(square, 0) / np.maximum(count - 1, 1))
+        seen = slice(looks.first - 1, None)
+        found.append(_statistic(mean[:, seen], std[:, seen], count[seen], looks).max(1))
+    return np.sort(np.concatenate(found))
+
+
+def _statistic(
+    mean: NDArray[np.float64], std: NDArray[np.float64], count: NDArray[np.int64], looks: Looks
+) -> NDArray[np.float64]:
+    """Return what a boundary of one number is held against at each look: a normal quantile, weighted."""
+    from scipy import special
+
+    assert looks.last is not None
+    p = special.stdtr(count - 1, -np.abs(mean) / std * np.sqrt(count))
+    weighted: NDArray[np.float64] = -special.ndtri(p) * (count / looks.last) ** (0.5 - SHAPE)
+    return weighted
+
+
+def _boundary(looks: Looks, alpha: float) -> float | None:
+    """Return the boundary at a level; None if there is none, or if simulation does not reach so far."""
+    if looks.last is None or alpha * _STUDIES < _FEWEST:
+        return None
+    return float(_extremes(looks)[-int(alpha * _STUDIES)])
+
+
+def p_value(mean: float, std: float, count: int, looks: Looks = EVER) -> float:
+    """Return the p-value of a mean difference of zero, which holds for all looks together, at most 1.
 
     Parameters
     ----------
@@ -61,9 +134,18 @@ def p_value(mean: float, std: float, count: int) -> float:
         Mean and deviation of the differences; without any spread the result is 1.
     count : int
         The number of differences.
+    looks : Looks
+        When there are looks.
     """
     if count < 2 or std == 0:
         return 1.0
+    if looks.last is not None:
+        one = np.array([mean]), np.array([std]), np.array([count])
+        reached = _statistic(*one, looks)
+        beyond = _STUDIES - int(np.searchsorted(_extremes(looks), reached[0]))
+        if beyond >= _FEWEST:
+            return beyond / _STUDIES
+        return min(_FEWEST / _STUDIES, p_value(mean, std, count))
     squared, freedom = mean**2 * count / std**2, count - 1
     spread = 1 + count * PRIOR
     evidence = -0.5 * math.log(spread) + 0.5 * count * (
@@ -97,7 +179,8 @@ class Decision(NamedTuple):
     verdict : str
         See `Verdict`; a higher value is better.
     low, high : float
-        The intersection of the intervals of all looks; if it is empty, the ends are swapped.
+        The intersection of the intervals of all looks; if it is empty, the ends are swapped. That of
+        an equivalence is at twice alpha, because only one of its ends can be wrong.
     p : float
         The least `p_value` of all looks.
     """
@@ -108,7 +191,7 @@ class Decision(NamedTuple):
     p: float
 
 
-def decide(differences: Sequence[float], margin: float, alpha: float, at_least: int) -> Decision:
+def decide(differences: Sequence[float], margin: float, alpha: float, looks: Looks) -> Decision:
     """Decide on a pair by all its seeds.
 
     All intervals hold at the same time, and so does their intersection: a further seed never
@@ -122,25 +205,34 @@ def decide(differences: Sequence[float], margin: float, alpha: float, at_least: 
         The two are equivalent within it.
     alpha : float
         The level of this pair.
-    at_least : int
-        Differences before the first look.
+    looks : Looks
+        When there are looks; after more differences than the last one has, as without an end.
     """
     values = np.asarray(differences, dtype=float)
-    low, high, p = -math.inf, math.inf, 1.0
-    for count in range(min(max(2, at_least), max(len(values), 1)), len(values) + 1):
-        seen = values[:count]
-        mean, std = float(seen.mean()), spread(seen)
-        half = float(half_width(std, count, alpha)) if std > 0 else math.inf
-        low, high = max(low, mean - half), min(high, mean + half)
-        p = min(p, p_value(mean, std, count))
+    looks = looks if looks.last is None or len(values) <= looks.last else Looks(looks.first)
+    first = max(2, looks.first)
+    seen = [values[:count] for count in range(first, len(values) + 1)]
+    looked = [(float(one.mean()), spread(one), len(one)) for one in seen]
+    p = min((p_value(*one, looks) for one in looked), default=1.0)
+    low, high = _intersection(looked, alpha, looks)
     verdict: Verdict = ""
     if low > high:
         verdict = "contradictory"
-    elif len(values) >= at_least:
-        if -margin <= low and high <= margin:
-            verdict = "equivalent"
-        elif low > 0:
-            verdict = "better"
-        elif high < 0:
-            verdict = "worse"
+    elif low > 0:
+        verdict = "better"
+    elif high < 0:
+        verdict = "worse"
+    within = _intersection(looked, 2 * alpha, looks)
+    if verdict != "contradictory" and -margin <= within[0] <= within[1] <= margin:
+        verdict, low, high = "equivalent", *within
     return Decision(verdict, low, high, p)
+
+
+def _intersection(
+    looked: Sequence[tuple[float, float, int]], alpha: float, looks: Looks
+) -> tuple[float, float]:
+    low, high = -math.inf, math.inf
+    for mean, std, count in looked:
+        half = float(half_width(std, count, alpha, looks)) if std > 0 else math.inf
+        low, high = max(low, mean - half), min(high, mean + half)
+    return low, high

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flray.errors import FlrayError, nearest
 from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures, sequential
-from flray.results.paired import ALPHA, METHOD, Difference, Failed, Looks, Rule, Values, compare
+from flray.results.paired import ALPHA, METHOD, Added, Difference, Failed, Rule, Values, compare
 from flray.results.result_set import ResultSet
 
 
@@ -37,7 +37,7 @@ class Study:
     failed : mapping
         See `flray.results.paired.Failed`.
     looks : mapping
-        See `flray.results.paired.Looks`.
+        See `flray.results.paired.Added`.
     """
 
     place: str
@@ -46,7 +46,7 @@ class Study:
     reference: str | None = None
     rule: Rule | None = None
     failed: Failed = field(default_factory=dict)
-    looks: Looks = field(default_factory=dict)
+    looks: Added = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -101,10 +101,16 @@ class Studies:
     @property
     def method(self) -> str:
         """How they are compared, in words."""
-        kinds = {one.sequential for study in self.each for one in study.differences}
-        if len(kinds) == 1:
-            return sequential.METHOD if True in kinds else METHOD
-        return f"{METHOD}; where seeds were added after a look, {sequential.METHOD}"
+        kinds = {one.last_look > 0: None for one in self._differences if one.sequential}
+        named = [sequential.PLANNED if planned else sequential.OPEN for planned in sorted(kinds)]
+        looked = sequential.METHOD.format(" or ".join(named))
+        if all(one.sequential for one in self._differences):
+            return looked if named else METHOD
+        return f"{METHOD}; where seeds were added after a look, {looked}" if named else METHOD
+
+    @property
+    def _differences(self) -> list[Difference]:
+        return [one for study in self.each for one in study.differences]
 
     def frame(self) -> pd.DataFrame:
         """Return a row per pair: place, measure, and the fields of `flray.results.paired.Difference`."""

@@ -218,7 +218,7 @@ def test_one_of_each_kind_of_sentence() -> None:
     )
     assert said(A, B) == (
         "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
-        "about 11 more seeds for a difference of 2.7 points"
+        "about 11 more seeds (5 to 116) for a difference of 2.7 points"
     )
     line = said(FIVE, shifted(1.0, 3.0, -4.0, 2.0, 1.0))
     assert line.endswith("more seeds for a difference of 1 point")

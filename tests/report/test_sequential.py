@@ -11,9 +11,10 @@ from scipy import stats
 
 from flray.results.conclusions import sentence
 from flray.results.paired import Rule, compare
-from flray.results.sequential import PRIOR, decide, half_width, p_value
+from flray.results.sequential import PRIOR, Looks, decide, half_width, p_value
 
 STUDIES, SETTINGS, SEEDS, ALPHA = 2000, 5, 20, 0.05
+OPEN, PLANNED = Looks(3), Looks(3, SEEDS)
 PAIRS = list(itertools.combinations(range(SETTINGS), 2))
 
 
@@ -35,10 +36,13 @@ def null() -> np.ndarray:
     return np.stack([values[:, a] - values[:, b] for a, b in PAIRS], axis=1)
 
 
-def test_where_nothing_differs_a_wrong_decision_is_as_rare_as_promised(null: np.ndarray) -> None:
+@pytest.mark.parametrize("looks", [OPEN, PLANNED])
+def test_where_nothing_differs_a_wrong_decision_is_as_rare_as_promised(
+    looks: Looks, null: np.ndarray
+) -> None:
     count, mean, std = running(null)
     looked = count >= 3
-    wrong = (np.abs(mean) > half_width(std, count, ALPHA / len(PAIRS)))[..., looked]
+    wrong = (np.abs(mean) > half_width(std, count, ALPHA / len(PAIRS), looks))[..., looked]
     rate = wrong.any((1, 2)).mean()
     error = math.sqrt(ALPHA * (1 - ALPHA) / STUDIES)
     assert rate <= ALPHA + 2 * error
@@ -49,18 +53,57 @@ def test_where_nothing_differs_a_wrong_decision_is_as_rare_as_promised(null: np.
     assert naive > 2 * ALPHA > ALPHA + 2 * error
 
 
+def test_a_planned_end_decides_sooner_and_more_often() -> None:
+    """One of ten pairs, with differences of one deviation on average, and with none."""
+    generator, level = np.random.default_rng(5), ALPHA / 10
+    count, mean, std = running(generator.normal(size=(STUDIES, SEEDS)))
+    looked = count >= 3
+    for looks, power, seeds in ((PLANNED, (0.78, 1), (0, 16)), (OPEN, (0, 0.6), (16.5, SEEDS))):
+        half = half_width(std, count, level, looks)
+        found = (np.abs(mean + 1) > half)[:, looked]
+        stop = np.where(found.any(1), 3 + found.argmax(1), SEEDS)
+        assert power[0] <= found.any(1).mean() <= power[1]
+        assert seeds[0] <= stop.mean() <= seeds[1]
+    half = half_width(std, count, 2 * level, PLANNED)
+    within = (np.abs(mean) + half < 1)[:, looked]
+    assert within.any(1).mean() >= 0.75
+    beyond = (np.abs(mean + 1) + half < 1)[:, looked]  # one deviation apart, as much as the margin
+    assert beyond.any(1).mean() <= level + 2 * math.sqrt(level / STUDIES)
+
+
+def test_a_boundary_of_one_look_is_that_of_the_t_test() -> None:
+    for count in (4, 12):
+        half = float(half_width(1.0, count, ALPHA, Looks(count, count)))
+        assert half == pytest.approx(stats.t.isf(ALPHA / 2, count - 1) / math.sqrt(count), rel=0.02)
+    assert math.isinf(half_width(1.0, 2, ALPHA, PLANNED))
+    assert half_width(1.0, 8, 1e-5, PLANNED) == half_width(1.0, 8, 1e-5, OPEN)
+
+
+def test_more_seeds_than_planned_are_tested_as_without_an_end() -> None:
+    values = list(np.random.default_rng(1).normal(1, 1, size=12))
+    assert decide(values, 0.5, ALPHA, Looks(3, 11)) == decide(values, 0.5, ALPHA, OPEN)
+    assert decide(values, 0.5, ALPHA, Looks(3, 12)) != decide(values, 0.5, ALPHA, OPEN)
+    named = {"a": dict(enumerate(values)), "b": dict.fromkeys(range(12), 0.0)}
+    (planned,), (looked,) = (
+        compare(named, rule=Rule(0.5, ALPHA, 3, 12), looks={"a": {s: s > early for s in range(12)}})
+        for early in (20, 4)
+    )
+    assert (planned.last_look, looked.last_look) == (12, 0)
+    assert planned.high - planned.low < looked.high - looked.low
+
+
 def test_decisions_are_those_of_the_simulation(null: np.ndarray) -> None:
     count, mean, std = running(null[:40, 0] * 0.2)
-    half = half_width(std, count, ALPHA)
-    looked = count >= 3
-    low = (mean - half)[:, looked].max(1)
-    high = (mean + half)[:, looked].min(1)
-    verdicts = set()
-    for differences, least, most in zip(null[:40, 0] * 0.2, low, high, strict=True):
-        found = decide(list(differences), 0.2, ALPHA, 3)
-        assert (found.low, found.high) == pytest.approx((least, most))
-        inside = least >= -0.2 and most <= 0.2
-        decided = "better" if least > 0 else "worse" if most < 0 else ""
+    looked, verdicts = count >= 3, set()
+    ends = []
+    for level in (ALPHA, 2 * ALPHA):  # only one end of an equivalence can be wrong
+        half = half_width(std, count, level)
+        ends.append(((mean - half)[:, looked].max(1), (mean + half)[:, looked].min(1)))
+    for differences, *four in zip(null[:40, 0] * 0.2, *itertools.chain(*ends), strict=True):
+        found = decide(list(differences), 0.2, ALPHA, OPEN)
+        inside = -0.2 <= four[2] <= four[3] <= 0.2
+        assert (found.low, found.high) == pytest.approx(four[2:] if inside else four[:2])
+        decided = "better" if four[0] > 0 else "worse" if four[1] < 0 else ""
         assert found.verdict == ("equivalent" if inside else decided)
         verdicts.add(found.verdict)
     assert {"equivalent", ""} <= verdicts
@@ -88,10 +131,10 @@ def test_the_p_value_is_the_inverse_of_the_evidence_integrated_numerically() -> 
 def test_all_seeds_count_and_none_takes_a_decision_back() -> None:
     few = [8.0, 8.4, 7.9, 8.2]
     more = [*few, 3.0, 3.5, 2.9, 3.2, 3.1, 3.3, 2.8, 3.4]
-    first, last = decide(few, 0.5, 0.05, 3), decide(more, 0.5, 0.05, 3)
+    first, last = decide(few, 0.5, 0.05, OPEN), decide(more, 0.5, 0.05, OPEN)
     assert first.verdict == last.verdict == "better"
     assert first.low <= last.low and last.high < first.high
-    assert decide([-one for one in more], 0.5, 0.05, 3).verdict == "worse"
+    assert decide([-one for one in more], 0.5, 0.05, OPEN).verdict == "worse"
     values = {"a": dict(enumerate(more)), "b": dict.fromkeys(range(len(more)), 0.0)}
     (pair,) = compare(values, rule=Rule(0.5, 0.05, 3))
     assert pair.seeds == 12 and pair.mean == pytest.approx(np.mean(more))
@@ -100,8 +143,8 @@ def test_all_seeds_count_and_none_takes_a_decision_back() -> None:
 def test_intervals_that_exclude_each_other_are_an_alarm() -> None:
     noise = np.random.default_rng(3).normal(0, 0.1, size=220)
     drift = [(5 if seed < 8 else 25) + float(one) for seed, one in enumerate(noise)]
-    assert decide(drift[:8], 0.5, 0.05, 3).verdict == "better"
-    found = decide(drift, 0.5, 0.05, 3)
+    assert decide(drift[:8], 0.5, 0.05, OPEN).verdict == "better"
+    found = decide(drift, 0.5, 0.05, OPEN)
     assert found.verdict == "contradictory" and found.low > found.high
     values = {"a": dict(enumerate(drift)), "b": dict.fromkeys(range(len(drift)), 0.0)}
     (pair,) = compare(values, rule=Rule(0.5, 0.05, 3))
@@ -111,7 +154,7 @@ def test_intervals_that_exclude_each_other_are_an_alarm() -> None:
 
 def test_without_spread_nothing_is_decided() -> None:
     for differences in ([0.0] * 3, [0.0] * 20, [1.0] * 20, [-2.5] * 3):
-        found = decide(differences, 0.5, 0.05, 3)
+        found = decide(differences, 0.5, 0.05, OPEN)
         assert (found.verdict, found.p) == ("", 1.0) and math.isinf(found.high - found.low)
     values = {"a": {0: 3.0, 1: 4.0, 2: 5.0}, "b": {0: 1.0, 1: 2.0, 2: 3.0}}
     for one in (compare(values)[0], compare(values, rule=Rule(1.0, 0.05, 3))[0]):
@@ -124,7 +167,7 @@ def test_ties_of_a_small_test_are_no_evidence_of_equivalence() -> None:
     answers = np.random.default_rng(0).random(size=(STUDIES, 10, 40))
     differences = 2.5 * ((answers < 0.012).sum(2) - (answers > 0.998).sum(2))
     ties = (differences[:, :3] == 0).all(1).mean()
-    verdicts = [decide(list(one), 0.5, ALPHA, 3).verdict for one in differences]
+    verdicts = [decide(list(one), 0.5, ALPHA, OPEN).verdict for one in differences]
     wrong = np.mean([one in ("equivalent", "worse") for one in verdicts])
     assert wrong <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / STUDIES)
     assert ties > 3 * ALPHA  # what counted as equivalent would be wrong more often than promised
@@ -143,7 +186,9 @@ def test_sentences() -> None:
     assert ab.decided and not ac.decided and bc.better_first().verdict == "better"
     line = sentence(ab, "points")
     assert line.startswith("a is better than b by ") and "95 % interval for all pairs" in line
-    assert " and c: equivalent within 1 point (" in sentence(ac, "points")
+    assert " and c: equivalent within 1 point (90 % interval for all pairs " in sentence(
+        ac, "points"
+    )
     losses = compare(values, lower=True, rule=rule)
     assert [one.verdict for one in losses] == ["worse", "equivalent", "better"]
     assert losses[0].low == pytest.approx(ab.low) and losses[0].mean == pytest.approx(ab.mean)
@@ -151,6 +196,6 @@ def test_sentences() -> None:
     undecided = compare(few, rule=rule)[0]
     assert undecided.verdict == "" and math.isnan(undecided.low)
     assert sentence(undecided, "points") == (
-        "a and b: not decided, a 9.9 points above (2 seeds); about 2 more seeds for a difference of "
-        "9.9 points"
+        "a and b: not decided, a 9.9 points above (2 seeds); about 2 more seeds (2 to 4) for a "
+        "difference of 9.9 points"
     )
