@@ -234,6 +234,11 @@ class Sweep(Section):
     until: Until | None = Field(
         None, description="add seeds to sweep.seeds until what is compared is decided"
     )
+    places: tuple[Literal["data.seed", "partition.seed"], ...] = Field(
+        (),
+        description="seeds in the space whose values are places, each with comparisons of its own; "
+        "others are repetitions, pooled in one interval",
+    )
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Asha | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from flray.results.load import load_folder
 from flray.results.measures import AVERAGE
 from flray.results.paired import Difference, Rule
 from flray.results.result_set import ResultSet, Trial
-from flray.results.study import Studies, Study
+from flray.results.study import DRAWS, TUNINGS, Studies, Study
 from flray.results.table import Column, build_paper_table, column_value, has_arms
 
-_History = tuple[dict[str, dict[int, float]], dict[str, dict[int, str]], dict[str, dict[int, int]]]
-"""Values, failures and looks, by setting and seed."""
+REPEATED = {"data.seed": DRAWS, "partition.seed": "partitions"}
+"""Settings whose values are repetitions, like seeds, unless ``sweep.places`` names them; the plural of each."""
 
 
 class Observation(NamedTuple):
@@ -31,42 +31,51 @@ class Observation(NamedTuple):
     ----------
     place, measure, name : str
         The data or circumstances, the measure, and the compared setting.
-    seed : int
-        The repetition.
+    seed : int or tuple
+        The repetition: the run's seed, and the values of the repeated settings (`REPEATED`).
     value : float or None
         The value; None if the run does not count.
     look : int
         See `flray.results.paired.Added`.
     failed : mapping of int to str
         The seeds that its setting failed at, and why.
+    levels : mapping
+        By level, the member that the repetition belongs to; see `flray.results.paired.Levels`.
     """
 
     place: str
     measure: str
     name: str
-    seed: int
+    seed: Hashable
     value: float | None
     look: int = 0
-    failed: Mapping[int, str] = {}
+    failed: Mapping[Any, str] = {}
+    levels: Mapping[str, str] = {}
 
 
 def group_observations(observations: Iterable[Observation]) -> list[Study]:
     """Return a study for each place and measure; a seed with a value has not failed."""
-    found: dict[tuple[str, str], _History] = {}
+    groups: dict[tuple[str, str], Study] = {}
     for one in observations:
-        values, failed, looks = found.setdefault((one.place, one.measure), ({}, {}, {}))
-        looks.setdefault(one.name, {})[one.seed] = one.look
-        failed.setdefault(one.name, {}).update(one.failed)
+        where = (one.place, one.measure)
+        study = groups.setdefault(where, Study(*where, {}, failed={}, looks={}, levels={}))
+        found: Any = study  # its mappings are filled here, and nowhere else
+        found.looks.setdefault(one.name, {})[one.seed] = one.look
+        found.failed.setdefault(one.name, {}).update(one.failed)
         if one.value is not None:
-            values.setdefault(one.name, {})[one.seed] = one.value
+            found.values.setdefault(one.name, {})[one.seed] = one.value
+        for level, member in one.levels.items():
+            found.levels.setdefault(level, {})[one.seed] = member
     studies = []
-    for where, (values, failed, looks) in found.items():
+    for study in groups.values():
         gone = {
-            name: {seed: why for seed, why in reasons.items() if seed not in values.get(name, {})}
-            for name, reasons in failed.items()
+            name: {
+                seed: why for seed, why in reasons.items() if seed not in study.values.get(name, {})
+            }
+            for name, reasons in study.failed.items()
         }
-        gone = {name: reasons for name, reasons in gone.items() if reasons}
-        studies.append(Study(*where, values, failed=gone, looks=looks))
+        failed = {name: reasons for name, reasons in gone.items() if reasons}
+        studies.append(replace(study, failed=failed))
     return studies
 
 
@@ -118,13 +127,50 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
         for one in source.trials:
             if has_arms(one, column.arms):
                 place, name = place_and_name(source, one)
+                seed, levels = repetition(source, one)
                 if paper is not None:
                     place = " ".join((*(arm for _, arm in column.arms), *client))
                     name = one.setting[rows]
                 value = column_value(one, column, paper) if id(one) in valued else None
-                failed = {one.seed: one.failure} if one.status == "failed" else {}
+                failed = {seed: one.failure} if one.status == "failed" else {}
                 look = 0 if one.taken_over else 1
-                yield Observation(place, measure, name, one.seed, value, look, failed)
+                yield Observation(place, measure, name, seed, value, look, failed, levels)
+
+
+def repetition(source: ResultSet, trial: Trial) -> tuple[Hashable, dict[str, str]]:
+    """Return the key of a trial's repetition, and by level the member that it belongs to."""
+    own = {
+        name: str(trial.setting[name]) for name in repeated_columns(source) if name in trial.setting
+    }
+    tuning = str(trial.repetition) if trial.tuned else ""
+    return levels_of(trial.seed, own, trial.fingerprints.get("data", ""), tuning)
+
+
+def levels_of(
+    seed: int, repeated: Mapping[str, str], data: str, tuning: str
+) -> tuple[Hashable, dict[str, str]]:
+    """Return the key of a repetition, and by level the member that it belongs to.
+
+    Parameters
+    ----------
+    seed : int
+        The run's.
+    repeated : mapping
+        The values of the settings of `REPEATED` that vary.
+    data : str
+        SHA-256 of the data; empty if they were not tracked.
+    tuning : str
+        The number of the tuning; empty without one.
+    """
+    levels = {DRAWS: data, TUNINGS: tuning} | {REPEATED[name]: x for name, x in repeated.items()}
+    key = (seed, *repeated.values()) if repeated else seed
+    return key, {**levels, "seeds": str(seed)}
+
+
+def repeated_columns(source: ResultSet) -> list[str]:
+    """Return the varying settings whose values are repetitions and no places."""
+    places = (source.config.get("sweep") or {}).get("places") or ()
+    return [name for name in source.varying if name in REPEATED and name not in places]
 
 
 def without_gaps(study: Study) -> Study | None:
@@ -143,7 +189,8 @@ def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     if source.paper is not None and source.paper.rows in source.axes:
         rows = source.paper.rows
     varying = source.varying
-    flat = {name: trial.setting[name] for name in varying if name in trial.setting}
+    repeated = repeated_columns(source)
+    flat = {n: trial.setting[n] for n in varying if n in trial.setting and n not in repeated}
     place = place_columns(list(flat), rows)
     name = setting_label({key: value for key, value in flat.items() if key not in place})
     return setting_label({key: flat[key] for key in place}), name or trial.method

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flray.results.paired import ALPHA, Difference, detectable_difference
-from flray.results.study import Ranks, Studies, Study
+from flray.results.study import DRAWS, TUNINGS, Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
 _UNSURE = 0.1, 0.9
@@ -37,7 +37,23 @@ def conclude(found: Studies) -> list[str]:
         heads = [study.place, study.measure if len(measures) > 1 else ""]
         head = " · ".join(filter(None, heads))
         lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
-    return [*lines, *_until(found), *found.left_out]
+    return [*lines, *_held_fixed(found), *_until(found), *found.left_out]
+
+
+def _held_fixed(found: Studies) -> Iterator[str]:
+    """Yield the levels that did not vary: the intervals do not hold for other members of them."""
+    names = {DRAWS: "one draw of the data", TUNINGS: "one tuning"}
+    fixed = [
+        name
+        for level, name in names.items()
+        if found.each
+        and all(
+            len(members := set(study.levels.get(level, {}).values())) == 1 and members != {""}
+            for study in found.each
+        )
+    ]
+    if fixed:
+        yield f"held fixed throughout: {' and '.join(fixed)}"
 
 
 def _of_study(study: Study, most: int) -> Iterator[str]:
@@ -112,7 +128,7 @@ def _without_failures(one: Difference, unit: str) -> str:
     low, high = one.low_corrected, one.high_corrected
     if one.lower:
         low, high = -high, -low
-    interval = f"{one.seeds} seeds"
+    interval = f"{one.repeated}, {one.seeds} runs" if one.repeated else f"{one.seeds} seeds"
     if one.sequential and math.isnan(one.margin):
         interval += f", looked at before at {one.first_look}"
     if not math.isnan(low):
@@ -130,12 +146,14 @@ def _without_failures(one: Difference, unit: str) -> str:
 
 
 def _level(one: Difference, sides: int = 1) -> str:
-    """Return the level of an interval of which one side, or either of two, can be wrong."""
+    """Return the level of an interval that can be wrong at one end, or at either."""
     return f"{100 * (1 - sides * one.alpha):.3g} % interval{' for all pairs' * (one.pairs > 1)}"
 
 
 def _more_seeds(one: Difference, unit: str) -> str:
     """Return how many seeds it takes to see a difference like this one, or a point if it is less."""
+    if one.repeated:
+        return ""
     wanted = _wanted(one, unit)
     what = f"a difference of {'1 point' if unit and wanted == 1 else _amount(one, wanted, unit)}"
     needed = one.seeds_for(wanted)
@@ -162,7 +180,11 @@ def _until(found: Studies) -> Iterator[str]:
         for one in study.differences if study.rule is None else ():
             seeds = max(seeds, one.seeds)
             wanted = _wanted(one, study.unit)
-            needed = one.seeds_for(wanted) if one.std > 0 and not one.verdict else None
+            needed = (
+                one.seeds_for(wanted)
+                if one.std > 0 and not one.verdict and not one.repeated
+                else None
+            )
             if needed is not None and one.seeds < needed <= _WORTH:
                 most, least = max(most, needed), min(least, 1 if study.unit else wanted)
     if most > seeds:
@@ -176,7 +198,11 @@ def _until(found: Studies) -> Iterator[str]:
 
 def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
     """Yield the difference that these seeds could have detected, if some pair was not decided."""
-    tested = [one for one in every if one.seeds > 1 and one.std > 0 and not one.sequential]
+    tested = [
+        one
+        for one in every
+        if one.seeds > 1 and one.std > 0 and not one.sequential and not one.repeated
+    ]
     if not tested or all(one.decided for one in tested):
         return
     seeds = Counter(one.seeds for one in tested).most_common(1)[0][0]
@@ -196,8 +222,11 @@ def rank_sentence(ranks: Ranks) -> str:
         f"{name} {mean:.2f}" for name, mean in zip(ranks.names, ranks.means, strict=True)
     )
     text = f"mean ranks over {count} places ({', '.join(ranks.places)}): {listed}"
+    if math.isinf(ranks.critical):
+        return f"{text}; not tested, because the data are the same in all places"
     if not math.isnan(ranks.p) and ranks.p >= ALPHA:
-        return f"{text}; not decided (Friedman p = {ranks.p:.2f})"
+        test = "Friedman" if len(ranks.names) > 2 else "sign test"
+        return f"{text}; not decided ({test} p = {ranks.p:.2f})"
     told = [
         (first, second)
         for i, first in enumerate(ranks.names)

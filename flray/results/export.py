@@ -21,7 +21,14 @@ from flray.files.border import open_file
 from flray.files.csv_files import csv_text, read_csv
 from flray.metrics.names import lower_is_better
 from flray.results import measures
-from flray.results.build_studies import Observation, group_observations, place_columns, without_gaps
+from flray.results.build_studies import (
+    REPEATED,
+    Observation,
+    group_observations,
+    levels_of,
+    place_columns,
+    without_gaps,
+)
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
@@ -360,16 +367,21 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     arms = [name for name in columns if name.startswith(PREFIX)]
     varying = [name for name in columns if frame[name].nunique() > 1]
     places = place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
+    repeated = [name for name in places if name in REPEATED]
     several = frame["data"].nunique() > 1 and "data" not in places
     names = _labels(frame.drop(columns=places).assign(data=""))
+    tuned = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
     observations = []
     for name, record in zip(names, frame.to_dict("records"), strict=True):
-        place = setting_label({one: record[one] for one in places if record[one] != ""})
+        where = {one: record[one] for one in places if record[one] != "" and one not in repeated}
+        place = setting_label(where)
         place = " ".join(filter(None, (place, str(record["data"]) if several else "")))
         failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
-        seed, look = int(record["seed"]), int(record.get("look") or 1)
-        value = float(record["value"])
-        observations.append(Observation(place, metric, name, seed, value, look, failed))
+        look, value = int(record.get("look") or 1), float(record["value"])
+        chosen = str(record.get("tuning") or 0) if any(record[one] != "" for one in tuned) else ""
+        own = {one: str(record[one]) for one in repeated}
+        key, levels = levels_of(int(record["seed"]), own, str(record["data_sha256"]), chosen)
+        observations.append(Observation(place, metric, name, key, value, look, failed, levels))
     found = map(without_gaps, group_observations(observations))
     return Studies([one for one in found if one is not None])
 

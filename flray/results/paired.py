@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ Values = Mapping[str, Mapping[Any, float]]
 """By setting, the values by seed (or by what else is paired)."""
 Failed = Mapping[str, Mapping[Any, str]]
 """By setting, why it failed, by the seeds at which it did."""
+Levels = Mapping[str, Mapping[Any, str]]
+"""By level of repetition (``draws of the data``, ``tunings``), the member that each seed belongs to."""
 Added = Mapping[str, Mapping[Any, int]]
 """By setting and seed, after how many looks at the others a value was added; one that is not there: after none."""
 
@@ -76,6 +78,9 @@ class Difference:
         seeds were there at once, or if it was not.
     verdict : str
         The verdict on the first setting, see `flray.results.sequential.Verdict`.
+    repeated : str
+        The repeated levels with their numbers, such as ``3 draws of the data``. The
+        interval holds for other ones of them, see `_clustered`; empty if each seed is on its own.
     first_failed, second_failed : str
         The number of seeds that each failed at, and the reason; empty without failures. The remaining
         seeds may be the easy ones. Therefore a setting that failed at a seed can be worse than
@@ -102,6 +107,7 @@ class Difference:
     verdict: Verdict = ""
     first_look: int = 0
     last_look: int = 0
+    repeated: str = ""
     first_failed: str = ""
     second_failed: str = ""
 
@@ -189,6 +195,7 @@ def compare(
     rule: Rule | None = None,
     failed: Failed | None = None,
     looks: Added | None = None,
+    levels: Levels | None = None,
 ) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
@@ -207,6 +214,9 @@ def compare(
         See `Failed` and `Added`. If seeds were added after a look at fewer, pairs are decided as if
         there had been a look after each seed without a last one; a `rule` has its own looks, and a
         last one unless there were others before.
+    levels : mapping
+        See `Levels`. Seeds that share one of them are not independent: the interval of a pair is as
+        wide as the variation between them asks for.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
@@ -214,8 +224,11 @@ def compare(
         pairs = [(name, reference) for name in values if name != reference]
     found = []
     for first, second in pairs:
-        differences, before = _shared(first, second, values, looks or {})
+        seeds, differences, before = _shared(first, second, values, looks or {})
         one = _difference(first, second, differences, lower, len(pairs))
+        if shared := _crossed(seeds, levels or {}):
+            found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
+            continue
         own = rule or (Rule(math.nan, ALPHA, before) if before else None)
         own = replace(own, at_most=None) if own is not None and before else own
         one = one if own is None else _sequential(one, differences, own)
@@ -240,8 +253,8 @@ def _with_failures(one: Difference, values: Values, failed: Failed) -> Differenc
 
 def _shared(
     first: str, second: str, values: Values, looks: Added
-) -> tuple[NDArray[np.float64], int]:
-    """Return the differences at the seeds that both have, and how many of them were looked at before the others."""
+) -> tuple[list[Any], NDArray[np.float64], int]:
+    """Return the seeds that both have, the differences at them, and how many were looked at before the others."""
     one, other = values[first], values[second]
     seeds = [s for s in one if s in other and math.isfinite(one[s]) and math.isfinite(other[s])]
     added = {seed: max(looks.get(n, {}).get(seed, 0) for n in (first, second)) for seed in seeds}
@@ -249,7 +262,7 @@ def _shared(
     before = sum(look == min(added.values()) for look in added.values())
     differences = np.array([one[seed] - other[seed] for seed in seeds], dtype=float)
     # One seed has no interval: nothing can have been decided by it.
-    return differences, before if 1 < before < len(seeds) else 0
+    return seeds, differences, before if 1 < before < len(seeds) else 0
 
 
 def _difference(
@@ -287,6 +300,65 @@ def _difference(
         lower,
         pairs,
         verdict=_verdict(*corrected, lower),
+    )
+
+
+def _crossed(seeds: Sequence[Any], levels: Levels) -> dict[str, NDArray[np.int64]]:
+    """Return by level which one each seed belongs to, without levels that make no difference.
+
+    These are levels with one member, with one for each seed, or within another level.
+    """
+    found: dict[str, NDArray[np.int64]] = {}
+    for name, of in levels.items():
+        own = np.unique([of[seed] for seed in seeds], return_inverse=True)[1]
+        if own.size and 0 < own.max() < len(seeds) - 1:
+            found[name] = own
+
+    def within(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+        return len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(np.unique(one))
+
+    kept: dict[str, NDArray[np.int64]] = {}
+    for name, own in sorted(found.items(), key=lambda item: int(item[1].max())):
+        if not any(within(own, other) for other in kept.values()):
+            kept[name] = own
+    return kept
+
+
+def _clustered(
+    one: Difference, differences: NDArray[np.float64], levels: Mapping[str, NDArray[np.int64]]
+) -> Difference:
+    """Return a comparison whose interval holds for other draws of all levels.
+
+    The variance of the mean is the sum of the variances that the sums over each level's members
+    show; for crossed levels that is at least the true one. Degrees of freedom after Satterthwaite.
+    """
+    from scipy import special
+
+    count, rest = len(differences), differences - one.mean
+    parts = [
+        (len(sums := np.bincount(own, rest)), float((sums**2).sum()) / count**2)
+        for own in levels.values()
+    ]
+    variances = np.array([part * size / (size - 1) for size, part in parts])
+    total = float(variances.sum())
+    repeated = " x ".join(f"{size} {name}" for (size, _), name in zip(parts, levels, strict=True))
+    if one.std == 0 or total <= 1e-24:
+        return replace(one, std=0.0, verdict="", repeated=repeated)
+    freedom = total**2 / float((variances**2 / [size - 1 for size, _ in parts]).sum())
+    error = math.sqrt(total)
+    halves = error * special.stdtrit(freedom, 1 - ALPHA / np.array([2, 2 * one.pairs]))
+    own, corrected = ((one.mean - half, one.mean + half) for half in halves.tolist())
+    p = float(2 * special.stdtr(freedom, -abs(one.mean) / error))
+    return replace(
+        one,
+        low=own[0],
+        high=own[1],
+        low_corrected=corrected[0],
+        high_corrected=corrected[1],
+        p=p,
+        corrected=min(p * one.pairs, 1.0),
+        verdict=_verdict(*corrected, one.lower),
+        repeated=repeated,
     )
 
 

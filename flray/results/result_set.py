@@ -69,6 +69,8 @@ class Trial:
         ``comparison``, or ``tuning`` if it helps to choose the compared settings.
     tuned : dict
         Settings that were tuned for the unit of `setting`.
+    repetition : int
+        The number of the tuning that it is part of, or whose choice it has, from 0.
     """
 
     number: str
@@ -89,6 +91,7 @@ class Trial:
     chosen_by: str = ""
     phase: str = COMPARISON
     tuned: dict[str, Any] = field(default_factory=dict)
+    repetition: int = 0
 
     @property
     def score_metric(self) -> str:

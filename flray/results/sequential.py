@@ -109,7 +109,7 @@ def _extremes(looks: Looks) -> NDArray[np.float64]:
 def _statistic(
     mean: NDArray[np.float64], std: NDArray[np.float64], count: NDArray[np.int64], looks: Looks
 ) -> NDArray[np.float64]:
-    """Return what a boundary of one number is held against at each look: a normal quantile, weighted."""
+    """Return the weighted normal quantile at each look, which is compared with the boundary."""
     from scipy import special
 
     assert looks.last is not None

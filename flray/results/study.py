@@ -14,8 +14,21 @@ from numpy.typing import NDArray
 from flray.errors import FlrayError, nearest
 from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures, sequential
-from flray.results.paired import ALPHA, METHOD, Added, Difference, Failed, Rule, Values, compare
+from flray.results.paired import (
+    ALPHA,
+    METHOD,
+    Added,
+    Difference,
+    Failed,
+    Levels,
+    Rule,
+    Values,
+    compare,
+)
 from flray.results.result_set import ResultSet
+
+DRAWS, TUNINGS = "draws of the data", "tunings"
+"""Levels of repetition, see `flray.results.paired.Levels`; members are empty texts where nothing is known of them."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +49,8 @@ class Study:
         The rule for adding seeds, if they were added until pairs were decided.
     failed : mapping
         See `flray.results.paired.Failed`.
-    looks : mapping
-        See `flray.results.paired.Added`.
+    looks, levels : mapping
+        See `flray.results.paired.Added` and `flray.results.paired.Levels`.
     """
 
     place: str
@@ -47,6 +60,7 @@ class Study:
     rule: Rule | None = None
     failed: Failed = field(default_factory=dict)
     looks: Added = field(default_factory=dict)
+    levels: Levels = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -63,7 +77,9 @@ class Study:
     def differences(self) -> list[Difference]:
         """The comparisons."""
         reference = self.reference if self.reference in self.values else None
-        return compare(self.values, self.lower, reference, self.rule, self.failed, self.looks)
+        return compare(
+            self.values, self.lower, reference, self.rule, self.failed, self.looks, self.levels
+        )
 
     @property
     def means(self) -> dict[str, float]:
@@ -94,6 +110,9 @@ class Studies:
         for measure in dict.fromkeys(study.measure for study in self.each):
             same = [study for study in self.each if study.measure == measure]
             ranks = rank({study.place: study.means for study in same}, same[0].lower)
+            data = {one for study in same for one in study.levels.get(DRAWS, {}).values()}
+            if ranks is not None and len(data) == 1 and data != {""}:
+                ranks = replace(ranks, p=math.nan, critical=math.inf)
             if ranks is not None:
                 found[measure] = ranks
         return found
@@ -164,10 +183,11 @@ class Ranks:
     means : tuple of float
         Mean ranks; 1 is best, equal values share their ranks.
     p : float
-        Of Friedman's test that all settings are alike; NaN with fewer than three, or where all
-        values are equal.
+        Of Friedman's test that all settings are alike, of two settings of the sign test; NaN where
+        all values are equal.
     critical : float
-        Nemenyi's critical difference of two mean ranks at 0.05.
+        Nemenyi's critical difference of two mean ranks at 0.05; infinite if all places have the same
+        data, since they are then no sample of data sets.
     wins, ties : array
         In how many places the setting of the row is better than that of the column, and equal.
     """
@@ -223,8 +243,12 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
     order = np.argsort(means, kind="stable")
     table = table[:, order]
     p = math.nan
-    if len(names) > 2 and (table != table[:, :1]).any():
-        p = float(stats.friedmanchisquare(*table.T).pvalue)
+    if (table != table[:, :1]).any():
+        if len(names) > 2:
+            p = float(stats.friedmanchisquare(*table.T).pvalue)
+        else:
+            signs = np.sign(table[:, 1] - table[:, 0])
+            p = float(stats.binomtest(int((signs > 0).sum()), int(abs(signs).sum())).pvalue)
     wins = (table[:, :, None] < table[:, None, :]).sum(axis=0)
     ties = (table[:, :, None] == table[:, None, :]).sum(axis=0)
     return Ranks(

@@ -167,7 +167,7 @@ def test_ranks_by_hand() -> None:
 
     # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
-    assert found is not None and found.names == ("a", "b") and math.isnan(found.p)
+    assert found is not None and found.names == ("a", "b") and found.p == 0.5  # sign test
     assert rank({"x": {"a": 1.0, "b": 2.0}}) is None
 
 
@@ -221,7 +221,7 @@ def test_one_of_each_kind_of_sentence() -> None:
         "about 11 more seeds (5 to 116) for a difference of 2.7 points"
     )
     line = said(FIVE, shifted(1.0, 3.0, -4.0, 2.0, 1.0))
-    assert line.endswith("more seeds for a difference of 1 point")
+    assert line.endswith("more seeds (72 to 597) for a difference of 1 point")
     line = said(FIVE, shifted(0.1, -0.1, 0.2, -0.2, 0.1))
     assert line.startswith("a and b: not decided, a 0.02 points above (95 % interval -0.18 to 0.22")
     assert line.endswith("; a difference of 1 point would probably have been seen")

@@ -84,7 +84,7 @@ def test_settings_are_compared_seed_by_seed_in_each_place(source: ResultSet) -> 
     assert other.mean == pytest.approx(1.0)
     assert table.conclusions[0] == (
         "mean ranks over 2 places (CIFAR-10, CIFAR-100): full 1.50, none 1.50; not decided "
-        "(critical difference 1.39)"
+        "(sign test p = 1.00)"
     )
     assert table.conclusions[1].startswith("CIFAR-10: full and none: not decided, full 11.0 points")
 
@@ -323,6 +323,10 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
     assert table.variances[0].shares == pytest.approx((200 / 202, 2 / 202, 0.0))
     for text in (shown(table), markdown(table, ()), render_page(source, table, (), (), {})):
         assert "Shares of the variance" in text and "99 %" in text and "who holds what" in text
+        assert "Wins, ties" not in text and "2 partitions x 2 seeds, 4 runs" in text
+    source.config["sweep"]["places"] = ["partition.seed"]
+    table = build_table(source)
+    for text in (shown(table), markdown(table, ()), render_page(source, table, (), (), {})):
         assert "Wins, ties" in text and "1/0/1" in text
 
 

@@ -1,0 +1,152 @@
+"""Values that share a draw of the data, a partition or a tuning: intervals hold for other ones of these."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flray.results.build_studies import build_studies
+from flray.results.conclusions import conclude, rank_sentence
+from flray.results.paired import compare
+from flray.results.result_set import ResultSet
+from flray.results.study import DRAWS, TUNINGS, rank
+from tests.report.conftest import Edited
+
+STUDIES = 1000
+
+
+def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> tuple[float, float]:
+    """Return how often the interval holds the true difference of zero, with the levels and without.
+
+    Parameters
+    ----------
+    sizes : dict
+        By level, the number of its members; all combinations have one value.
+    effects : dict
+        By level, the deviation between members; that of single values is 1.
+    nested : bool
+        Whether each level lies within those before it; otherwise all are crossed.
+    """
+    generator, found = np.random.default_rng(0), np.zeros(2)
+    keys = list(itertools.product(*map(range, sizes.values())))
+    levels = {
+        name: {key: str(key[: i + 1] if nested else key[i]) for key in keys}
+        for i, name in enumerate(sizes)
+    }
+    for _ in range(STUDIES):
+        values = dict(zip(keys, generator.standard_normal(len(keys)).tolist(), strict=True))
+        for name, deviation in effects.items():
+            members = sorted(set(levels[name].values()))
+            drawn = dict(
+                zip(members, deviation * generator.standard_normal(len(members)), strict=True)
+            )
+            values = {key: one + drawn[levels[name][key]] for key, one in values.items()}
+        settings = {"a": values, "b": dict.fromkeys(keys, 0.0)}
+        found += [
+            one.low <= 0 <= one.high
+            for given in (levels, None)
+            for one in compare(settings, levels=given)
+        ]
+    return float(found[0]) / STUDIES, float(found[1]) / STUDIES
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nested"),
+    [
+        ({DRAWS: 5, "seeds": 2}, True),
+        ({DRAWS: 3, TUNINGS: 3, "seeds": 2}, True),
+        ({DRAWS: 3, "partitions": 3}, False),
+        ({DRAWS: 3, "partitions": 3, "seeds": 3}, False),
+    ],
+)
+def test_where_draws_differ_as_much_as_runs_the_interval_covers(
+    sizes: dict[str, int], nested: bool
+) -> None:
+    effects = dict.fromkeys(list(sizes)[: len(sizes) - nested], 1.0)
+    held, without = covered(sizes, effects, nested)
+    assert held >= 0.93
+    assert without < 0.9
+
+
+def test_levels_that_do_not_differ_cost_little() -> None:
+    held, without = covered({DRAWS: 5, "seeds": 4}, {}, True)
+    assert 0.93 <= held <= 0.99 and 0.93 <= without <= 0.97
+
+
+def test_levels_by_hand() -> None:
+    values = {
+        "a": {0: 1.0, 1: 2.0, 2: 5.0, 3: 6.0, 4: 3.0, 5: 4.0},
+        "b": dict.fromkeys(range(6), 0.0),
+    }
+    pairs = {seed: str(seed // 2) for seed in range(6)}
+    (one,) = compare(values, levels={DRAWS: pairs, "seeds": {s: str(s) for s in range(6)}})
+    means = [1.5, 5.5, 3.5]  # by draw: standard error 2 / sqrt(3), Student's t with two degrees
+    assert (one.seeds, one.mean, one.repeated) == (6, pytest.approx(3.5), "3 draws of the data")
+    assert one.high - one.mean == pytest.approx(4.302653 * np.std(means, ddof=1) / np.sqrt(3))
+    for constant in ({DRAWS: dict.fromkeys(range(6), "x")}, {DRAWS: {s: str(s) for s in range(6)}}):
+        assert compare(values, levels=constant) == compare(values)
+    within = {DRAWS: pairs, TUNINGS: {seed: str(seed // 4) for seed in range(6)}}
+    assert compare(values, levels=within)[0].repeated == "2 tunings"
+
+
+def test_seeds_of_partition_and_data_in_a_space_are_repetitions(edited: Edited) -> None:
+    """36 runs of 4 settings: nine values of each are compared together, not three in each of three places."""
+
+    def change(config: dict[str, object]) -> None:
+        config |= {"paper": None, "arms": {}}
+
+    made = edited(change)
+    noise = np.random.default_rng(0).normal(0, 0.5, size=(3, 3, 4))
+    trials = []
+    for (partition, draw, number), one in np.ndenumerate(noise):
+        setting = {"partition.seed": partition, "data.seed": draw, "local.lr": 0.1 * (number + 1)}
+        history = made.trials[0].history.copy()
+        history["global/common/accuracy"] = (60 + 3 * number + one + partition + draw) / 100
+        trials.append(replace(made.trials[0], setting=setting, seed=0, history=history))
+    source = ResultSet(made.name, trials, made.config)
+    (study,) = build_studies(source).each
+    assert (study.place, {len(values) for values in study.values.values()}) == ("", {9})
+    assert all(pair.decided for pair in study.differences)
+    assert {pair.repeated for pair in study.differences} == {"3 draws of the data x 3 partitions"}
+    source.config["sweep"]["places"] = ["partition.seed", "data.seed"]
+    assert len(build_studies(source).each) == 9
+
+
+def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
+    source.config["paper"] = None
+    for draws, tuned, line in (
+        (
+            ("x", "x"),
+            {"local.lr": 0.1},
+            "held fixed throughout: one draw of the data and one tuning",
+        ),
+        (("x", "x"), {}, "held fixed throughout: one draw of the data"),
+        (("x", "y"), {}, None),
+    ):
+        trials = [
+            replace(trial, fingerprints={"data": draws[trial.seed]}, tuned=tuned)
+            for trial in source.trials
+        ]
+        said = conclude(build_studies(replace(source, trials=trials)))
+        assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
+
+
+def test_places_with_the_same_data_are_not_ranked_as_data_sets(source: ResultSet) -> None:
+    source.config["paper"] = None
+    found = build_studies(source)
+    for trial in source.trials:
+        trial.fingerprints["data"] = "x"
+    same = build_studies(replace(source))
+    (own,), (of_one,) = found.ranks.values(), same.ranks.values()
+    assert "not tested" not in rank_sentence(own)
+    assert rank_sentence(of_one).endswith("not tested, because the data are the same in all places")
+
+
+@pytest.mark.parametrize(("places", "decided"), [("wxyz", False), ("uvwxyz", True)])
+def test_two_settings_are_ranked_by_the_sign_test(places: str, decided: bool) -> None:
+    found = rank({place: {"a": 1.0, "b": 0.5} for place in places})
+    assert found is not None and found.p == pytest.approx(2 / 2 ** len(places))
+    assert ("ranks above" in rank_sentence(found)) == decided
