@@ -1,7 +1,5 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -62,12 +60,12 @@ def ray_here() -> dict[str, float]:
     return {**ray.cluster_resources(), "CPU": 4.0}
 
 
-_POOLS: dict[str, Pools] = {}
+_POOLS: dict[str, "Pools"] = {}
 """By the address of their Ray: pools of one that has ended are of no use."""
 
 
 @pytest.fixture
-def pools(ray_here: dict[str, float]) -> Pools:
+def pools(ray_here: dict[str, float]) -> "Pools":
     """Client actors by their number: ``pools[2]``. They serve one test after the other."""
     import ray
 

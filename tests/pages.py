@@ -1,7 +1,5 @@
 """README and the pages under docs/ as tests read them: their blocks of code, with what is not run and why."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a person types and sees: lists, schema, doctor, partitions, runs; and the same from Python."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Docstrings name the parameters that there are: checked with numpydoc's own parser."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

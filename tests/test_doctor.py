@@ -1,7 +1,5 @@
 """What `flray doctor` tells, and that a Ray of its own leaves no secret and no open port behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

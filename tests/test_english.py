@@ -1,7 +1,5 @@
 """Plain English: phrases that CONTRIBUTING.md replaces may only become rarer in docstrings and pages."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Streams are looked up by key: the same wherever they are used, and apart from every other one."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Imports point downwards: what must not know of Ray or MLflow does not import them, not even by detour."""
 
-from __future__ import annotations
-
 import ast
 import compileall
 import os

@@ -1,7 +1,5 @@
 """The notebooks under docs/notebooks run from top to bottom, and were stored after a run without an error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

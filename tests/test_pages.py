@@ -1,7 +1,5 @@
 """README and the pages under docs/ work when pasted: files are written, commands run, settings and links are right."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Values by paper, and networks dealt to the clients."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

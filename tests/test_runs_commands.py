@@ -1,7 +1,5 @@
 """The commands around runs: ls, compare, rm, and JSON for scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

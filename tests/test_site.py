@@ -1,7 +1,5 @@
 """The site: it builds without a warning, and every text, notebook, setting, component and public name is in it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zlib

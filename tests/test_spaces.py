@@ -1,7 +1,5 @@
 """What comes with flray is found by name in any folder, from a checkout and from a wheel."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What only shows or checks is there before torch: start-up, and declarations read from sources."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A command that is asked to end: one line, its exit code, and nothing lost."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Runs, sweeps, checkpoints and data in object storage: against a local S3-compatible server."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

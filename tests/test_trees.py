@@ -1,7 +1,5 @@
 """Trees survive packing bit for bit; digests see every bit and nothing else."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from typing import Any

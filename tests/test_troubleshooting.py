@@ -1,7 +1,5 @@
 """The page of troubles: every text in its table is what flray prints when just this goes wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Federations from hand-made arrays on tiny networks, in float64 and in this process."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

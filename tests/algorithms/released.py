@@ -4,8 +4,6 @@ The loops themselves are written in each test in plain PyTorch. They take from f
 part of a method: initial values, data, and in which order samples come.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from functools import partial
 from typing import Any

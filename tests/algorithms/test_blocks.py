@@ -1,7 +1,5 @@
 """The mean added up in blocks of clients: which methods allow it, and that it is the mean."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a client offers to hooks: augmentation by setting, a phase's own settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``local.compile``: near the plain bits, the same bits again, whichever clients the process has trained before."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What holds for every registered method; a new one is covered by being registered (and needs a row in `TRAFFIC`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any

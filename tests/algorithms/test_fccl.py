@@ -3,8 +3,6 @@
 The values of the released code are in `test_released_fccl`.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fed-CO2: a round by hand, FedBN and local training inside it, its ablations and the released code's differences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

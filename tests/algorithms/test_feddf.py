@@ -1,7 +1,5 @@
 """FedDF: a round at the server by hand, the exchange between peers in one loop, what may and may not change."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """FedFomo: rounds by hand, who is sent to whom, when it is local training, broken peers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

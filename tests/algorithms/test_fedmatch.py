@@ -1,7 +1,5 @@
 """FedMatch: rounds by hand with helpers, what each step leaves alone, who helps whom, different networks."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedMD: digest and revisit against one loop, one consensus per round, identities."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

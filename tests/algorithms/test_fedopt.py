@@ -1,7 +1,5 @@
 """FedOpt's four forms against their update rules by hand, at their neutral values, and with buffers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

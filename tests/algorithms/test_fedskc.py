@@ -1,7 +1,5 @@
 """FedSKC: its rounds by hand, and its ablations; the values of the released code are in `test_released_fedskc`."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which method equals which at a neutral setting, bit for bit, and that by default it does not: a row for each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

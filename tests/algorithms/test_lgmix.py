@@ -1,7 +1,5 @@
 """LG-Mix: rounds by hand, and its features; the values of the released code are in `test_released_lgmix`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

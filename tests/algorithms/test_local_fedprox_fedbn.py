@@ -1,7 +1,5 @@
 """Local training, FedProx and FedBN: closed forms, and what they are in special cases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Methods that share a part of the network and keep the rest: FedPer, FedRep, FedBABU, FedAlt and FedSim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Pooled training: gradient descent on everybody's samples, and FedAvg with one client who has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """``local.precision``: bfloat16 within the network, float32 everywhere else, whatever the method."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Public batches are the same images, augmented alike, for every participant; private ones are augmented apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

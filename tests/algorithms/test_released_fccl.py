@@ -5,8 +5,6 @@ of flray's formulas is used. Images are vectors here: the crops of public images
 their own.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -4,8 +4,6 @@ What its `local_training`, `train_CO2` and `communication` do under feature skew
 flray's formulas is used.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

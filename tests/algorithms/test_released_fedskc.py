@@ -6,8 +6,6 @@ and its weights by discrepancy are computed and then not used, so that neither i
 vectors that it begins with are not initialised, which as zeros add nothing to any gradient.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ What its `train`, `_get_eig_vals`, `train_epoch` and `communication_grad` do, wr
 flray's formulas is used.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RHFL: the staged exchange against all participants in one loop, confidences, identities, the variant."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SCAFFOLD: its update by hand, its identities, and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

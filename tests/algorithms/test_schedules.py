@@ -1,7 +1,5 @@
 """How much and how fast a client trains in a round: `local.schedule`, `warmup`, `steps` and parts of an epoch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

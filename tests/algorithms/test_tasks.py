@@ -1,7 +1,5 @@
 """Every method on every task: it runs, or it says before round 0 that it needs classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients trained in one step end where they end one after another, whatever their numbers of samples and steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,8 +6,6 @@ asserted for every row; what the difference is, by hand, in the methods' own tes
 options is not a matter of the method: its test says where the difference lies.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

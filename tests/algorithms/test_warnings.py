@@ -1,7 +1,5 @@
 """A method that is on and does nothing says so: in one line, once in a run, inline and on Ray."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A client actor killed while a stage is run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

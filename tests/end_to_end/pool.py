@@ -1,7 +1,5 @@
 """Client actors that outlive the federations they serve: a process and its imports cost seconds."""
 
-from __future__ import annotations
-
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec

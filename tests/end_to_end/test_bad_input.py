@@ -1,7 +1,5 @@
 """A user's mistake is one line, exit code 2, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

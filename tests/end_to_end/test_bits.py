@@ -1,7 +1,5 @@
 """Which instructions compute: portable bits under any environment, and a run that knows the CPU it began on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

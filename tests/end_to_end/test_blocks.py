@@ -1,7 +1,5 @@
 """Weights added up near the clients, in blocks: the same bits on any number of actors, and what failures leave out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

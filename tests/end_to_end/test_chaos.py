@@ -1,7 +1,5 @@
 """Two of the kills of scripts/chaos, at moments fixed by a seed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

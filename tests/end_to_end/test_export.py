@@ -1,7 +1,5 @@
 """Models leave flray: plain PyTorch without it gets the same accuracy."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that is given more rounds is the run that had as many from the start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

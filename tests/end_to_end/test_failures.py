@@ -1,7 +1,5 @@
 """A client that raises, hangs or kills its process; a server actor that dies; a user's own components on Ray."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

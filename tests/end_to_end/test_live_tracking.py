@@ -1,7 +1,5 @@
 """What MLflow shows while a run or a sweep goes on."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ hold in their hands is used here: the command line and the files. Where a test f
 fixtures stay, for there are runs like them on people's disks.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -4,8 +4,6 @@ One pool of two actors runs all federations one after another; the server's side
 process, where a test can look at what the federation has learnt and step in between two stages.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation is measured like the test, and the reported number follows from what is tracked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A driver killed or stopped at any moment and resumed ends with the bits and the history of one that was not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import signal

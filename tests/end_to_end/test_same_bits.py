@@ -1,7 +1,5 @@
 """The same experiment ends with the same bits wherever and however its client tasks were run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

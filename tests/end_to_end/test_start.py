@@ -1,7 +1,5 @@
 """``experiment.start``: training goes on from the global model of another run, or from a file."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Segmentation, few-shot learning and EEG from a YAML file to figures, on small generated data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

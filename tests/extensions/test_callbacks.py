@@ -1,7 +1,5 @@
 """Callbacks: every round once and in order, whatever dies; files that TensorBoard and W&B read themselves."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Early stopping: the round at which a run ends, the same in a run, in a sweep, on actors and after a kill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics besides the task's: the same samples, views and names, and other libraries' values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samplers: every method, the same bits whatever dies, and what clients are only asked is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

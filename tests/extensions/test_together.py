@@ -1,7 +1,5 @@
 """All extensions in one sweep whose driver is killed: the bits of one that was not, and every round told once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Unseen clients: nothing of theirs in training, whatever the method and the sampler, and what is measured on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arguments of another shape, type or range are refused by name, whatever the function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

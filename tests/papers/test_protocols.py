@@ -1,7 +1,5 @@
 """Every run of every suite against what the paper, or its released code, says of it."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

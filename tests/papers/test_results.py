@@ -1,7 +1,5 @@
 """The kept results on local data: each file belongs to its suite as it now is; pages say what reports say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

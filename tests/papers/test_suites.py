@@ -4,8 +4,6 @@ That run is on noise in the form of its data: names of domains and options of me
 gets wrong are found so without any download.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep's folder as two methods on two partitions with two seeds leave it, made by hand: every number is known."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

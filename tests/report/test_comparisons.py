@@ -1,7 +1,5 @@
 """Statistics against values that were worked out by hand or by another way, and a test per kind of sentence."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Names are data: in every form of a report they can be read, and none is markup, a formula or a second line."""
 
-from __future__ import annotations
-
 import io
 import re
 import tempfile

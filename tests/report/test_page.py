@@ -1,7 +1,5 @@
 """The page of a report and its figures: what they show, and that nothing else is needed."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Pairs that are looked at after every seed: the error rate is held, where repeated t-tests break it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

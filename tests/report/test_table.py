@@ -1,7 +1,5 @@
 """Tables of a sweep in every form, against numbers that are known."""
 
-from __future__ import annotations
-
 import io
 import math
 import shutil

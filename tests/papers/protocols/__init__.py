@@ -5,8 +5,6 @@ is its name or a mapping with its name and the options that matter; options that
 their defaults.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 Fact = tuple[object, str]

@@ -1,7 +1,5 @@
 """What a run of a suite is, field by field, in the form of the written tables."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """FCCL+'s experiments: its section 4 and tables V to VII, WenkeHuang/FCCL ("code") where they are silent."""
 
-from __future__ import annotations
-
 from tests.papers.protocols import Row, Suite, method, rows
 
 RUNS: Row = {

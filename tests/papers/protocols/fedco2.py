@@ -1,7 +1,5 @@
 """Fed-CO2's feature skew: its appendices A, B, E, F, and zhyczy/Fed-CO2 ("code") where they are silent."""
 
-from __future__ import annotations
-
 from tests.papers.protocols import Row, Suite, method, rows
 
 FEATURES: Row = {

@@ -1,7 +1,5 @@
 """Fed-CO2's label skew: its appendices A, B, E, F, and zhyczy/Fed-CO2, label-skew ("code") where they are silent."""
 
-from __future__ import annotations
-
 from tests.papers.protocols import Row, Suite, divided, method, rows
 
 CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))

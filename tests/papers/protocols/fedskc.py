@@ -1,7 +1,5 @@
 """FedSKC's experiments: its section IV, hwang52/FedSKC ("code") where it is silent, its rivals' own papers and code."""
 
-from __future__ import annotations
-
 from tests.papers.protocols import Row, Suite, divided, method, rows
 
 RUNS: Row = {

@@ -1,7 +1,5 @@
 """LG-Mix's experiments: its section 5.1 and appendix D.1; of its rivals it states no hyper-parameter."""
 
-from __future__ import annotations
-
 from tests.papers.protocols import Row, Suite, method, rows
 
 DIGITS: Row = {

@@ -1,7 +1,5 @@
 """What a table's printed numbers are measured with, by suite: printed metric, measure here, and the source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 OWN, OTHERS = "own/accuracy", "others/accuracy"
