@@ -16,16 +16,9 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "scripts" / "site" / "build.py"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site") / "html"
-    done = subprocess.run(
-        [sys.executable, str(BUILD), str(target), "basic"],  # a theme that costs no time
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+def build(target: Path) -> Path:
+    command = [sys.executable, str(BUILD), str(target), "basic"]  # a theme that costs no time
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
 
@@ -51,42 +44,27 @@ def modules() -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_module_function_component_and_setting_is_in_the_reference(built: Path) -> None:
+def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_path: Path) -> None:
+    built = build(tmp_path / "html")
     names = names_in(built)
+    public = names["py:function"] | names["py:class"]
     assert set(names["py:module"]) == modules()
-    for name in functional.__all__:
-        assert f"flray.functional.{name}" in names["py:function"] | names["py:class"]
+    assert {f"flray.functional.{name}" for name in functional.__all__} <= set(public)
     for kind, entries in registry.ALL.items():
         pages = built / "reference" / kind
-        for name in set(entries.names()) - set(
-            entries.added()
-        ):  # without those of other tests in this process
+        for name in set(entries.names()) - set(entries.added()):  # without those of other tests
             item = entries.get(name)
             assert f"{entries.kind}-{name}" in names["std:label"]
             assert not pages.is_dir() or (pages / f"{name}.html").is_file()
-            if (
-                "<locals>" not in item.__qualname__
-            ):  # made by a function, such as the sets of folders
-                assert (
-                    f"{item.__module__}.{item.__qualname__}"
-                    in names["py:function"] | names["py:class"]
-                )
+            # some are made by a function, such as the sets of folders
+            made = "<locals>" in item.__qualname__
+            assert made or f"{item.__module__}.{item.__qualname__}" in public
     settings = (built / "reference" / "settings.html").read_text()
-    assert all(
-        path in settings
-        for path in (
-            "experiment.local.lr_decay",
-            "experiment.faults.round_timeout",
-            "experiment.shift.long_tail",
-            "sweep.seeds",
-        )
-    )
+    shown = "local.lr_decay", "faults.round_timeout", "shift.long_tail"
+    assert all(f"experiment.{path}" in settings for path in shown) and "sweep.seeds" in settings
     commands = (built / "reference" / "commands.html").read_text()
     assert "flray data show" in commands and "--smoke" in commands
 
-
-@pytest.mark.slow
-def test_every_text_notebook_and_suite_is_a_page(built: Path) -> None:
     texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
     wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}
     wanted |= {f"reference/suites/{name}" for name in suites.files(spaces.folder() / "papers")}

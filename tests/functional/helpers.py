@@ -16,7 +16,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def near(found: Any, expected: Any, rel: float = 1e-12, abs: float | None = None) -> None:
     """Compare a number with the one that was worked out."""
-    assert float(found) == pytest.approx(expected, rel=rel, abs=abs)
+    assert found.item() == pytest.approx(expected, rel=rel, abs=abs)
 
 
 def flat(loss: torch.Tensor, *leaves: torch.Tensor) -> None:

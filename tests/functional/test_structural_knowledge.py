@@ -223,11 +223,11 @@ def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None
         torch.tensor([0.0, 0.0, 0.0], dtype=F64), torch.tensor([5e3, 5e3, 1e4], dtype=F64)
     )
     assert low.tolist() == [0.5, 0.5, 0.0]
-    near = fn.discrepancy_weights(
+    pair = fn.discrepancy_weights(
         torch.zeros(2, dtype=F64), torch.tensor([2000.0, 2001.0], dtype=F64)
     )
     gap = (2001.0**2 - 2000.0**2) / 4001.0
-    near(near[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
+    near(pair[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
     huge = fn.discrepancy_weights(torch.tensor([1, 1]), torch.tensor([1e308, 1e308], dtype=F64))
     assert huge.tolist() == [0.5, 0.5]
 

@@ -1,9 +1,10 @@
-"""Every suite is expanded, has every printed number once, and the first run of its smoke form is run.
+"""Every suite is what its paper says, has every printed number once, and the first run of its smoke form is run.
 
 That run is on noise in the form of its data: names of domains and options of methods that a suite
 gets wrong are found so without any download.
 """
 
+import contextlib
 import functools
 import itertools
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from flray import api as sweeps
+from flray import registry
 from flray.config import suites
+from flray.config.arms import PREFIX
 from flray.config.components import ModelChoice
 from flray.config.experiment import Config, Experiment
-from flray.config.loader import load
+from flray.config.loader import experiment_at, load
 from flray.config.paper import PaperTable
 from flray.config.yaml_files import read_with_base
 from flray.data.datasets.stand_in import FORMS
@@ -25,23 +28,25 @@ from flray.federation.federation import inline_federation
 from flray.papers import printed_numbers, tables
 from flray.results.table import printed_rows
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from tests.papers.protocols import Suite, fcclplus, fedco2, fedco2_labels, fedskc, lgmix
+from tests.papers.protocols.facts import as_facts, facts, matches
+from tests.papers.protocols.measures import WRITTEN as MEASURES
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 # Those on other data are no tables.
 FILES = [name for name in ALL if "/local" not in name]
-EXPECTED = {
-    "fedco2": [f"table{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13)]
-    + [f"fig{n}" for n in range(3, 8)],
-    "fcclplus": [f"table{n}" for n in range(8, 20)] + [f"fig{n}" for n in range(6, 11)],
-    "fedskc": [f"table{n}" for n in range(1, 6)] + ["fig3", "fig4"],
-    "lgmix": [f"table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10)] + ["fig2", "fig3", "fig4"],
+WRITTEN: dict[str, Suite] = {
+    f"{paper}/{name}": suite
+    for paper, written in (
+        ("fedco2", fedco2.SUITES | fedco2_labels.SUITES),
+        ("fcclplus", fcclplus.SUITES),
+        ("fedskc", fedskc.SUITES),
+        ("lgmix", lgmix.SUITES),
+    )
+    for name, suite in written.items()
 }
-LOCAL = {
-    "fedco2": ["local", "local-office", "local-300"],
-    "fcclplus": ["local", "local-20"],
-    "fedskc": ["local", "local-cifar", "local-lt"],
-    "lgmix": ["local", "local-100"],
-}
+# Values of a preset that an arm replaces.
+REPLACED = {("fcclplus/table15", "moon (μ = 5)"): {"mu": 5.0}}
 
 
 @functools.cache
@@ -49,9 +54,21 @@ def _loaded(name: str) -> Config:
     return resolve_sweep(load(ALL[name]))
 
 
-def test_every_table_and_figure_has_its_suite() -> None:
-    for found, wanted in ((FILES, EXPECTED), ([one for one in ALL if one not in FILES], LOCAL)):
-        assert found == [f"{paper}/{one}" for paper, names in wanted.items() for one in names]
+@functools.cache
+def _runs(name: str) -> list[tuple[dict[str, str], Experiment]]:
+    """Return the runs of a suite's first seed, by their arms."""
+    config = _loaded(name)
+    return [
+        (
+            {path.removeprefix(PREFIX): str(arm) for path, arm in setting.items()},
+            experiment_at(config, {**setting, "seed": config.sweep.seeds[0]}),
+        )
+        for setting in enumerate_settings(config)
+    ]
+
+
+def test_every_suite_is_written_down() -> None:
+    assert set(WRITTEN) == set(ALL) and set(MEASURES) <= set(ALL)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -120,12 +137,13 @@ def _narrow(experiment: Experiment) -> Experiment:
         small = {} if width is None else {"width": 0.1 if isinstance(width, float) else 8}
         return one.model_copy(update={"options": {**one.options, **small}})
 
-    options = dict(experiment.algorithm.options)
+    options, partition = dict(experiment.algorithm.options), experiment.partition
     if options.get("public_size"):
         options["public_size"] = 16
+    few = 10 if partition.name == "domains" else 30
     return experiment.model_copy(
         update={
-            "subset": experiment.subset if experiment.partition.options.get("clients") else 30,
+            "subset": experiment.subset if partition.options.get("clients") else few,
             "model": choice(experiment.model),
             "algorithm": experiment.algorithm.model_copy(update={"options": options}),
             "models": {name: choice(one) for name, one in experiment.models.items()},
@@ -142,13 +160,17 @@ ONE_OF_EACH = ("fcclplus/table8", "fedco2/table1", "fedskc/table1", "lgmix/table
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name), FORMS)
     experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)
-    federation = inline_federation(build_spec(experiment), lambda line: None)
-    try:
-        metrics = federation.step().metrics
-    finally:
-        federation.close()
+    metrics = _first_round(experiment.model_copy(update={"name": "any"}).model_dump_json())
     assert metrics["train/steps"] > 0
     assert any(metric.startswith(("global/", "personal/")) for metric in metrics)
+
+
+@functools.cache
+def _first_round(experiment: str) -> dict[str, float]:
+    """Return the metrics of a first round; many suites begin with the same run."""
+    spec = build_spec(Experiment.model_validate_json(experiment))
+    with contextlib.closing(inline_federation(spec, lambda line: None)) as federation:
+        return federation.step().metrics
 
 
 def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
@@ -168,3 +190,51 @@ def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
         data = {"name": "office31", "path": str(tmp_path / file)}
         own = load({"experiment": {"model": "lenet", "algorithm": "fedavg", "data": data}})
         assert suites.smoke(own, FORMS).experiment.data.name == used
+
+
+# --- what the paper, or its released code, says of every run ---------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_suites_runs_and_measures_are_those_of_its_paper(name: str) -> None:
+    suite, seeds, paper = WRITTEN[name], _loaded(name).sweep.seeds, _loaded(name).paper
+    measures, source = MEASURES.get(name, (None, "a suite without printed numbers"))
+    assert (paper and paper.measures) == measures, source
+    for arms, experiment in _runs(name):
+        said = suite.expected(arms)
+        assert all(source for _, source in said.values())
+        wanted = as_facts({field: value for field, (value, _) in said.items()})
+        found = facts(experiment, len(seeds), wanted)
+        if matches(found.get("images"), wanted.get("images")):
+            found["images"] = wanted.get("images")
+        wrong = {
+            field: f"found {found.get(field)}, and {said.get(field, ('nothing', ''))[1]} has {wanted.get(field)}"
+            for field in {"images": None, **wanted, **found}
+            if found.get(field) != wanted.get(field)
+        }
+        assert not wrong, arms
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_suite_uses_its_papers_preset_wherever_a_method_has_one(name: str) -> None:
+    paper = name.split("/")[0]
+    for arms, experiment in _runs(name):
+        replaced = REPLACED.get((name, arms.get("method", "")), {})
+        presets = [
+            {**preset.values, **replaced}
+            for preset in registry.algorithms.params(experiment.algorithm.name).presets
+            if preset.name == paper or preset.name.startswith(f"{paper}-")
+        ]
+        options = experiment.algorithm.options
+        assert not presets or any(values.items() <= options.items() for values in presets), arms
+
+
+def test_a_written_arm_is_one_of_a_suite_of_its_paper() -> None:
+    """Tables of methods are shared by suites; an arm that no suite of the paper has is a mistake."""
+    known: dict[tuple[str, str], set[str]] = {}
+    for name in ALL:
+        for axis, arms in _loaded(name).arms.items():
+            known.setdefault((name.split("/")[0], axis), set()).update(arms)
+    for name, suite in WRITTEN.items():
+        for axis, rows in suite.arms.items():
+            assert set(rows) <= known[name.split("/")[0], axis], (name, axis)
