@@ -211,6 +211,12 @@ def gradient_step(
     }
 
 
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def linear_loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy of `linear-body` with one layer."""
     return nn.functional.cross_entropy(x @ weights[W].T @ weights[V].T, y)

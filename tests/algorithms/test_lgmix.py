@@ -1,5 +1,6 @@
-"""LG-Mix: rounds by hand, and its features; the values of the released code are in `test_released_lgmix`."""
+"""LG-Mix: rounds by hand, and its features, and whole loops of the released code."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
 from flray.federation.executor import InlineExecutor
+from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
+from tests.algorithms import released
 
 # Updates are formed in float64, so that the ends are exact for float32 models.
 SINGLE = {"precision": "float32"}
@@ -185,3 +188,110 @@ def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.Monkey
     for h in seen:
         assert h.shape == pooled.shape
         assert sorted(h[:, 0].tolist()) == pytest.approx(sorted(pooled[:, 0].tolist()), rel=1e-12)
+
+
+# --- the released code -----------------------------------------------------------------------------
+# Whole loops of med-air/HeteroPFL, in plain PyTorch and float64: what its `train`, `_get_eig_vals`, `train_epoch`
+# and `communication_grad` do, written anew; nothing of flray's formulas is used.
+
+
+LR, BATCH, ROUNDS = 0.1, 4, 3
+
+
+class ReleasedLoop:
+    """A server model and personalised ones; an epoch's training is undone before the next one."""
+
+    def __init__(self, federation: Federation, epochs: int) -> None:
+        self.federation, self.epochs = federation, epochs
+        self.models = released.networks(federation)
+        self.server = copy.deepcopy(self.models[0])
+        self.data = [released.private(federation, i) for i in range(3)]
+        self.optimizers = [torch.optim.SGD(m.parameters(), lr=LR) for m in self.models]
+        self.shares: list[list[float]] = [[], [], []]
+
+    def run(self, number: int) -> None:
+        updates, local, common = [], [], []
+        for i, model in enumerate(self.models):
+            before = copy.deepcopy(model.state_dict())
+            for batches in released.private_batches(self.federation, i, number, BATCH, self.epochs):
+                own, other = self.train(i, batches)
+                after = model.state_dict()
+                update = {n: after[n] - before[n] for n in before if "tracked" not in n}
+                model.load_state_dict(before)
+            updates.append(update)
+            local.append(eigenvalues(own))
+            common.append(eigenvalues(other))
+        self.communicate(updates, local, common)
+
+    def train(self, i: int, batches: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """One epoch over whole batches; return both models' features of all its samples."""
+        model, (x, y) = self.models[i].train(), self.data[i]
+        self.server.eval()
+        own, other = [], []
+        for rows in (rows for rows in batches if len(rows) == BATCH):
+            self.optimizers[i].zero_grad()
+            features = model.features(x[rows])
+            other.append(self.server.features(x[rows]).detach())
+            nn.functional.cross_entropy(model.classifier(features), y[rows]).backward()
+            self.optimizers[i].step()
+            own.append(features.detach())
+        return torch.cat(own), torch.cat(other)
+
+    def communicate(
+        self, updates: list[dict[str, Tensor]], local: list[Tensor], common: list[Tensor]
+    ) -> None:
+        sizes = [len(y) for _, y in self.data]
+        states = [model.state_dict() for model in self.models]
+        server = self.server.state_dict()
+        for i, (mine, theirs) in enumerate(zip(local, common, strict=True)):
+            own, other = (float(values[:-1].sum()) for values in (mine, theirs))
+            self.shares[i].append(own / (own + other))
+        means = tiny.mean_of(updates, sizes)
+        for name in means:
+            mean = means[name]
+            server[name] += mean
+            for i, state in enumerate(states):
+                share = sum(self.shares[i]) / len(self.shares[i])
+                state[name] += (1 - share) * mean + share * updates[i][name]
+
+
+def eigenvalues(features: Tensor) -> Tensor:
+    """Return those of the covariance of all samples, largest first."""
+    centred = features - features.mean(0)
+    covariance = sum((torch.outer(h, h) for h in centred), torch.zeros(())) / len(centred)
+    return torch.linalg.svd(covariance)[1]
+
+
+def fresh(epochs: int, **changes: Any) -> Federation:
+    local = {"lr": LR, "batch_size": BATCH, "epochs": epochs}
+    return released.fresh({"name": "lgmix", **changes}, local=local)
+
+
+def compare(epochs: int = 1, **changes: Any) -> None:
+    """Run both, and compare after every round; the counters of batch norms are not trained with."""
+    federation = fresh(epochs, **changes)
+    loop = ReleasedLoop(federation, epochs)
+    for number in range(ROUNDS):
+        metrics = federation.step().metrics
+        loop.run(number)
+        released.assert_same(federation.server.model, loop.server, counters=False)
+        for i, model in enumerate(loop.models):
+            released.assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
+            found = metrics[f"train/lgmix/lambda_of_round/client/client{i}"]
+            assert abs(found - loop.shares[i][-1]) < 1e-12, "not close"
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_whole_loops_of_the_released_code(epochs: int) -> None:
+    compare(epochs)
+
+
+def test_traces_of_an_epoch_are_not_those_of_its_batches() -> None:
+    """Centred batch by batch, the traces lose what batches differ by: lambda is another."""
+    federation = fresh(1)
+    loop = ReleasedLoop(federation, 1)
+    (batches,) = released.private_batches(federation, 0, 0, BATCH, 1)
+    own, other = loop.train(0, batches)
+    parts = [sum(float(eigenvalues(part).sum()) for part in h.split(BATCH)) for h in (own, other)]
+    found = federation.step().metrics["train/lgmix/lambda_of_round/client/client0"]
+    assert abs(found - parts[0] / sum(parts)) > 1e-5

@@ -63,15 +63,11 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
                 log_own = torch.log_softmax(x @ w.T, 1)
                 divergences = [(p * (p.log() - log_own)).sum(1).mean() for p in said]
                 loss = sum((omega[j] * divergences[j] for j in {0, 1, 2} - {i}), torch.zeros(()))
-                optimizers[i].zero_grad()
-                loss.backward()
-                optimizers[i].step()
+                tiny.descend(optimizers[i], loss)
         for w, (x, y) in zip(weights, DATA, strict=True):
             optimizer = torch.optim.Adam([w], lr=0.05)
             for _ in range(max(24 // len(y), 1) if "private_epochs" in options else 2):
-                optimizer.zero_grad()
-                sce(w, x, y).backward()
-                optimizer.step()
+                tiny.descend(optimizer, sce(w, x, y))
         for i, w in enumerate(weights):
             tiny.close(tiny.kept(federation, i)[W], w.detach())
 

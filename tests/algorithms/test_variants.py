@@ -16,6 +16,7 @@ from flray import models, registry
 from flray.config.loader import load
 from flray.metrics.summary import trajectory
 from tests.algorithms import helpers as tiny
+from tests.algorithms import test_fccl, test_fedco2, test_fedskc, test_lgmix
 
 Both = tuple[Any, Any]
 
@@ -121,7 +122,38 @@ def test_each_value_can_be_set_alone(method: str, row: str, option: str) -> None
         assert resolved(method, variant="released", **{option: one}) == {**released, option: one}
 
 
-# --- each row makes a difference: by hand in test_released_*, and here where images or sizes matter ---
+# --- each row makes a difference: to the loops of the released code, and below where images or sizes matter ---
+
+LOOPS = {"fedskc": test_fedskc, "fedco2": test_fedco2, "lgmix": test_lgmix}
+NULL = {"drop_last": False, "weight_decay": 0.0, "public_weight_decay": 1e-5}
+"""Values in place of null, which is the experiment's own one; the others are below."""
+OTHERS = [
+    (method, option, NULL.get(option, one))
+    for (method, _), options in ROWS.items()
+    for option, (one, _) in options.items()
+    if method in ("fedskc", "lgmix", "fcclplus") and (one is not None or option in NULL)
+    if option not in ("inputs", "public_batch_size", "pretrain_schedule")
+]
+OTHERS += [("fccl", "average_after", "public"), ("fcclplus", "average_after", "local")]
+# the loop of Fed-CO2 has feature skew, where the released code has the paper's weights and statistics
+OTHERS += [("fedco2", "first_mutual", True), ("fedco2", "weights", "samples")]
+OTHERS += [("fedco2", "statistics", "averaged")]
+OTHERS += [("fccl", "pretrain_schedule", "constant"), ("fccl", "pretrain_weight_decay", 1e-5)]
+
+
+@pytest.mark.parametrize(("method", "option", "value"), OTHERS)
+def test_with_another_value_it_is_not_the_loop_of_the_released_code(
+    method: str, option: str, value: Any
+) -> None:
+    compare, how = getattr(LOOPS.get(method), "compare", test_fccl.compare), dict[str, Any]()
+    if method not in LOOPS:
+        how = {"name": method, "averaged": option == "average_after"}
+        how["pretrain"] = 3 if option.startswith("pretrain") else 0
+    elif option == "update":
+        how = {"epochs": 3}
+    with pytest.raises(AssertionError, match=r"not close|not equal"):
+        compare(**how, **{option: value})
+
 
 CHANGES: list[tuple[str, str, tuple[Any, Any]]] = [
     ("fcclplus", "augment", (None, "crop")),  # by default the experiment has no augmentation either
