@@ -24,6 +24,8 @@ QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """Options of methods that by their defaults would take long; what is measured by name alone runs with these."""
 W, V = "features.first.weight", "classifier.weight"
 DROPOUT = {"name": "two-layer", "dropout": 0.2}
+OTHER = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
+"""Settings of another network for one client."""
 SIZES = [12, 9, 15]
 """Samples of each of the `gaussian_clients`."""
 _clients: dict[str, tuple[list[Arrays], int]] = {}
@@ -160,6 +162,11 @@ def run(
     return federation
 
 
+def full(model: str | dict[str, Any] = "one-layer", **local: Any) -> dict[str, Any]:
+    """Return settings of a network and of batches that hold all of a client's samples."""
+    return {"model": model, "local": {"batch_size": 100, **local}}
+
+
 def state_of(federation: Federation, client: int) -> dict[str, Any]:
     """Return what a client remembers; empty where it has never taken part."""
     handle = federation.states[client]
@@ -249,6 +256,14 @@ def close(actual: Any, expected: Any, rtol: float = 1e-12, atol: float = 1e-12) 
     if isinstance(expected, Mapping):
         actual, expected = {name: actual[name] for name in expected}, dict(expected)
     torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
+
+
+def has_loss(federation: Federation, client: int, logits: Tensor, view: str = "personal") -> None:
+    """Compare a client's measured loss with that of logits for its samples."""
+    found = federation.evaluate()[f"{view}/local/loss/client/client{client}"]
+    data = federation.spec.data
+    y = torch.from_numpy(data.y[data.clients[client].test])
+    close(torch.tensor(found, dtype=torch.float64), nn.functional.cross_entropy(logits, y))
 
 
 def as_tensors(clients: Sequence[Arrays]) -> list[tuple[Tensor, Tensor]]:

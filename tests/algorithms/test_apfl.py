@@ -1,10 +1,7 @@
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.algorithms import helpers as tiny
-
-FULL = {"model": "one-layer", "local": {"batch_size": 99}}
 
 
 def fixed(alpha: float) -> dict[str, object]:
@@ -13,7 +10,7 @@ def fixed(alpha: float) -> dict[str, object]:
 
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on softmax regression; alpha moves once v and w differ, so in the second round."""
-    one, two = (tiny.run({"name": "apfl", "alpha": 0.3}, rounds=n, **FULL) for n in (1, 2))
+    one, two = (tiny.run({"name": "apfl", "alpha": 0.3}, rounds=n, **tiny.full()) for n in (1, 2))
     start, data = tiny.start(one)[tiny.V], tiny.tensors()
     gradients = [tiny.softmax_gradient(start, x, y) for x, y in data]
     own = [start - 0.1 * 0.3 * g for g in gradients]
@@ -52,24 +49,17 @@ def test_personal_models_end_at_fedavg_s_and_local_s(local: dict[str, object]) -
         metrics = tiny.run(algorithm, rounds=2, model=tiny.DROPOUT, local=local).evaluate()
         return [metrics[f"{view}/local/loss/client/client{i}"] for i in range(3)]
 
-    fedavg, local_, half = (
-        losses("fedavg", "global"),
-        losses("local", "personal"),
-        losses("apfl", "personal"),
-    )
-    assert losses(fixed(0.0), "personal") == fedavg and losses(fixed(1.0), "personal") == local_
-    assert half not in (fedavg, local_)
+    fedavg, alone = losses("fedavg", "global"), losses("local", "personal")
+    assert losses(fixed(0.0), "personal") == fedavg and losses(fixed(1.0), "personal") == alone
+    assert losses("apfl", "personal") not in (fedavg, alone)
 
 
 def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
     federation = tiny.run("apfl", rounds=3, model="one-layer")
-    metrics = federation.evaluate()
-    for i, (x, y) in enumerate(tiny.tensors()):
+    for i, (x, _) in enumerate(tiny.tensors()):
         state = tiny.state_of(federation, i)
         own, common = (x @ w.T for w in (state["v"][tiny.V], federation.server.model[tiny.V]))
-        loss = F.cross_entropy(state["alpha"] * own + (1 - state["alpha"]) * common, y)
-        found = metrics[f"personal/local/loss/client/client{i}"]
-        assert found == pytest.approx(float(loss), rel=1e-12)
+        tiny.has_loss(federation, i, state["alpha"] * own + (1 - state["alpha"]) * common)
 
 
 def test_the_mixture_s_statistics_are_mixed_like_parameters() -> None:

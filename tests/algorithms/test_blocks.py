@@ -90,14 +90,6 @@ def test_the_server_gets_one_sum_per_block() -> None:
         assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_blocks_are_weighed_by_their_clients(weights: str) -> None:
-    whole, blocked = (
-        rounds("fedavg", block, aggregation={"weights": weights}) for block in (None, 2)
-    )
-    tiny.close(blocked.server.model, whole.server.model, rtol=1e-12)
-
-
 def test_blocks_follow_the_client_number_not_the_cohort() -> None:
     seen: list[list[list[int]]] = []
 

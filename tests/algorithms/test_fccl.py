@@ -125,14 +125,11 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
     return p.exp() * (p - q)
 
 
-OTHER_NETWORK = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-
-
 @pytest.mark.parametrize(
     ("options", "models"),
     [
         ({}, {}),
-        ({}, OTHER_NETWORK),
+        ({}, tiny.OTHER),
         ({"omega": 0.5, "mu": 0.1}, {}),
         ({"fccm": False}, {}),
         ({"fisl": False}, {}),

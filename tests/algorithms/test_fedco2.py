@@ -15,10 +15,7 @@ from flray.models import SplitModel, groups
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 
-FULL: dict[str, Any] = {
-    "model": {"name": "two-layer", "norm": False},
-    "local": {"batch_size": 100, "epochs": 2},
-}
+FULL = tiny.full({"name": "two-layer", "norm": False}, epochs=2)
 ALONE = {"name": "fedco2", "mu": 0, "intra": "none"}
 Weights = Mapping[str, Tensor]
 

@@ -47,7 +47,7 @@ def adam(
 )
 def test_three_rounds_at_the_server_by_hand(options: dict[str, Any], sizes: list[int]) -> None:
     options = {"name": "feddf", "steps": 5, "batch_size": 10, "lr": 0.05, **options}
-    federation = tiny.fresh(options, CLIENTS, model="one-layer", local={"batch_size": 100})
+    federation = tiny.fresh(options, CLIENTS, **tiny.full())
     public, hp = torch.from_numpy(federation.spec.data.public), federation.spec.algorithm.hp
     used = public[public_subset(0, len(public), hp.public_size)]
     assert len(used) == options.get("public_size", 24)
@@ -67,12 +67,8 @@ def test_three_rounds_at_the_server_by_hand(options: dict[str, Any], sizes: list
     "options", [{}, {"temperature": 2.0}, {"public_optimizer": "fresh"}, {"average": True}], ids=str
 )
 def test_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
-    federation = tiny.fresh(
-        {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options},
-        CLIENTS,
-        model="one-layer",
-        local={"batch_size": 100, "momentum": 0.5},
-    )
+    peers = {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options}
+    federation = tiny.fresh(peers, CLIENTS, **tiny.full(momentum=0.5))
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     tau, fresh = options.get("temperature", 1.0), "public_optimizer" in options
     weights = [federation.server.model[V].clone() for _ in CLIENTS]
@@ -114,11 +110,8 @@ def test_alone_the_student_begins_as_its_teacher() -> None:
 
 
 def test_every_architecture_gets_a_student_of_all_clients() -> None:
-    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    plain, distilled = (
-        tiny.run({"name": "feddf", "steps": n}, models=models, model=tiny.DROPOUT).server
-        for n in (0, 5)
-    )
+    settings = {"models": tiny.OTHER, "model": tiny.DROPOUT}
+    plain, distilled = (tiny.run({"name": "feddf", "steps": n}, **settings).server for n in (0, 5))
     assert len(distilled.models) == 2
     for key, model in distilled.models.items():
         assert trees.sha256(plain.models[key]) != trees.sha256(model)

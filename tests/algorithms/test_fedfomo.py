@@ -14,7 +14,7 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 
 VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100}, **VAL}
+FULL = {**tiny.full(), **VAL}
 FIVE = tiny.gaussian_clients((8,) * 5)
 GAINS = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
 

@@ -71,13 +71,8 @@ def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; nobody has class 3, which counts as 0 in the mean over classes."""
     clients = tiny.tensors()
-    federation = tiny.run(
-        {**EXACT, "lam": 0.4, "gamma": 0.3},
-        classes=4,
-        model="linear-body",
-        local={"batch_size": 99},
-        rounds=2,
-    )
+    options = {**EXACT, "lam": 0.4, "gamma": 0.3}
+    federation = tiny.run(options, classes=4, rounds=2, **tiny.full("linear-body"))
     trained = tiny.each_step(tiny.start(federation), clients)
     features = [x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)]
     soft = [torch.softmax(f @ p[V].T / 0.5, 1) for f, p in zip(features, trained, strict=True)]

@@ -53,12 +53,7 @@ def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp:
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""
-    federation = tiny.fresh(
-        {"name": "fedmatch", **NUMBERS, **options},
-        CLIENTS,
-        model="one-layer",
-        local={"batch_size": 100},
-    )
+    federation = tiny.fresh({"name": "fedmatch", **NUMBERS, **options}, CLIENTS, **tiny.full())
     hp, x = federation.spec.algorithm.hp, torch.from_numpy(federation.spec.data.public)
     initial = federation.server.model[W].clone()
     theta, psi = [initial] * 3, [initial * hp.ratio / (1 + hp.ratio)] * 3
@@ -121,12 +116,8 @@ class Watched(FedMatch):
 
 def test_each_step_changes_its_own_part_alone() -> None:
     SEEN.clear()
-    tiny.run(
-        {"name": "watched-fedmatch"},
-        rounds=2,
-        model={"name": "two-layer", "dropout": 0.2},
-        local={"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9},
-    )
+    local = {"lr": 0.01, "weight_decay": 0.1, "momentum": 0.9}
+    tiny.run("watched-fedmatch", rounds=2, model=tiny.DROPOUT, local=local)
     assert len(SEEN) == 3 * 2 * (3 + 2 + 4)
     for before, after in itertools.pairwise(SEEN):
         if after[0] == "sigma":
@@ -136,9 +127,8 @@ def test_each_step_changes_its_own_part_alone() -> None:
 
 
 def test_the_nearest_clients_help_until_others_are_sent() -> None:
-    federation = tiny.fresh(
-        {"name": "fedmatch", "interval": 2}, tiny.gaussian_clients((8,) * 5), local={"lr": 0.01}
-    )
+    five = tiny.gaussian_clients((8,) * 5)
+    federation = tiny.fresh({"name": "fedmatch", "interval": 2}, five, local={"lr": 0.01})
     algorithm, server = federation.spec.algorithm, federation.server
     federation.step()
     assert set(server.state["predictions"]) == set(map(str, range(5)))
@@ -158,10 +148,8 @@ def test_the_nearest_clients_help_until_others_are_sent() -> None:
 
 
 def test_helpers_may_have_another_network() -> None:
-    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation = tiny.run(
-        {"name": "fedmatch", "average": False}, rounds=2, models=models, local={"lr": 0.01}
-    )
+    settings = {"rounds": 2, "models": tiny.OTHER, "local": {"lr": 0.01}}
+    federation = tiny.run({"name": "fedmatch", "average": False}, **settings)
     helpers = tiny.state_of(federation, 0)["helpers"]
     assert helpers["1"]["architecture"] != helpers["2"]["architecture"]
     assert len(helpers["1"]["weights"]["classifier.weight"][0]) == 7

@@ -26,8 +26,7 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
     "options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str
 )
 def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
-    settings = {"model": "one-layer", "local": {"batch_size": 100}}
-    federation = tiny.fresh({"name": "fedmd", **options}, CLIENTS, **settings)
+    federation = tiny.fresh({"name": "fedmd", **options}, CLIENTS, **tiny.full())
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[V].clone() for _ in CLIENTS]
     seen: set[int] = set()
@@ -78,8 +77,7 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
 
 
 def test_participants_may_have_different_networks_and_the_digest_is_no_local_training() -> None:
-    models = {"client1": {"name": "two-layer", "width": 7, "norm": False}}
-    federation, local = tiny.run("fedmd", models=models), tiny.run("local", models=models)
+    federation, local = (tiny.run(name, models=tiny.OTHER) for name in ("fedmd", "local"))
     assert len(federation.server.models) == 2
     metrics = federation.step().metrics
     assert metrics["train/public_loss"] > 0

@@ -64,8 +64,8 @@ def test_rows_of_w_have_length_1_after_every_round() -> None:
 
 def test_a_round_by_hand() -> None:
     """The body has no parameters: two full-batch steps on s alone, and W from the directions of the inputs."""
-    options, local = {"rho": 0.7, "scale": 2.0}, {"batch_size": 99, "epochs": 2}
-    federation = tiny.run({"name": "fednh", **options}, SKEWED, model="one-layer", local=local)
+    options = {"name": "fednh", "rho": 0.7, "scale": 2.0}
+    federation = tiny.run(options, SKEWED, **tiny.full(epochs=2))
     w, scales = tiny.start(federation)[W], []
     pull = torch.zeros(3, 4, dtype=torch.float64)
     for x, y in tiny.as_tensors(SKEWED):

@@ -1,7 +1,5 @@
 """FedOpt's four forms against their update rules by hand, at their neutral values, and with buffers."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch import Tensor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 
-STEP: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.3}}
+STEP = tiny.full(lr=0.3)
 
 
 def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,8 +7,6 @@ from torch import Tensor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
-FULL = {"batch_size": 99}
-
 
 def test_the_first_round_is_fedavg_s() -> None:
     assert tiny.digest("fedproc") == tiny.digest("fedavg")
@@ -38,7 +36,7 @@ def test_prototypes_are_means_over_all_samples_of_a_class_and_stay_where_nobody_
 
 def test_the_weight_of_ce_grows_over_the_rounds() -> None:
     """The contrast has no gradient where the body has no parameters, so alpha scales the steps: 1, 1/4, 2/4."""
-    federation = tiny.run({"name": "fedproc", "ramp": 4}, model="one-layer", local=FULL, rounds=3)
+    federation = tiny.run({"name": "fedproc", "ramp": 4}, rounds=3, **tiny.full())
     w = tiny.start(federation)[V]
     for alpha in (1.0, 0.25, 0.5):
         steps = [{V: w - 0.1 * alpha * tiny.softmax_gradient(w, *data)} for data in tiny.tensors()]
@@ -47,9 +45,7 @@ def test_the_weight_of_ce_grows_over_the_rounds() -> None:
 
 
 def test_two_rounds_by_hand() -> None:
-    federation = tiny.run(
-        {"name": "fedproc", "alpha": 0.3}, model="linear-body", local=FULL, rounds=2
-    )
+    federation = tiny.run({"name": "fedproc", "alpha": 0.3}, rounds=2, **tiny.full("linear-body"))
     clients = tiny.tensors()
     trained = tiny.each_step(tiny.start(federation), clients)
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])

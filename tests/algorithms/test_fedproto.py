@@ -43,8 +43,7 @@ def test_the_nearest_known_prototype_predicts(own: bool) -> None:
         distances[:, [3, i] if own else [3]] = torch.inf
         right = (distances.argmin(1) == y).double().mean()
         assert metrics[f"personal/local/accuracy/client/client{i}"] == right
-        loss = float(F.cross_entropy(-distances, y))
-        assert metrics[f"personal/local/loss/client/client{i}"] == pytest.approx(loss)
+        tiny.has_loss(federation, i, -distances)
 
 
 def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -> None:
@@ -58,12 +57,8 @@ def test_the_classifier_predicts_where_asked_and_before_there_are_prototypes() -
 
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_two_rounds_by_hand(per_feature: bool) -> None:
-    federation = tiny.run(
-        {"name": "fedproto", "lam": 0.5, "per_feature": per_feature},
-        model="linear-body",
-        local={"batch_size": 99},
-        rounds=2,
-    )
+    options = {"name": "fedproto", "lam": 0.5, "per_feature": per_feature}
+    federation = tiny.run(options, rounds=2, **tiny.full("linear-body"))
     clients = tiny.tensors()
     trained = tiny.each_step(tiny.start(federation), clients)
     features = [(x @ p[W].T, y) for (x, y), p in zip(clients, trained, strict=True)]

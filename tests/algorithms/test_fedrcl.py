@@ -24,11 +24,8 @@ def test_a_threshold_above_1_switches_the_penalty_off() -> None:
 def test_a_round_by_hand() -> None:
     """One full-batch step, pair by pair, on a body of two layers, both tapped."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
-    federation = tiny.run(
-        {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight},
-        model={"name": "linear-body", "layers": 2},
-        local={"batch_size": 99},
-    )
+    options = {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight}
+    federation = tiny.run(options, **tiny.full({"name": "linear-body", "layers": 2}))
 
     def term(f: Tensor, y: Tensor) -> Tensor:
         s = F.normalize(f) @ F.normalize(f).T

@@ -1,7 +1,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from flray import trees
 from tests.algorithms import helpers as tiny
@@ -16,12 +15,8 @@ def test_where_all_classes_are_equally_frequent_the_generic_part_is_fedavg_s() -
 def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
     """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
     clients = tiny.gaussian_clients(skew=True)
-    federation = tiny.run(
-        {"name": "fedrod", "personal_init": start},
-        clients,
-        model="linear-body",
-        local={"batch_size": 99, "epochs": 2},
-    )
+    options = {"name": "fedrod", "personal_init": start}
+    federation = tiny.run(options, clients, **tiny.full("linear-body", epochs=2))
     initial, trained, heads = tiny.start(federation), [], []
     for x, y in tiny.as_tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
@@ -38,27 +33,16 @@ def test_two_steps_and_both_predictors_by_hand(start: str) -> None:
         heads.append(g["g"])
     mean = tiny.mean_of(trained, tiny.SIZES)
     tiny.close(federation.server.model, mean)
-    metrics = federation.evaluate()
-    for i, (x, y) in enumerate(tiny.as_tensors(clients)):
+    for i, (x, _) in enumerate(tiny.as_tensors(clients)):
         tiny.close(tiny.state_of(federation, i)["head"], {"weight": heads[i]})
         f = x @ mean[W].T
-
-        def loss(logits: Tensor, y: Tensor = y) -> object:
-            return pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
-
-        personal, common = (
-            metrics[f"{view}/local/loss/client/client{i}"] for view in ("personal", "global")
-        )
-        assert personal == loss(f @ mean[V].T + f @ heads[i].T) and common == loss(f @ mean[V].T)
+        tiny.has_loss(federation, i, f @ mean[V].T + f @ heads[i].T)
+        tiny.has_loss(federation, i, f @ mean[V].T, "global")
 
 
 def test_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
-    federation = tiny.run(
-        "fedrod",
-        tiny.gaussian_clients((12,)),
-        model="linear-body",
-        local={"batch_size": 99, "clip_norm": 1e-3},
-    )
+    one = tiny.gaussian_clients((12,))
+    federation = tiny.run("fedrod", one, **tiny.full("linear-body", clip_norm=1e-3))
     moved = tiny.state_of(federation, 0)["head"]["weight"] - tiny.start(federation)[V]
     assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
 

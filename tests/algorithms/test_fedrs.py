@@ -15,7 +15,7 @@ def rs(alpha: float, graded: bool = False) -> dict[str, object]:
 @pytest.mark.parametrize("graded", [False, True])
 def test_one_step_by_hand(graded: bool) -> None:
     """Logits (a_c W_c) x, so the gradient of W_c is a_c times that of plain softmax regression at a W."""
-    federation = tiny.run(rs(0.25, graded), SKEWED, model="one-layer", local={"batch_size": 99})
+    federation = tiny.run(rs(0.25, graded), SKEWED, **tiny.full())
     w, ends = tiny.start(federation)[V], []
     for i, (x, y) in enumerate(tiny.as_tensors(SKEWED)):
         counts = torch.bincount(y, minlength=3).double()

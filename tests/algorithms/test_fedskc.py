@@ -14,7 +14,7 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 from tests.algorithms.helpers import V as W
 
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1, "lr": 0.01}}
+FULL = tiny.full(lr=0.01)
 OFF = {"lcl": False, "gda": False, "gpr": False}
 
 
@@ -151,11 +151,8 @@ def test_sizes_that_saturate_the_sigmoid_make_the_average_uniform() -> None:
 def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
     """Classes that only one client holds have its own knowledge: every d_k is 0, though the models differ."""
     equal = enumerate(tiny.gaussian_clients((12, 12, 12)))
-    settings: dict[str, Any] = {
-        "clients": [(x, y % 2 + 2 * i) for i, (x, y) in equal],
-        "classes": 6,
-        "rounds": 3,
-    }
+    clients = [(x, y % 2 + 2 * i) for i, (x, y) in equal]
+    settings: dict[str, Any] = {"clients": clients, "classes": 6, "rounds": 3}
     options = {"name": "fedskc", **OFF, "gda": True, "sample_scale": "fraction"}
     found = tiny.run(options, **settings)
     plain = tiny.digest("fedavg", aggregation={"weights": "uniform"}, **settings)
@@ -164,11 +161,8 @@ def test_equal_sizes_and_discrepancies_make_the_average_uniform() -> None:
 
 
 def test_each_module_makes_a_difference() -> None:
-    settings: dict[str, Any] = {
-        "clients": tiny.gaussian_clients((6, 9, 15)),
-        "rounds": 3,
-        "local": {"lr": 0.01},
-    }
+    clients = tiny.gaussian_clients((6, 9, 15))
+    settings: dict[str, Any] = {"clients": clients, "rounds": 3, "local": {"lr": 0.01}}
     plain = tiny.digest("fedavg", **settings)
     found = [tiny.digest({"name": "fedskc", **OFF, module: True}, **settings) for module in OFF]
     assert len({plain, *found}) == 4

@@ -12,8 +12,6 @@ from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
 
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 99}}
-
 
 def coin(p: float, lam: float = 0.5) -> dict[str, Any]:
     return {"name": "l2sgd", "coin": True, "p": p, "lam": lam}
@@ -25,7 +23,7 @@ def own(federation: Federation) -> list[Tensor]:
 
 def test_a_round_trains_and_pulls_by_hand() -> None:
     """Two rounds of one full-batch step on softmax regression, pull 0.3; the mean has equal weights."""
-    federation = tiny.run({"name": "l2sgd", "pull": 0.3}, rounds=2, **FULL)
+    federation = tiny.run({"name": "l2sgd", "pull": 0.3}, rounds=2, **tiny.full())
     models = [tiny.start(federation)[V]] * 3
     for _ in range(2):
         pairs = zip(models, tiny.tensors(), strict=True)
@@ -55,7 +53,7 @@ def test_a_full_pull_makes_all_models_uniform_fedavg_s_but_for_local_buffers() -
 def test_the_coin_s_two_branches_are_unbiased_for_the_objective_s_gradient() -> None:
     """Both branches from the same models: their expected step is -alpha grad F, and alpha = N (1 - p) lr."""
     p, lam, lr = 0.3, 0.8, 0.1
-    federation, data = tiny.run(coin(p, lam), rounds=1, **FULL), tiny.tensors()
+    federation, data = tiny.run(coin(p, lam), rounds=1, **tiny.full()), tiny.tensors()
     alpha = 3 * (1 - p) * lr
     while True:  # until a local step has been followed by a pull
         before = own(federation)

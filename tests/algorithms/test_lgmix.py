@@ -18,7 +18,7 @@ from tests.algorithms import released
 
 # Updates are formed in float64, so that the ends are exact for float32 models.
 SINGLE = {"precision": "float32"}
-FULL: dict[str, Any] = {"model": "scaled", "local": {"batch_size": 100, "epochs": 2}}
+FULL = tiny.full("scaled", epochs=2)
 NAMES = ("features.layer.weight", "classifier.weight")
 
 

@@ -1,7 +1,5 @@
 """Local training, FedProx and FedBN: closed forms, and what they are in special cases."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 3}}
+FULL = tiny.full(epochs=3)
 UNIFORM = {"weights": "uniform"}
 PLAIN = {"name": "two-layer", "norm": False}
 NORM = {
@@ -33,9 +31,8 @@ def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
 
 
 def test_fedprox_pull_is_zero_at_the_first_local_step_and_then_keeps_clients_close() -> None:
-    one_step = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 1}}
-    pulled = tiny.digest({"name": "fedprox", "mu": 1e6}, **one_step)
-    assert pulled == tiny.digest("fedavg", **one_step)
+    pulled = tiny.digest({"name": "fedprox", "mu": 1e6}, **tiny.full())
+    assert pulled == tiny.digest("fedavg", **tiny.full())
     distances = []
     for mu in (0.0, 0.1, 1.0, 5.0):
         federation = tiny.run({"name": "fedprox", "mu": mu}, tiny.gaussian_clients((12,)), **FULL)

@@ -1,5 +1,6 @@
 import math
-from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -21,29 +22,19 @@ def test_first_turns_have_a_loss_of_log_2_and_no_gradient_from_it() -> None:
 def test_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the second contrasts with the mean and with each client's own last model."""
     mu, tau, clients = 2.0, 0.3, tiny.tensors()
-    federation = tiny.run(
-        {"name": "moon", "mu": mu, "tau": tau},
-        model="linear-body",
-        local={"batch_size": 99},
-        rounds=2,
-    )
+    options = {"name": "moon", "mu": mu, "tau": tau}
+    federation = tiny.run(options, rounds=2, **tiny.full("linear-body"))
     own = tiny.each_step(tiny.start(federation), clients)
     mean = tiny.mean_of(own, tiny.SIZES)
-    trained = []
-    for previous, (x, y) in zip(own, clients, strict=True):
 
-        def loss(
-            p: Mapping[str, Tensor],
-            x: Tensor = x,
-            y: Tensor = y,
-            last: Mapping[str, Tensor] = previous,
-        ) -> Tensor:
-            r = x @ p[W].T
-            near = torch.exp(F.cosine_similarity(r, x @ mean[W].T) / tau)
-            far = torch.exp(F.cosine_similarity(r, x @ last[W].T) / tau)
-            return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
+    def loss(p: Any, last: Any, x: Tensor, y: Tensor) -> Tensor:
+        r = x @ p[W].T
+        near = torch.exp(F.cosine_similarity(r, x @ mean[W].T) / tau)
+        far = torch.exp(F.cosine_similarity(r, x @ last[W].T) / tau)
+        return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
 
-        trained.append(tiny.gradient_step(mean, loss))
+    pairs = zip(own, clients, strict=True)
+    trained = [tiny.gradient_step(mean, partial(loss, last=w, x=x, y=y)) for w, (x, y) in pairs]
     tiny.close(federation.server.model, tiny.mean_of(trained, tiny.SIZES))
 
 

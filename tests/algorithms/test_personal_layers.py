@@ -13,9 +13,7 @@ from flray.models import groups
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
-FULL: dict[str, Any] = {"model": "linear-body", "local": {"batch_size": 99}}
 TUNED = ("all", "classifier", "features")
-HEAD: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 99}}
 
 
 def rep(head: int | None, body: int | None, **options: int) -> dict[str, object]:
@@ -28,7 +26,7 @@ def test_one_round_by_hand(name: str) -> None:
 
     FedBABU trains the body alone.
     """
-    federation = tiny.run(name, **FULL)
+    federation = tiny.run(name, **tiny.full("linear-body"))
     start, bodies, sizes = tiny.start(federation), [], tiny.SIZES
     for i, (x, y) in enumerate(tiny.tensors()):
         head = start[V] - 0.1 * tiny.softmax_gradient(start[V], x @ start[W].T, y)
@@ -44,7 +42,7 @@ def test_one_round_by_hand(name: str) -> None:
 @pytest.mark.parametrize(("method", "rounds"), [("fedper", 2), (rep(2, 3), 1)], ids=str)
 def test_the_head_is_softmax_regression_on_the_received_features(method: Any, rounds: int) -> None:
     """On a network whose body has no parameters: two full-batch steps, of two rounds or of two epochs."""
-    federation = tiny.run(method, rounds=rounds, **HEAD)
+    federation = tiny.run(method, rounds=rounds, **tiny.full())
     for i, (x, y) in enumerate(tiny.tensors()):
         w = tiny.start(federation)[V].clone()
         for _ in range(2):

@@ -13,8 +13,7 @@ CLIENTS = tiny.gaussian_clients((12, 9, 15), skew=True)
 
 def test_equation() -> None:
     """Two epochs of one batch are two steps of gradient descent on the union of the samples."""
-    local = {"batch_size": 100, "epochs": 2, "lr": 0.3}
-    federation = tiny.run("pooled", CLIENTS, model="one-layer", local=local)
+    federation = tiny.run("pooled", CLIENTS, **tiny.full(epochs=2, lr=0.3))
     w = tiny.start(federation)[tiny.V]
     x, y = (torch.cat(parts) for parts in zip(*tiny.as_tensors(CLIENTS), strict=True))
     for _ in range(2):

@@ -9,14 +9,12 @@ from flray.errors import ConfigError
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 
-FULL: dict[str, Any] = {"model": "one-layer", "local": {"batch_size": 100, "epochs": 4}}
-
 
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_three_rounds_by_hand_with_partial_participation(option: str, server_lr: float) -> None:
     options = {"name": "scaffold", "option": option, "server_lr": server_lr}
-    federation = tiny.fresh(options, participation={"clients": 2}, **FULL)
+    federation = tiny.fresh(options, participation={"clients": 2}, **tiny.full(epochs=4))
     w, data = federation.server.model[W].clone(), tiny.tensors()
     c, own = torch.zeros_like(w), [torch.zeros_like(w) for _ in data]
     for _ in range(3):
@@ -44,20 +42,15 @@ def test_three_rounds_by_hand_with_partial_participation(option: str, server_lr:
 )
 def test_counts_steps_and_not_epochs(steps: int, participation: dict[str, float]) -> None:
     """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
-    federation = tiny.run(
-        "scaffold",
-        tiny.gaussian_clients((12,)),  # 2 epochs of 3 batches
-        model="one-layer",
-        participation=participation,
-        local={"batch_size": 4, "epochs": 2, "lr": 0.05},
-    )
+    one, batches = tiny.gaussian_clients((12,)), {"batch_size": 4, "epochs": 2, "lr": 0.05}
+    federation = tiny.run("scaffold", one, participation=participation, **tiny.full(**batches))
     expected = (tiny.start(federation)[W] - federation.server.model[W]) / (steps * 0.05)
     tiny.close(tiny.state_of(federation, 0)["c"][W], expected)
 
 
 def test_uses_the_round_s_decayed_learning_rate() -> None:
-    local = {"batch_size": 100, "lr": 0.2, "lr_decay": 0.5}
-    federation = tiny.run("scaffold", tiny.gaussian_clients((12,)), model="one-layer", local=local)
+    one = tiny.gaussian_clients((12,))
+    federation = tiny.run("scaffold", one, **tiny.full(lr=0.2, lr_decay=0.5))
     start = federation.server.model[W].clone()
     federation.step()
     ((x, y),) = tiny.tensors((12,))
