@@ -23,6 +23,7 @@ from flray.federation.ray_backend.client_actor import ClientActor
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
+from tests.helpers import small, written
 
 LOWEST = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -46,14 +47,9 @@ wide = pytest.mark.skipif(not {"avx2", "fma"} <= bits._flags(), reason="no x86-6
 
 def started(folder: Path, environment: dict[str, str], **resources: Any) -> subprocess.Popen[str]:
     folder.mkdir()
-    experiment = {
-        "rounds": 1,
-        "data": {"name": "digits-sklearn", "samples": 40},
-        "model": "lenet",
-        "algorithm": "fedavg",
-        "tracking": {"uri": None},
-        "resources": {"executor": "inline", **resources},
-    }
+    data = {"name": "digits-sklearn", "samples": 40}
+    executor = {"executor": "inline", **resources}
+    experiment = small(data=data, model="lenet", resources=executor)
     (folder / "x.yaml").write_text(yaml.safe_dump({"experiment": experiment}))
     kept = {name: value for name, value in os.environ.items() if name not in bits.VARIABLES}
     return subprocess.Popen(
@@ -109,8 +105,8 @@ def test_this_process_is_refused_in_one_line(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     digits["resources"] = {"bits": "portable", "executor": "inline"}
-    Path("x.yaml").write_text(yaml.safe_dump({"experiment": digits}))
-    assert invoke(["run", "x.yaml"]) == invoke(["run", "x.yaml", "local.compile=true"]) == 2
+    file = written(digits)
+    assert invoke(["run", file]) == invoke(["run", file, "local.compile=true"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "flray.portable()" in first and "experiment.local.compile" in second
     with pytest.raises(FlrayError, match="found numpy and torch imported"):

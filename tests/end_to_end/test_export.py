@@ -1,8 +1,6 @@
 """Models leave flray: plain PyTorch without it gets the same accuracy."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.runs.export import export
 from flray.runs.runner import Result
+from tests.helpers import python, small
 
 PLAIN = """
 import sys
@@ -45,17 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def run(name: str, **more: Any) -> Result:
-    experiment = {
-        "data": "digits-sklearn",
-        "partition": {"name": "dirichlet", "clients": 2, "alpha": 0.5},
-        "rounds": 2,
-        "subset": 200,
-        "resources": {"executor": "inline"},
-        "tracking": {"uri": None},
-        **CASES[name],
-        **more,
-    }
-    return flray.run({"experiment": experiment})
+    partition = {"name": "dirichlet", "clients": 2, "alpha": 0.5}
+    settings = {"partition": partition, "rounds": 2, "subset": 200, **CASES[name], **more}
+    return flray.run({"experiment": small(**settings)})
 
 
 @pytest.mark.slow
@@ -74,9 +65,7 @@ def test_plain_pytorch_gets_the_same_accuracy(tmp_cwd: Path) -> None:
                 rows, metric = client.test, f"personal/local/accuracy/client/{client.name}"
             np.savez(to / f"{stem}.npz", x=spec.data.x[rows], y=spec.data.y[rows])
             expected[f"{name} {stem}"] = result.metrics[metric]
-    command = [sys.executable, "-c", PLAIN, *(str(tmp_cwd / name) for name in CASES)]
-    done = subprocess.run(command, cwd=tmp_cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = python(PLAIN, *(str(tmp_cwd / name) for name in CASES), cwd=tmp_cwd)
     assert json.loads(done.stdout) == pytest.approx(expected, abs=1e-9)
 
 

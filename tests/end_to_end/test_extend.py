@@ -1,5 +1,6 @@
 """A run that is given more rounds is the run that had as many from the start."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pandas as pd
 import pytest
 
 import flray
+from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.cli.main import invoke
 from flray.errors import FlrayError
@@ -15,28 +17,20 @@ from flray.interrupts import InterruptedRunError
 from flray.records import directory
 from flray.runs.extend import parse_rounds
 from flray.runs.runner import Result
+from tests.helpers import small
 
 MEASURED = ("time/", "memory/", "system/", "train/seconds")
 
 
 def run(rounds: int, **more: Any) -> Result:
-    return flray.run(
-        {
-            "experiment": {
-                "data": "digits-sklearn",
-                "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.5},
-                "model": "linear",
-                "algorithm": "fedavg",
-                "rounds": rounds,
-                "subset": 200,
-                "participation": {"fraction": 0.7},
-                "local": {"lr_decay": 0.9},
-                "resources": {"executor": "inline"},
-                "tracking": {"uri": None},
-                **more,
-            }
-        }
-    )
+    settings = {
+        "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.5},
+        "subset": 200,
+        "participation": {"fraction": 0.7},
+        "local": {"lr_decay": 0.9},
+        **more,
+    }
+    return flray.run({"experiment": small(rounds=rounds, **settings)})
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedproc"])
@@ -90,17 +84,9 @@ def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[st
             flray.resume(begun.folder, rounds=rounds)
     same = flray.resume(begun.folder, rounds=3)
     assert isinstance(same, Result) and same.sha256 == begun.sha256
-    scheduled = run(
-        1,
-        algorithm={
-            "name": "fccl",
-            "variant": "released",
-            "public_size": 16,
-            "public_batch_size": 8,
-        },
-        public={"name": "photos", "size": 8, "samples": 16},
-        normalisation="none",
-    )
+    method = {"name": "fccl", "variant": "released", "public_size": 16, "public_batch_size": 8}
+    photos = {"name": "photos", "size": 8, "samples": 16}
+    scheduled = run(1, algorithm=method, public=photos, normalisation="none")
     with pytest.raises(FlrayError, match=r"algorithm.lr_schedule: linear, which depends"):
         flray.resume(scheduled.folder, rounds=2)
     assert directory.read(scheduled.folder)["status"] == "finished"
@@ -115,10 +101,6 @@ def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[st
 
 def test_what_reads_the_number_of_rounds_says_so() -> None:
     """A method whose file reads ``config.rounds`` has to name the option in `needs_rounds`."""
-    import inspect
-
-    from flray import registry
-
     for name in registry.algorithms.names():
         method = registry.algorithms.get(name)
         reads = any(

@@ -1,12 +1,13 @@
 """A client that raises, hangs or kills its process; a server actor that dies; a user's own components on Ray."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import yaml
 
+from flray.algorithms import Algorithm
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
@@ -15,6 +16,7 @@ from flray.runs import runner
 from flray.runs.progress import NullProgress
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
+from tests.helpers import written
 
 BROKEN = '''
 import os
@@ -78,9 +80,7 @@ TIMEOUT = 12.0
 
 def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
     (tmp_cwd / "broken.py").write_text(BROKEN)
-    content = {**digits, "plugins": ["broken.py"], **changes}
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    return "x.yaml"
+    return written({**digits, "plugins": ["broken.py"], **changes})
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
@@ -194,40 +194,29 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     assert list(result.history["round"]) == [1, 2, 3]
 
 
-AT_THE_SERVER = {
-    "server_setup": "def server_setup(self, server):",
-    "exchanges": "def exchanges(self, server):",
-    "send": "def send(self, server, stage):",
-    "send_private": "def send_private(self, server, client, stage):",
-    "aggregate": "def aggregate(self, server, stage, replies):",
-    "apply": "def apply(self, server, architecture, mean):",
-    "refine": "def refine(self, server):",
-}
+HOOKS = ("server_setup", "exchanges", "send", "send_private", "aggregate", "apply", "refine")
 
 
 def breaks_at_the_server(
     tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline"
 ) -> str:
+    taken = ", ".join(inspect.signature(getattr(Algorithm, hook)).parameters)
     (tmp_cwd / "mine.py").write_text(
         "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
-        f"@register_algorithm('mine')\nclass Mine(Algorithm):\n    {hook}\n        {what}\n"
+        "@register_algorithm('mine')\nclass Mine(Algorithm):\n"
+        f"    def {hook}({taken}):\n        {what}\n"
     )
-    content = {
-        **digits,
-        "plugins": ["mine.py"],
-        "algorithm": "mine",
-        "resources": {"executor": executor, "actors": 1},
-    }
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    return "x.yaml"
+    resources = {"executor": executor, "actors": 1}
+    own = {"plugins": ["mine.py"], "algorithm": "mine", "resources": resources}
+    return written({**digits, **own})
 
 
-@pytest.mark.parametrize("hook", AT_THE_SERVER)
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_and_line(
     tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     block = ["aggregation.block=2"] if hook == "apply" else []
-    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "return {}['weight']")
+    file = breaks_at_the_server(tmp_cwd, digits, hook, "return {}['weight']")
     assert invoke(["run", file, *block]) == 1
     place = f"{tmp_cwd / 'mine.py'}:6"
     (line, *_) = capsys.readouterr().err.splitlines()
@@ -238,7 +227,7 @@ def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     what = "return {}['weight'] if stage.name == 'evaluate' else {}\n    views = ('personal',)"
-    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["send_private"], what)
+    file = breaks_at_the_server(tmp_cwd, digits, "send_private", what)
     assert invoke(["run", file]) == 1
     assert ", send_private: KeyError: 'weight' at " in capsys.readouterr().err.splitlines()[0]
 
@@ -253,7 +242,7 @@ def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
 def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
     tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER["refine"], kept)
+    file = breaks_at_the_server(tmp_cwd, digits, "refine", kept)
     assert invoke(["run", file]) == 1
     assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
 
@@ -265,7 +254,7 @@ def test_a_method_that_raises_in_the_server_actor_is_named_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     hook = "server_setup"
-    file = breaks_at_the_server(tmp_cwd, digits, AT_THE_SERVER[hook], "1 / 0", "ray")
+    file = breaks_at_the_server(tmp_cwd, digits, hook, "1 / 0", "ray")
     assert invoke(["run", file]) == 1
     assert (
         f"mine at the server, round 1, {hook}: ZeroDivisionError"

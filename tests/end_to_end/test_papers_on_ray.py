@@ -1,4 +1,4 @@
-"""The four papers' methods on two Ray actors: the identities of the papers, and actors killed in a round, bit for bit.
+"""Every method on two Ray actors, and actors killed in a round, bit for bit as in one process.
 
 One pool of two actors runs all federations one after another; the server's side runs in this
 process, where a test can look at what the federation has learnt and step in between two stages.
@@ -6,23 +6,18 @@ process, where a test can look at what the federation has learnt and step in bet
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ray import cloudpickle
 
-from flray import registry, trees
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
-from flray.data.types import DataSet, Domain
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput
 from flray.federation.spec import FederationSpec
 from flray.models import SplitModel
 from tests.algorithms import helpers as hand_made
-from tests.algorithms.helpers import models_sha, state_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import NORMED, Options, opt
 from tests.end_to_end.killing import kill_an_actor
@@ -30,19 +25,6 @@ from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
 ACTORS = 2
-
-
-@registry.register_dataset("disjoint")
-def disjoint(root: Path) -> DataSet:
-    """Three domains of equal size, each with classes that no other one has: every d_k is 0 and the models differ."""
-    generator = np.random.default_rng(3)
-    centres = generator.normal(size=(6, 8)) * 2
-    domains = []
-    for number in range(3):
-        y = np.arange(16, dtype=np.int64) % 2 + 2 * number
-        x = (centres[y] + generator.normal(size=(16, 8))).astype(np.float32)
-        domains.append(Domain(f"domain{number}", "random", x, y, x, y))
-    return DataSet("disjoint", tuple(domains), tuple("abcdef"), (0.0,), (1.0,))
 
 
 @pytest.fixture
@@ -54,69 +36,7 @@ def pool(pools: Pools) -> Iterator[Pool]:
     cloudpickle.unregister_pickle_by_value(hand_made)
 
 
-# --- identities
-# ---------------------------------------------------------------------------------------------------
-
 SMALL_PUBLIC = {"public_size": 40, "public_batch_size": 16}
-FCCL = opt("fccl", pretrain_epochs=1, **SMALL_PUBLIC)
-ALL: dict[str, Any] = {"participation": {"fraction": 1.0}}
-DISJOINT: dict[str, Any] = {
-    **ALL,
-    "data": {"name": "disjoint"},
-    "model": "mlp",
-    "local": {"batch_size": 4, "lr": 0.1},
-    "aggregation": {"weights": "uniform"},
-}
-IDENTITIES: dict[str, tuple[Options, Options, str, dict[str, Any]]] = {
-    "GDA with equal N and equal d = uniform mean": (
-        opt("fedskc", lcl=False, gpr=False, sample_scale="fraction"),
-        opt("fedavg"),
-        "global",
-        DISJOINT,
-    ),
-    "LG-Mix(lambda=0) = FedAvg": (opt("lgmix", ratio=0), opt("fedavg"), "global", ALL),
-    "Fed-CO2(mu=0, intra off): online part = FedBN": (
-        opt("fedco2", mu=0, intra="none"),
-        opt("fedbn"),
-        "online",
-        {},
-    ),
-    "FCCL+(omega=0, FNTD replaced by the two KD terms) = FCCL": (
-        opt("fcclplus", omega=0, local_term="two_teachers", pretrain_epochs=1, **SMALL_PUBLIC),
-        FCCL,
-        "personal",
-        {},
-    ),
-}
-"""One of each paper: two methods, what is compared of them, settings. LG-Mix lets all clients take part in every
-round: one that had been away would otherwise start from a model of its own that is not u."""
-
-
-def part_of(federation: Federation, part: str) -> str:
-    states = [state_of(federation, i) for i in range(len(federation.states))]
-    if part == "global":
-        return models_sha(federation)
-    if part == "online":
-        return models_sha(federation) + trees.sha256(
-            *(state.get("personal", {}) for state in states)
-        )
-    assert any(part in state for state in states)
-    return trees.sha256(*(state.get(part, {}) for state in states))
-
-
-@pytest.mark.parametrize("identity", IDENTITIES)
-def test_identities_of_the_four_papers(pool: Pool, digits: dict[str, Any], identity: str) -> None:
-    one, other, part, settings = IDENTITIES[identity]
-    settings = {"data": {"name": "digits-sklearn", "samples": 48}, **settings}
-    found = [
-        part_of(pool.run_federation(world_of(digits, method, **settings)), part)
-        for method in (one, other)
-    ]
-    assert found[0] == found[1]
-
-
-# --- every method
-# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -133,10 +53,6 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
         )
 
     assert pool.run_federation(spec()).sha256() == inline_digest(spec())
-
-
-# --- actors killed
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -172,9 +88,6 @@ def test_actor_killed_in_the_middle_of_a_round(
     assert victim not in pids and len(pids) == ACTORS
     assert federation.sha256() == inline_digest(spec)
 
-
-# --- different networks
-# -------------------------------------------------------------------------------------------
 
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
 

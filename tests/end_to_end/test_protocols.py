@@ -18,14 +18,11 @@ from flray.federation.building import build_spec
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.runs import runner
-
-INLINE = {"resources": {"executor": "inline"}}
+from tests.helpers import INLINE, inline
 
 
 def federation(digits: dict[str, Any], **settings: Any) -> Federation:
-    spec = build_spec(
-        Config.model_validate({"experiment": {**digits, **INLINE, **settings}}).experiment
-    )
+    spec = build_spec(Config.model_validate(inline(digits, **settings)).experiment)
     return Federation(spec, InlineExecutor(spec), warn=lambda line: None)
 
 

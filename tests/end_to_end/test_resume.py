@@ -21,12 +21,7 @@ from flray.records import directory
 from flray.records.journal import Journal
 from flray.runs import resume_checks, runner
 from flray.tuning.space import resolve_sweep
-
-
-def write(folder: Path, digits: dict[str, Any], **changes: Any) -> Path:
-    path = folder / "x.yaml"
-    path.write_text(yaml.safe_dump({"experiment": {**digits, **changes}}))
-    return path
+from tests.helpers import INLINE, inline, written
 
 
 def recorded(run: Path) -> list[int]:
@@ -85,13 +80,12 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
         "local": {**digits["local"], "epochs": 3},
         "resources": {"actors": 1},
     }
-    file = write(tmp_cwd, digits, **changes)
-    apart = {"name": "whole", "tracking": {"uri": None}, "resources": {"executor": "inline"}}
-    whole = runner.run({"experiment": {**digits, **changes, **apart}})
+    file = written({**digits, **changes})
+    whole = runner.run(inline({**digits, **changes}, name="whole"))
     run = tmp_cwd / "runs" / "digits" / "001"
     address = ray.get_runtime_context().gcs_address
 
-    asked = driver("run", str(file), "--address", address, cwd=tmp_cwd)
+    asked = driver("run", file, "--address", address, cwd=tmp_cwd)
     until(lambda: len(recorded(run)) >= 2, asked)
     asked.send_signal(signal.SIGINT)
     output, _ = asked.communicate(timeout=240)
@@ -156,15 +150,12 @@ def test_driver_killed_in_the_middle_of_a_round(
 ) -> None:
     """FCCL+'s in the middle of its three public batches."""
     mark = tmp_cwd / "killed here"
-    (tmp_cwd / "watched.py").write_text(
-        WATCHED.format(method=method, stage=stage, index=index, mark=str(mark))
-    )
-    inline = {**digits, "resources": {"executor": "inline"}}
-    whole = runner.run(
-        {"experiment": {**inline, "name": "whole", "algorithm": {"name": method, **options}}}
-    )
-    file = write(tmp_cwd, inline, plugins=["watched.py"], algorithm={"name": "watched", **options})
-    process = driver("run", str(file), cwd=tmp_cwd)
+    text = WATCHED.format(method=method, stage=stage, index=index, mark=str(mark))
+    (tmp_cwd / "watched.py").write_text(text)
+    whole = runner.run(inline(digits, name="whole", algorithm={"name": method, **options}))
+    watched = {"plugins": ["watched.py"], "algorithm": {"name": "watched", **options}}
+    file = written({**digits, **INLINE, **watched})
+    process = driver("run", file, cwd=tmp_cwd)
     until(mark.exists, process)
     process.kill()
     process.communicate(timeout=60)
@@ -174,8 +165,7 @@ def test_driver_killed_in_the_middle_of_a_round(
 
 
 def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> runner.Result:
-    inline = {"resources": {"executor": "inline"}, "rounds": rounds}
-    return runner.run({"experiment": {**digits, **inline, **changes}})
+    return runner.run(inline(digits, rounds=rounds, **changes))
 
 
 def test_a_finished_run_is_read_and_a_running_one_is_left_alone(
@@ -203,18 +193,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     kept = result.folder / directory.CHECKPOINT
 
     def spoil(number: int) -> Path:
-        victim = kept / (
-            f"round-{number:06d}.json"
-            if damage == "manifest"
-            else f"server-{number:06d}.safetensors"
-        )
+        names = {"manifest": f"round-{number:06d}.json"}
+        victim = kept / names.get(damage, f"server-{number:06d}.safetensors")
         data = victim.read_bytes()
-        if damage == "gone":
-            victim.unlink()
-        else:
-            victim.write_bytes(
-                data[:-1] + bytes([data[-1] ^ 1]) if damage == "changed" else data[:-100]
-            )
+        victim.unlink()
+        if damage != "gone":
+            changed = data[:-1] + bytes([data[-1] ^ 1])
+            victim.write_bytes(changed if damage == "changed" else data[:-100])
         return victim
 
     victim = spoil(3)
@@ -238,16 +223,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     config = yaml.safe_load((folder / directory.CONFIG).read_text())
     change(config["experiment"])
     (folder / directory.CONFIG).write_text(yaml.safe_dump(config))
-
-
-def test_other_data_than_at_the_start_are_refused(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    result = inline_run(digits, 1)
-    rewrite(result.folder, lambda experiment: experiment["data"].update(samples=95))
-    # So that the settings are those of the beginning, and the files are not.
-    settings = {**directory.read(result.folder)["settings"], "data.samples": "95"}
-    directory.update(result.folder, status="interrupted", settings=settings)
-    with pytest.raises(FlrayError, match="the data differ from those the run began with"):
-        runner.resume(result.folder)
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])

@@ -15,11 +15,12 @@ from flray.federation.building import build_spec
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
+from tests.helpers import INLINE
 
 
 @pytest.fixture
 def first(tmp_cwd: Path, digits: dict[str, Any]) -> Path:
-    digits |= {"resources": {"executor": "inline"}, "rounds": 2}
+    digits |= {**INLINE, "rounds": 2}
     return runner.run({"experiment": digits}).folder
 
 

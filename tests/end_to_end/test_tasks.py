@@ -17,6 +17,7 @@ from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import SharedDataset
 from tests.end_to_end.pool import Pools
+from tests.helpers import INLINE
 
 FUNDUS: dict[str, Any] = {
     "name": "fundus",
@@ -25,8 +26,7 @@ FUNDUS: dict[str, Any] = {
     "model": {"name": "unet", "width": 8, "depth": 3},
     "algorithm": "fedavg",
     "local": {"epochs": 2, "batch_size": 4, "optimizer": "adam", "lr": 0.002, "augment": "flip"},
-    "resources": {"executor": "inline"},
-    "tracking": {"uri": None},
+    **INLINE,
 }
 GLYPHS: dict[str, Any] = {
     "name": "glyphs",
@@ -37,8 +37,7 @@ GLYPHS: dict[str, Any] = {
     "algorithm": "fedavg",
     "local": {"epochs": 2, "lr": 0.05},
     "episodes": {"test": 50},
-    "resources": {"executor": "inline"},
-    "tracking": {"uri": None},
+    **INLINE,
 }
 EEG: dict[str, Any] = {
     "name": "eeg",
@@ -47,8 +46,7 @@ EEG: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [32], "norm": "batch"},
     "algorithm": "fedbn",
     "local": {"batch_size": 16, "lr": 0.05},
-    "resources": {"executor": "inline"},
-    "tracking": {"uri": None},
+    **INLINE,
 }
 
 
@@ -178,11 +176,6 @@ def test_a_sweep_minimises_distances() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"algorithm": "fedrep"},
-            "fedrep; it needs classification, and fundus-synthetic is segmentation",
-        ),
-        ({"algorithm": "fedskc"}, "it needs class labels, and fundus-synthetic is segmentation"),
         (
             {"partition": {"name": "dirichlet"}},
             "splits by class, and samples of data set fundus-synthetic have masks",
