@@ -10,7 +10,6 @@ from typing import Any
 import click
 import pytest
 import typer
-import yaml
 from mlflow import MlflowClient
 
 import flray
@@ -18,13 +17,12 @@ from flray import registry
 from flray.cli.main import app, invoke
 from flray.config.loader import load, schema
 from flray.federation.building import build_spec
+from tests.helpers import INLINE, written
 
 
 @pytest.fixture
 def file(tmp_cwd: Path, digits: dict[str, Any]) -> str:
-    content = {"experiment": {**digits, "rounds": 2, "resources": {"executor": "inline"}}}
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
-    return "x.yaml"
+    return written({**digits, **INLINE, "rounds": 2})
 
 
 @pytest.mark.parametrize("kind", sorted(registry.ALL))
@@ -64,9 +62,8 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
         for name in registered.names():
             assert f'"const": "{name}"' in text
     forms = document["$defs"]["AlgorithmChoice"]["anyOf"]
-    (prox,) = [
-        f for f in forms if f.get("properties", {}).get("name", {}).get("const") == "fedprox"
-    ]
+    names = [form.get("properties", {}).get("name", {}).get("const") for form in forms]
+    prox = forms[names.index("fedprox")]
     assert prox["properties"]["mu"]["default"] == 0.01
     assert prox["additionalProperties"] is False
     assert set(document["properties"]) == {"experiment", "arms", "space", "sweep", "paper"}
@@ -98,10 +95,10 @@ def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
     assert f"model SHA-256: {identity['sha256']}" in shown
     assert "run: runs/digits/001" in shown and "mlflow ui --backend-store-uri sqlite:///" in shown
     assert "round 2/2" in shown and "global/common" in shown
-    assert re.search(
-        r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one",
-        shown,
+    speed = (
+        r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one"
     )
+    assert re.search(speed, shown)
     figures = {f"figures/{name}.png" for name in ("curves", "clients", "partition")}
     assert {f"figures/{path.name}" for path in (folder / "figures").iterdir()} == figures
 

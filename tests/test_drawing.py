@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree
@@ -30,6 +28,7 @@ from flray.drawing.charts import (
     draw_scores,
 )
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
+from tests.helpers import python
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
@@ -182,8 +181,7 @@ def test_drawing_needs_neither_torch_nor_ray() -> None:
         "import sys, flray.drawing.charts, flray.drawing.grids; "
         "print({'torch', 'ray', 'matplotlib.pyplot'} & set(sys.modules))"
     )
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "set()\n"
+    assert python(code).stdout == "set()\n"
 
 
 def test_a_forest_has_a_row_for_each_pair_and_open_dots_where_nothing_is_decided() -> None:

@@ -5,14 +5,13 @@ import compileall
 import os
 import re
 import shutil
-import subprocess
-import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import flray
+from tests.helpers import python, small
 
 ROOT = Path(flray.__file__).parent
 WITHOUT_RAY = (
@@ -104,16 +103,7 @@ def test_it_is_imported_from_byte_code_alone(tmp_path: Path) -> None:
     assert compileall.compile_dir(copy, legacy=True, quiet=1)
     for source in copy.rglob("*.py"):
         source.unlink()
-    done = subprocess.run(
-        [sys.executable, "-c", BYTE_CODE],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(BYTE_CODE, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert Path(done.stdout.strip()) == copy / "__init__.pyc"
 
 
@@ -170,15 +160,11 @@ def test_files_are_read_at_the_border() -> None:
 def test_an_inline_run_loads_neither_ray_nor_mlflow_and_torchvision_imports(tmp_path: Path) -> None:
     """In a fresh process, and torchvision beside this torch."""
     code = (
-        "import sys, flray; flray.run({'experiment': {'data': 'digits-sklearn', 'model': 'linear', "
-        "'rounds': 1, 'algorithm': 'fedavg', 'resources': {'executor': 'inline'}, "
-        "'tracking': {'uri': None}}}); print(sorted({'ray', 'mlflow'} & set(sys.modules)))\n"
+        f"import sys, flray; flray.run({{'experiment': {small()}}})\n"
+        "print(sorted({'ray', 'mlflow'} & set(sys.modules)))\n"
         "from torchvision import models, transforms"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    assert python(code, cwd=tmp_path).stdout.strip() == "[]"
 
 
 def test_torchvision_is_left_alone_where_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

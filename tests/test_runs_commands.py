@@ -15,18 +15,10 @@ from flray.records.events import JOURNAL
 from flray.records.journal import Journal
 from flray.results.result_set import ALIKE_NOTE
 from flray.results.sweep import SweepResult
+from tests.helpers import small
 
-SMALL: dict[str, Any] = {
-    "data": "digits-sklearn",
-    "partition": {"name": "dirichlet", "clients": 3, "alpha": 5.0},
-    "model": "linear",
-    "algorithm": "fedavg",
-    "rounds": 2,
-    "subset": 60,
-    "name": "small",
-    "resources": {"executor": "inline"},
-    "tracking": {"uri": None},
-}
+PARTITION = {"name": "dirichlet", "clients": 3, "alpha": 5.0}
+SMALL = small(name="small", rounds=2, subset=60, partition=PARTITION)
 
 
 @pytest.fixture
@@ -116,7 +108,7 @@ def test_sweeps_are_compared_setting_by_setting(
     difference = sum(right - left for left, right in seeds) / 2
     assert row["value"] == "fedavg, local" and row["95 % interval"].endswith("(n=2)")
     assert float(row["difference"]) == pytest.approx(difference, abs=1e-4)
-    sweep("c", ["local", "fedbn"], partition={**SMALL["partition"], "alpha": 1.0})
+    sweep("c", ["local", "fedbn"], partition={**PARTITION, "alpha": 1.0})
     rows = {row["value"]: row for row in shown(["compare", "b", "c"], capsys)["values"]}
     assert set(rows) == {"local", "fedbn"} and not rows["fedbn"]["b/001"]
     assert rows["local"]["difference"] and not rows["local"]["95 % interval"], "other partitions"

@@ -1,7 +1,6 @@
 """What only shows or checks is there before torch: start-up, and declarations read from sources."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from flray import declarations, registry
 from flray.cli import tables
 from flray.cli.main import app
+from tests.helpers import python
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
 QUICK = (
@@ -47,11 +47,7 @@ def loaded_by(commands: list[list[str]], cwd: Path) -> list[tuple[int, list[str]
         "        code = invoke(command)\n"
         f"    print(json.dumps([code, sorted({{*{HEAVY!r}}} & set(sys.modules))]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return [tuple(json.loads(line)) for line in python(code, cwd=cwd).stdout.splitlines()]
 
 
 def test_what_only_shows_imports_nothing_heavy(tmp_path: Path) -> None:

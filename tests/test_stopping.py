@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flray.cli.main import invoke
 from flray.interrupts import SIGNALS, preserve_handlers, signals_as_interrupt
 from flray.runs import runner
+from tests.helpers import INLINE, written
 
 ASKED = '''
 import signal
@@ -47,15 +47,9 @@ def handlers() -> Iterator[None]:
 
 def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
     (tmp_cwd / "asked.py").write_text(ASKED.format(number=int(number)))
-    content = {
-        **digits,
-        "rounds": 4,
-        "plugins": ["asked.py"],
-        "algorithm": "asked",
-        "output": "runs of mine",
-        "resources": {"executor": "inline"},
-    }
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    own = {"rounds": 4, "plugins": ["asked.py"], "algorithm": "asked", "output": "runs of mine"}
+    content = {**digits, **INLINE, **own}
+    written(content)
     return content
 
 
@@ -138,16 +132,8 @@ def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
     tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_cwd / "early.py").write_text(ASKED_EARLY)
-    content = {
-        **digits,
-        "plugins": ["early.py"],
-        "data": "early",
-        "resources": {"executor": "inline"},
-    }
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    written({**digits, **INLINE, "plugins": ["early.py"], "data": "early"})
     assert invoke(["run", "x.yaml"]) == 143
     assert capsys.readouterr().err == "stopped\n"
-    assert sorted(path.name for path in tmp_cwd.iterdir() if path.name != "__pycache__") == [
-        "early.py",
-        "x.yaml",
-    ]
+    left = {path.name for path in tmp_cwd.iterdir()} - {"__pycache__"}
+    assert left == {"early.py", "x.yaml"}

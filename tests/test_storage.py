@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from flray import api
 from flray.cli.main import invoke
@@ -29,6 +28,7 @@ from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 from flray.tuning.tuner import SweepTuner
+from tests.helpers import INLINE, inline, written
 
 BUCKET = "s3://flray-test"
 
@@ -68,11 +68,8 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
     (folder / "tune").mkdir()
     (folder / "tune" / "large").write_bytes(b"abc")
     mirror.sync()
-    assert set(storage.files(f"{BUCKET}/mirror")) == {
-        "journal.jsonl",
-        "checkpoint/round-1.json",
-        "checkpoint/a",
-    }
+    shown = {"journal.jsonl", "checkpoint/round-1.json", "checkpoint/a"}
+    assert set(storage.files(f"{BUCKET}/mirror")) == shown
     shutil.rmtree(folder / "checkpoint")
     mirror.sync()
     assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl"}
@@ -87,7 +84,7 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tracking = {"uri": f"sqlite:///{tmp_cwd}/mlflow.db", "experiment": "hosts"}
-    inline = {**digits, "rounds": 4, "resources": {"executor": "inline"}}
+    inline = {**digits, **INLINE, "rounds": 4}
     whole = runner.run({"experiment": {**inline, "name": "whole"}})
     output = f"{BUCKET}/hosts/"
     own = {"name": "turns", "output": output, "tracking": tracking}
@@ -137,10 +134,8 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     uri, lines = f"{BUCKET}/leased/run/001", list[str]()
     mine = lease.Lease(uri, lines.append)
     mine.take()
-    with pytest.raises(
-        FlrayError,
-        match=rf"run/001 is being worked on by process {os.getpid()} on .*; stop it there",
-    ):
+    worked = rf"run/001 is being worked on by process {os.getpid()} on .*; stop it there"
+    with pytest.raises(FlrayError, match=worked):
         lease.Lease(uri, lines.append).take()
     mine.give_back()
     again = lease.Lease(uri, lines.append)
@@ -289,14 +284,13 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
 
     progress = Rob(0)
     own = {"name": "lost", "rounds": 200, "output": f"{BUCKET}/lost"}
-    content = {"experiment": {**digits, **own, "resources": {"executor": "inline"}}}
+    content = {"experiment": {**digits, **INLINE, **own}}
     with pytest.raises(FlrayError, match=r"stopped|this process stops"):
         runner.run(content, progress=progress)
     (line,) = [line for line in progress.lines if "far-away" in line]
     assert line.startswith(f"{uri}: process 1 on far-away works on it now; this process stops")
-    assert (
-        json.loads(storage.read(f"{uri}/run.json") or b"")["status"] == "running"
-    )  # as it was last pushed
+    pushed = json.loads(storage.read(f"{uri}/run.json") or b"")
+    assert pushed["status"] == "running"
     assert storage.read(f"{uri}.lease") is not None
 
 
@@ -304,18 +298,16 @@ def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> No
     uri = f"{BUCKET}/cut/whole/001"
     storage.write(f"{uri}/sweep.json", b'{"uid": "a", "status": "running", "versions": {}}')
     storage.write(f"{uri}/trials/0001/run.json", b'{"status": "finished"}')
-    storage.write(
-        f"{uri}/trials/0001/run.json/x", b""
-    )  # where a file is a folder too, copying stops in the middle
+    # where a file is a folder too, copying stops in the middle
+    storage.write(f"{uri}/trials/0001/run.json/x", b"")
     for _ in range(2):
         with pytest.raises(FlrayError, match="the storage cannot be used"):
             directory.find("whole", f"{BUCKET}/cut")
         assert not (storage.local_cache_of(f"{BUCKET}/cut") / "whole" / "001").exists()
     storage.remove(f"{uri}/trials/0001/run.json/x")
     found = directory.find("whole", f"{BUCKET}/cut")
-    assert (
-        directory.read(found)["uid"] == "a" and (found / "trials" / "0001" / "run.json").is_file()
-    )
+    assert directory.read(found)["uid"] == "a"
+    assert (found / "trials" / "0001" / "run.json").is_file()
 
 
 @pytest.mark.slow
@@ -329,16 +321,8 @@ def test_plugins_that_came_with_a_run_are_not_executed(
         "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
         "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg.'\n"
     )
-    content = {
-        "experiment": {
-            **digits,
-            "name": "code",
-            "output": f"{BUCKET}/code",
-            "plugins": ["own.py"],
-            "algorithm": "bucket-own",
-            "resources": {"executor": "inline"},
-        }
-    }
+    own = {"name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"]}
+    content = inline(digits, algorithm="bucket-own", **own)
     with pytest.raises(runner.InterruptedRunError):
         runner.run(content, progress=StopAfter(2))
     # Whoever may write to the bucket plants a file beside the settings and names it there.
@@ -410,21 +394,15 @@ api.tune(sys.argv[1])
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = {
-        **digits,
-        "rounds": 8,
-        "name": "swept",
-        "resources": {"executor": "inline"},
-        "local": {"epochs": 3, "batch_size": 8, "lr": 0.02},
-    }
+    local = {"epochs": 3, "batch_size": 8, "lr": 0.02}
+    experiment = {**digits, **INLINE, "rounds": 8, "name": "swept", "local": local}
     whole = runner.run({"experiment": {**experiment, "name": "whole"}})
     content = {
         "experiment": {**experiment, "output": f"{BUCKET}/sweeps"},
         "space": {"local.lr": {"grid": [0.02]}},
     }
-    (tmp_cwd / "sweep.yaml").write_text(yaml.safe_dump(content))
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP, "sweep.yaml"],
+        [sys.executable, "-c", SWEEP, written(content["experiment"], space=content["space"])],
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -13,6 +13,7 @@ import yaml
 from flray.cli.main import invoke
 from flray.data.loading import load_once
 from flray.records.journal import Journal
+from tests.helpers import INLINE, written
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
 SEEN = re.findall(r"^\| `([^`]*)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -205,9 +206,7 @@ PASSING = {"is no finite number", "is away"}
 @pytest.fixture
 def demo(tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     data = {"name": "digits-sklearn", "samples": 60}
-    own = {"name": "demo", "rounds": 2, "data": data, "resources": {"executor": "inline"}}
-    content = {**digits, **own}
-    (tmp_cwd / "demo.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    written({**digits, **INLINE, "name": "demo", "rounds": 2, "data": data}, "demo.yaml")
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "data"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)

@@ -16,6 +16,7 @@ from flray.errors import ConfigError
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
 from flray.runs.progress import NullProgress
+from tests.helpers import inline
 
 PLUGIN = """
 import os, signal
@@ -60,10 +61,6 @@ class RaisesOnce:
             raise ValueError("the log is full")
         with self.seen.open("a") as file:
             file.write(f"{number} ")
-
-
-def inline(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"experiment": {**content, "resources": {"executor": "inline"}, **changes}}
 
 
 def assert_told(folder: Path, history: Any) -> None:

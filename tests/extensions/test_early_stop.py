@@ -13,6 +13,7 @@ from flray.interrupts import InterruptedRunError
 from flray.runs import runner
 from flray.runs.progress import NullProgress
 from tests.algorithms import helpers as tiny
+from tests.helpers import inline
 
 STOP = {"metric": "train/loss", "patience": 2, "min_delta": 0.5}
 
@@ -50,20 +51,19 @@ def test_when_it_ends(metric: str, values: list[float], settings: Any, ends: int
     assert decided(metric, values, **settings) == ends
 
 
-def inline(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    settings = {"rounds": 12, "stop": STOP, "resources": {"executor": "inline"}, **changes}
-    return {"experiment": {**digits, **settings}}
+def stopping(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return inline(digits, **{"rounds": 12, "stop": STOP, **changes})
 
 
 def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    whole = runner.run(inline(digits))
+    whole = runner.run(stopping(digits))
     ended = len(whole.history)
     assert 3 <= ended < 12
     loss = whole.history["train/loss"].tolist()
     assert min(loss[:-2]) - min(loss[-2:]) <= 0.5
-    short = runner.run(inline(digits, stop=None, rounds=ended))
+    short = runner.run(stopping(digits, stop=None, rounds=ended))
     assert short.sha256 == whole.sha256
 
     class Interrupt(NullProgress):
@@ -76,7 +76,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
 
     for at in (2, ended):
         with pytest.raises(InterruptedRunError):
-            runner.run(inline(digits), progress=Interrupt(at))
+            runner.run(stopping(digits), progress=Interrupt(at))
         folder = sorted((tmp_cwd / "runs" / "digits").iterdir())[-1]
         resumed = runner.resume(folder)
         assert resumed.sha256 == whole.sha256 and len(resumed.history) == ended
@@ -86,9 +86,9 @@ def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
 def test_trials_and_actors_end_at_the_same_round(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
-    whole = runner.run(inline(digits))
-    on_ray = runner.run(inline(digits, resources={"executor": "ray", "actors": 2}))
-    sweep = api.tune({**inline(digits), "sweep": {"seeds": [0]}})
+    whole = runner.run(stopping(digits))
+    on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 2}))
+    sweep = api.tune({**stopping(digits), "sweep": {"seeds": [0]}})
     assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
     assert sweep.results["sha256"].tolist() == [whole.sha256]
     assert sweep.results["rounds"].tolist() == [len(whole.history)]
