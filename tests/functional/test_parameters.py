@@ -1,4 +1,4 @@
-"""Means of parameters, the server's steps and penalties against their formulas."""
+"""Means of parameters to the bit, and how personal models are mixed."""
 
 from typing import Any
 
@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
-from torch.autograd import grad
 from torch.testing import assert_close
 
 import flray.functional as fn
 from flray.functional.averaging import PIECE
-from tests.functional.helpers import normal
+from tests.functional.helpers import near, normal
 
 
 def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
@@ -24,17 +23,6 @@ def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, tor
         }
         for _ in range(number)
     ]
-
-
-def test_equals_a_loop_in_float64() -> None:
-    clients, weights = trees(4), [3.0, 1.0, 0.5, 7.0]
-    mean = fn.weighted_mean(clients, weights)
-    for name in ("w", "b"):
-        total = (
-            sum(w * c[name].double().numpy() for w, c in zip(weights, clients, strict=True)) / 11.5
-        )
-        np.testing.assert_array_equal(mean[name].numpy(), total.astype(np.float32))
-    assert mean["seen"].item() == max(c["seen"].item() for c in clients)
 
 
 def test_streaming_gives_the_same_bits_and_copies_its_inputs() -> None:
@@ -188,47 +176,6 @@ def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:
         assert mean[name].is_contiguous()
 
 
-def test_momentum_by_hand_and_as_fedavg() -> None:
-    step, momentum = fn.momentum_step(
-        torch.tensor([1.0, -2.0]), torch.tensor([10.0, 0.0]), lr=0.5, beta=0.9
-    )
-    assert momentum.tolist() == [10.0, -2.0] and step.tolist() == [5.0, -1.0]
-    update = normal(5).float()
-    assert torch.equal(fn.momentum_step(update, torch.zeros(5), lr=1.0, beta=0.0)[0], update)
-
-
-@pytest.mark.parametrize("rule", ["adagrad", "adam", "yogi"])
-def test_adaptive_rules_equal_the_formulas_over_steps(rule: str) -> None:
-    m, v = torch.zeros(4, dtype=torch.float64), torch.full((4,), 1e-6, dtype=torch.float64)
-    m_np, v_np = m.numpy().copy(), v.numpy().copy()
-    for seed in range(4):
-        update = normal(4, seed=seed)
-        d = update.numpy()
-        m_np = 0.8 * m_np + (1 - 0.8) * d
-        if rule == "adagrad":
-            v_np = v_np + d**2
-        elif rule == "adam":
-            v_np = 0.95 * v_np + (1 - 0.95) * d**2
-        else:
-            v_np = v_np - (1 - 0.95) * d**2 * np.sign(v_np - d**2)
-        step, m, v = fn.adaptive_step(update, m, v, rule, 0.3, 0.8, 0.95, 1e-2)  # type: ignore[arg-type]
-        assert_allclose(step, 0.3 * m_np / (np.sqrt(v_np) + 1e-2), rtol=1e-12)
-    assert_allclose(v, v_np, rtol=1e-12)
-
-
-def test_adaptive_identities() -> None:
-    update, zero = normal(6), torch.zeros(6, dtype=torch.float64)
-    first, _, _ = fn.adaptive_step(update, zero, zero, "adagrad", lr=0.1, beta1=0.9, tau=1e-12)
-    assert_allclose(first.abs(), np.full(6, 0.01), rtol=1e-9)
-    still, _, _ = fn.adaptive_step(zero, zero, zero, "adam")
-    assert not still.any()
-    _, _, adam = fn.adaptive_step(update, zero, zero, "adam")
-    _, _, yogi = fn.adaptive_step(update, zero, zero, "yogi")
-    assert torch.equal(adam, yogi)
-    plain, _, _ = fn.adaptive_step(update, zero, zero, "adam", lr=1e6, beta1=0.0, tau=1e6)
-    assert_allclose(plain, update, rtol=2e-6)
-
-
 def test_trees_keep_counters() -> None:
     trees = [{"w": torch.ones(2), "n": torch.tensor(3)} for _ in range(3)]
     step, momentum, variance = fn.adaptive_step(*trees)
@@ -238,65 +185,76 @@ def test_trees_keep_counters() -> None:
     )
 
 
-def test_control_variate_is_the_mean_gradient_after_round_one() -> None:
-    start, gradients = normal(3), [normal(3, seed=s) for s in (1, 2, 3)]
-    end = start - 0.1 * sum(gradients)
-    zero = torch.zeros_like(start)
-    found = fn.control_variate(zero, zero, start, end, lr_sum=0.3)
-    assert_allclose(found, (sum(gradients) / 3), rtol=1e-12)
-    own, common = normal(3, seed=4), normal(3, seed=5)
-    assert_allclose(
-        fn.control_variate(own, common, start, end, 0.3), own - common + found, rtol=1e-12
+def test_mixture_and_its_ends() -> None:
+    v = {"a": torch.tensor([1.0, 3.0]), "n": torch.tensor(4)}
+    w = {"a": torch.tensor([2.0, -1.0]), "n": torch.tensor(9)}
+    mixed = fn.apfl_mix(v, w, 0.25)
+    assert mixed["a"].tolist() == [1.75, 0.0] and mixed["n"].item() == 4
+    x, broken = normal(100).float(), torch.full((100,), float("nan"))
+    assert torch.equal(fn.apfl_mix(x, broken, 1.0), x) and torch.equal(
+        fn.apfl_mix(broken, x, 0.0), x
     )
+    assert torch.equal(fn.pull_to_mean(x, broken, 0.0), x)
+    assert torch.equal(fn.pull_to_mean(broken, x, 1.0), x)
+    assert fn.apfl_mix(x, x, 1.0).data_ptr() != x.data_ptr()
 
 
-def test_meta_gradient_is_exact_for_a_quadratic() -> None:
-    hessian = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
-    w, g = normal(2), normal(2, seed=1)
-    found = fn.meta_gradient(g, hessian @ (w + 1e-3 * g), hessian @ (w - 1e-3 * g), 0.01, 1e-3)
-    assert_allclose(found, g - 0.01 * hessian @ g, rtol=1e-9)
-    assert torch.equal(fn.meta_gradient(g, w, -w, 0.0, 1e-3), g)
+def test_broken_and_identical_candidates_get_no_weight() -> None:
+    inf, nan = float("inf"), float("nan")
+    affinities = fn.fomo_affinities(
+        2.0, torch.tensor([2.0, inf, nan, 1e30, 1.0]), torch.tensor([0.0, 1.0, 1.0, 1.0, nan])
+    )
+    assert torch.isfinite(affinities).all() and fn.fomo_weights(affinities).tolist() == [0.0] * 5
 
 
-def tree(seed: int) -> dict[str, torch.Tensor]:
-    rng = np.random.default_rng(seed)
-    return {
-        "w": torch.from_numpy(rng.normal(size=(2, 3))),
-        "b": torch.from_numpy(rng.normal(size=2)),
-    }
+def test_fomo_mix_equals_the_convex_form_when_weights_sum_to_one() -> None:
+    reference = {"w": normal(3), "n": torch.tensor(2)}
+    candidates = [{"w": normal(3, seed=s), "n": torch.tensor(s)} for s in (1, 2)]
+    bad = {"w": torch.full((3,), float("nan"), dtype=torch.float64), "n": torch.tensor(5)}
+    mixed = fn.fomo_mix(reference, [*candidates, bad], torch.tensor([0.25, 0.75, 0.0]))
+    assert_allclose(mixed["w"], 0.25 * candidates[0]["w"] + 0.75 * candidates[1]["w"], rtol=1e-12)
+    assert mixed["n"].item() == 2
+    kept = fn.fomo_mix(reference, candidates, torch.zeros(2))
+    assert torch.equal(kept["w"], reference["w"])
+    assert kept["w"].data_ptr() != reference["w"].data_ptr()
 
 
-def test_proximal_value_and_gradient() -> None:
-    parameters, reference = {k: v.requires_grad_() for k, v in tree(0).items()}, tree(1)
-    loss = fn.proximal_penalty(parameters, reference, 0.3)
-    squares = sum(((parameters[k] - reference[k]) ** 2).sum().item() for k in parameters)
-    assert loss.item() == pytest.approx(0.15 * squares, rel=1e-13)
-    gradients = grad(loss, list(parameters.values()))
-    for name, gradient in zip(parameters, gradients, strict=True):
-        assert_close(
-            gradient, 0.3 * (parameters[name] - reference[name]).detach(), rtol=1e-13, atol=0
-        )
+def test_trace_adds_up_over_batches_and_ends() -> None:
+    h = normal(6, 4)
+    near(fn.gram_trace(h[:2]) + fn.gram_trace(h[2:]), fn.gram_trace(h).item(), rel=1e-13)
+    assert fn.gram_trace(h[:1], centred=True).item() == 0.0 and fn.gram_trace(h[:0]).item() == 0.0
+    assert fn.gram_trace(h.float()).dtype == torch.float32
 
 
-def test_no_gradient_at_the_reference_and_none_into_it() -> None:
-    parameters = {k: v.requires_grad_() for k, v in tree(0).items()}
-    for loss in (
-        fn.proximal_penalty(parameters, parameters, 5.0),
-        fn.ewc_penalty(parameters, parameters, tree(1), 5.0),
-    ):
-        gradients = grad(loss, list(parameters.values()))
-        assert loss.item() == 0.0 and not any(gradient.any() for gradient in gradients)
+def test_ratio() -> None:
+    local, other = normal(5, 3), normal(5, 3, seed=1)
+    a, b = (local.numpy() ** 2).sum(), (other.numpy() ** 2).sum()
+    near(fn.mixing_ratio(local, other), a / (a + b), rel=1e-13)
+    assert fn.mixing_ratio(local, local).item() == 0.5
+    assert fn.mixing_ratio(torch.zeros(2, 3), torch.zeros(2, 3)).item() == 0.5
+    assert fn.mixing_ratio(torch.zeros(2, 3), torch.ones(2, 3)).item() == 0.0
+    assert fn.mixing_ratio(local[:1], other[:1], centred=True).item() == 0.5
+    # Squares exceed float32.
+    assert fn.mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
+    assert fn.trace_ratio(3.0, 1.0).item() == 0.75
 
 
-def test_ewc_value_gradient_and_reduction_to_proximal() -> None:
-    parameters, anchor = {k: v.requires_grad_() for k, v in tree(0).items()}, tree(1)
-    fisher = {k: v.square() for k, v in tree(2).items()}
-    loss = fn.ewc_penalty(parameters, anchor, fisher, 0.7)
-    expected = sum((fisher[k] * (parameters[k] - anchor[k]) ** 2).sum().item() for k in parameters)
-    assert loss.item() == pytest.approx(0.35 * expected, rel=1e-13)
-    (gradient,) = grad(loss, parameters["w"])
-    assert_close(gradient, (0.7 * fisher["w"] * (parameters["w"] - anchor["w"])).detach())
-    ones = {k: torch.ones_like(v) for k, v in anchor.items()}
+def test_mixing_by_hand_leaves_counters_and_inputs() -> None:
+    start, local, common = (
+        {"w": torch.tensor(w, dtype=torch.float64), "n": torch.tensor(n)}
+        for w, n in (([1.0, 2.0], 3), ([1.0, -1.0], 9), ([0.0, 4.0], 9))
+    )
+    mixed = fn.mix_updates(start, local, common, 0.25)
+    assert mixed["w"].tolist() == [1.25, 4.75] and mixed["n"].item() == 3
+    assert start["w"].tolist() == [1.0, 2.0]
+    half = fn.mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5))
+    assert half.tolist() == [1.5, 3.5]
+
+
+def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
+    start, new, common = (normal(1000, seed=s).float() for s in range(3))
+    broken = torch.full_like(start, float("nan"))
+    assert torch.equal(fn.mix_updates(start, broken, common, 0.0), start + common)
     assert torch.equal(
-        fn.ewc_penalty(parameters, anchor, ones, 0.7), fn.proximal_penalty(parameters, anchor, 0.7)
+        fn.mix_updates(start, new.double() - start.double(), broken.double(), 1.0), new
     )

@@ -1,6 +1,7 @@
-"""Prototypes of classes: losses, means and episodes, against loops."""
+"""Prototypes and structural knowledge of classes at their edges; absent entries leave no trace."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,35 +11,74 @@ from pytest import approx
 from torch.autograd import grad, gradcheck
 
 import flray.functional as fn
-from tests.functional.helpers import POISONS, flat, near, normal
+from tests.functional.helpers import F64, POISONS, flat, near, normal
 
 LABELS = torch.tensor([0, 1, 2, 2, 3])
 PRESENT = torch.tensor([True, False, True, True])
+P = normal(4, 4, seed=1)
 
 
-def poisoned(prototypes: torch.Tensor, poison: float) -> torch.Tensor:
-    return torch.where(PRESENT.unsqueeze(1), prototypes, poison)
+FEATURES = normal(5, 4)
+COUNTS = torch.tensor([[2, 0, 1, 0], [6, 0, 0, 0], [1, 0, 3, 0]])
+HOLDERS, NOW, BEFORE = (
+    COUNTS > 0,
+    torch.tensor([1, 1, 1, 0]).bool(),
+    torch.tensor([1, 0, 1, 1]).bool(),
+)
+Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.mark.parametrize("poison", POISONS)
-def test_prototype_loss_equals_loops(poison: float) -> None:
-    features, prototypes = normal(5, 3).requires_grad_(), normal(4, 3, seed=1)
-    squares = (features - prototypes[LABELS]).square().sum(1)
-    expected = np.mean([squares[b].item() for b in (0, 2, 3, 4)])
-    loss = fn.prototype_loss(features, LABELS, poisoned(prototypes, poison), PRESENT)
-    near(loss, expected)
-    (gradient,) = grad(loss, features)
-    assert torch.isfinite(gradient).all() and not gradient[1].any()
-    per_feature = fn.prototype_loss(
-        features, LABELS, poisoned(prototypes, poison), PRESENT, per_feature=True
-    )
-    near(per_feature, expected / 3)
-    assert gradcheck(lambda x: fn.prototype_loss(x, LABELS, prototypes, PRESENT), features)
+def reviewed(x: torch.Tensor, spoil: Spoil) -> torch.Tensor:
+    knowledge = spoil(normal(4, 3), NOW), spoil(normal(4, 3, seed=1), BEFORE)
+    return fn.period_review(x, 2 * x, *knowledge, present_now=NOW, present_before=BEFORE)
 
 
-@pytest.mark.parametrize("poison", POISONS)
+ABSENT: dict[str, Callable[[torch.Tensor, Spoil], torch.Tensor]] = {
+    "prototype loss": lambda x, spoil: fn.prototype_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
+    "prototype contrast": lambda x, spoil: fn.prototype_contrastive_loss(
+        x, LABELS, spoil(P, PRESENT), PRESENT
+    ),
+    "hyper prediction": lambda x, spoil: fn.hyper_prediction_loss(
+        spoil(x[:4], PRESENT), spoil(torch.softmax(P, 1), PRESENT), PRESENT
+    ),
+    "hyper feature": lambda x, spoil: fn.hyper_feature_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
+    "contrast": lambda x, spoil: fn.local_contrastive_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
+    "discrepancy": lambda x, spoil: fn.knowledge_discrepancy(
+        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), HOLDERS, spoil(P, HOLDERS.any(0))
+    ),
+    "merged": lambda x, spoil: fn.merge_prototypes(
+        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), COUNTS, previous=(spoil(P, NOW), NOW)
+    )[0],
+    "knowledge": lambda x, spoil: fn.global_structural_knowledge(
+        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), HOLDERS
+    )[0],
+    "review": reviewed,
+    "peers": lambda x, spoil: fn.peer_distillation_loss(
+        x, spoil(torch.softmax(normal(4, 5, 4), 2), PRESENT), torch.ones(4).double(), 1
+    ),
+}
+"""Values of which some are absent; the second argument hides what a mask leaves out."""
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_what_is_absent_may_hold_anything(name: str) -> None:
+    def found(poison: float) -> list[torch.Tensor]:
+        def spoil(values: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+            mask = present.reshape(*present.shape, *[1] * (values.dim() - present.dim()))
+            return torch.where(mask, values, poison)
+
+        x = FEATURES.clone().requires_grad_()
+        value = ABSENT[name](x, spoil)
+        return [value.detach(), *torch.autograd.grad(value.sum(), x)]
+
+    clean = found(0.5)
+    assert all(torch.isfinite(one).all() for one in clean) and clean[1].any()
+    for poison in POISONS:
+        assert all(map(torch.equal, found(poison), clean)), poison
+
+
 @pytest.mark.parametrize("cosine", [False, True])
-def test_prototype_contrast_equals_loops(poison: float, cosine: bool) -> None:
+def test_prototype_contrast_equals_loops(cosine: bool) -> None:
     features, prototypes, expected = normal(5, 3).requires_grad_(), normal(4, 3, seed=1), []
     directions = (prototypes / prototypes.norm(dim=1, keepdim=True)).numpy()
     for r, y in zip(features.detach().numpy(), LABELS.tolist(), strict=True):
@@ -46,9 +86,7 @@ def test_prototype_contrast_equals_loops(poison: float, cosine: bool) -> None:
             r = r / np.linalg.norm(r) if cosine else r
             shares = {c: np.exp(r @ directions[c] / 0.7) for c in (0, 2, 3)}
             expected.append(-np.log(shares[y] / sum(shares.values())))
-    loss = fn.prototype_contrastive_loss(
-        features, LABELS, poisoned(prototypes, poison), PRESENT, 0.7, cosine
-    )
+    loss = fn.prototype_contrastive_loss(features, LABELS, prototypes, PRESENT, 0.7, cosine)
     near(loss, np.mean(expected))
     (gradient,) = grad(loss, features)
     assert torch.isfinite(gradient).all() and not gradient[1].any()
@@ -87,26 +125,6 @@ def test_nearest_prototype_is_never_an_absent_class() -> None:
     assert_allclose(scores[:, [0, 2]], [[-1, -(18**0.5)], [-(18**0.5), -1]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("poison", POISONS)
-def test_merged_prototypes_equal_loops(poison: float) -> None:
-    means = normal(3, 4, 2)
-    counts = torch.tensor([[2, 0, 1, 0], [6, 0, 0, 0], [1, 0, 3, 0]])
-    sent = torch.where((counts > 0).unsqueeze(2), means, poison)
-    uniform, present = fn.merge_prototypes(sent, counts)
-    assert present.tolist() == [True, False, True, False]
-    assert_allclose(uniform[0], means[:, 0].mean(0), rtol=1e-13)
-    assert_allclose(uniform[2], (means[0, 2] + means[2, 2]) / 2, rtol=1e-13)
-    weighted, _ = fn.merge_prototypes(sent, counts, "samples")
-    assert_allclose(weighted[0], (2 * means[0, 0] + 6 * means[1, 0] + means[2, 0]) / 9, rtol=1e-13)
-    assert not uniform[[1, 3]].any() and not weighted[[1, 3]].any()
-    known = torch.tensor([True, True, False, False])
-    old = torch.where(known.unsqueeze(1), torch.full((4, 2), 7.0).double(), poison)
-    kept, held = fn.merge_prototypes(sent, counts, previous=(old, known))
-    assert held.tolist() == [True, True, True, False]
-    assert kept[1].tolist() == [7.0, 7.0] and not kept[3].any()
-    assert torch.equal(kept[0], uniform[0])
-
-
 def test_one_holder_gives_its_own_bits() -> None:
     means = normal(1, 2, 3).float()
     assert torch.equal(fn.merge_prototypes(means, torch.tensor([[3, 5]]))[0], means[0])
@@ -129,38 +147,6 @@ def test_direction_update_by_hand() -> None:
     )
 
 
-KNOWN = torch.tensor([True, False, True])
-
-
-@pytest.mark.parametrize("poison", POISONS)
-def test_hyper_prediction_equals_loops(poison: float) -> None:
-    logits, targets = normal(3, 3), torch.softmax(normal(3, 3, seed=1), 1)
-    expected = 0.0
-    for c in (0, 2):
-        e = np.exp(logits[c].numpy() / 0.5)
-        expected += float(np.linalg.norm(e / e.sum() - targets[c].numpy())) / 3
-    spoilt = torch.where(KNOWN.unsqueeze(1), logits, poison).requires_grad_()
-    loss = fn.hyper_prediction_loss(spoilt, torch.where(KNOWN.unsqueeze(1), targets, poison), KNOWN)
-    near(loss, expected)
-    (gradient,) = grad(loss, spoilt)
-    assert torch.isfinite(gradient).all() and not gradient[1].any() and gradient[0].any()
-    assert gradcheck(lambda x: fn.hyper_prediction_loss(x, targets, KNOWN), logits.requires_grad_())
-
-
-@pytest.mark.parametrize("poison", POISONS)
-def test_hyper_feature_equals_loops(poison: float) -> None:
-    features = normal(4, 2).requires_grad_()
-    centres = normal(3, 2, seed=1)
-    labels = torch.tensor([0, 1, 2, 2])
-    expected = np.mean([(features[b] - centres[labels[b]]).norm().item() for b in (0, 2, 3)])
-    loss = fn.hyper_feature_loss(
-        features, labels, torch.where(KNOWN.unsqueeze(1), centres, poison), KNOWN
-    )
-    near(loss, expected)
-    (gradient,) = grad(loss, features)
-    assert torch.isfinite(gradient).all() and not gradient[1].any()
-
-
 def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
     features = torch.ones(2, 2, requires_grad=True)
     for present in (torch.tensor([True, True]), torch.tensor([False, False])):
@@ -169,35 +155,6 @@ def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
     logits = torch.zeros(2, 2, requires_grad=True)
     loss = fn.hyper_prediction_loss(logits, torch.full((2, 2), 0.5), torch.tensor([True, True]))
     flat(loss, logits)
-
-
-def test_clipping() -> None:
-    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]], dtype=torch.float64)
-    assert_allclose(fn.clip_norms(rows, 2.5), [[1.5, 2.0], [0.3, 0.4], [0.0, 0.0]], rtol=1e-15)
-
-
-def test_noise_has_the_stated_scale_and_is_reproducible() -> None:
-    means, counts = torch.zeros(3, 20_000, dtype=torch.float64), torch.tensor([10, 20, 0])
-    noisy = fn.noisy_class_means(means, counts, 1.5, 7.0, torch.Generator().manual_seed(1))
-    deviations = noisy.std(1)
-    near(deviations[0], 7 * 3 / 10, rel=0.03)
-    assert (deviations[0] / deviations[1]).item() == approx(2.0, rel=0.03) and not noisy[2].any()
-    assert torch.equal(
-        noisy, fn.noisy_class_means(means, counts, 1.5, 7.0, torch.Generator().manual_seed(1))
-    )
-    exact = normal(3, 2)
-    same = fn.noisy_class_means(
-        exact, torch.tensor([1, 2, 3]), 1.0, 0.0, torch.Generator().manual_seed(1)
-    )
-    assert torch.equal(same, exact)
-
-
-def test_logits_are_negative_squared_distances() -> None:
-    queries = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
-    prototypes = torch.tensor([[0.0, 1.0], [3.0, 0.0]])
-    assert fn.prototypical_logits(queries, prototypes).tolist() == [[-1.0, -9.0], [-18.0, -16.0]]
-    stacked = fn.prototypical_logits(queries.expand(5, 2, 2), prototypes.expand(5, 2, 2))
-    assert stacked.shape == (5, 2, 2)
 
 
 def test_loss_by_hand() -> None:
@@ -220,3 +177,121 @@ def test_without_queries_there_is_nothing_to_learn() -> None:
     loss = fn.prototypical_loss(embeddings, torch.tensor([0, 0, 1, 1]), 2)
     loss.backward()
     assert loss.item() == 0 and embeddings.grad is not None and not embeddings.grad.any()
+
+
+def test_gate_saturates_without_nan() -> None:
+    knowledge, _ = fn.structural_knowledge(
+        torch.tensor([[-1e5, 1e5, 0.0]], dtype=F64), torch.tensor([0]), 1
+    )
+    assert knowledge.tolist() == [[0.0, 1e5, 0.0]]
+
+
+def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
+    means, _ = fn.class_means(torch.tensor([[float("nan")], [2.0]]), torch.tensor([0, 1]), 2)
+    assert means[1].item() == 2.0 and means.dtype == torch.float32
+    many = torch.full((20_000, 1), 0.1)
+    near(fn.class_means(many, torch.zeros(20_000, dtype=torch.long), 1)[0], 0.1, rel=1e-7)
+    empty, counts = fn.class_means(torch.empty(0, 3), torch.empty(0, dtype=torch.long), 2)
+    assert not empty.any() and counts.tolist() == [0, 0]
+
+
+def test_global_knowledge_by_hand_with_ties() -> None:
+    # Points 0, 1, 2 on a line: the middle one is equally near to both and takes the first client.
+    knowledge = torch.tensor([[[0.0]], [[1.0]], [[2.0]]], dtype=F64)
+    merged, _ = fn.global_structural_knowledge(knowledge, torch.ones(3, 1, dtype=torch.bool))
+    near(merged, (0.5 + 0.5 + 1.5) / 3, rel=1e-15)
+    single, held = fn.global_structural_knowledge(
+        knowledge[:1], torch.ones(1, 1, dtype=torch.bool), 3
+    )
+    assert single.item() == 0.0 and held.item()
+
+
+@pytest.mark.parametrize(
+    "labels, present", [([1, 1], [True, False, True]), ([0, 1], [False] * 3), ([], [True] * 3)]
+)
+def test_local_contrastive_without_counted_samples_is_a_differentiable_zero(
+    labels: list[int], present: list[bool]
+) -> None:
+    logits, known = normal(len(labels), 3).requires_grad_(), torch.tensor(present)
+    prototypes = torch.full((3, 3), float("nan"), dtype=F64)
+    prototypes[known] = 1.0
+    classes = torch.tensor(labels, dtype=torch.long)
+    loss = fn.local_contrastive_loss(logits, classes, prototypes, known)
+    loss.backward()
+    assert loss.item() == 0.0 and logits.grad is not None and not logits.grad.any()
+
+
+def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
+    prototypes = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=F64)
+    logits = torch.tensor([[0.0, 0.0]], dtype=F64, requires_grad=True)
+    loss = fn.local_contrastive_loss(
+        logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool)
+    )
+    loss.backward()
+    near(loss, math.log(2))
+    assert logits.grad is not None and logits.grad.tolist() == [[0.0, 0.0]]
+    hit = fn.local_contrastive_loss(
+        prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool), 1.0
+    )
+    near(hit, math.log(1 + math.exp(-1)))
+    given = torch.tensor([0, 1, 0]), normal(2, 2, seed=3), torch.ones(2, dtype=torch.bool)
+    tiny, same = (
+        fn.local_contrastive_loss(normal(3, 2) * scale, *given, 0.3, "none")
+        for scale in (1e-200, 1)
+    )
+    near(tiny, same.item())
+
+
+def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None:
+    big = fn.discrepancy_weights(
+        torch.tensor([4000, 2000, 100]), torch.tensor([3.0, 1.0, 9.0], dtype=F64)
+    )
+    assert big.tolist() == [1 / 3] * 3
+    # Arguments near -1250 and -5000: both sigmoids underflow, the ratio is exp of their difference.
+    low = fn.discrepancy_weights(
+        torch.tensor([0.0, 0.0, 0.0], dtype=F64), torch.tensor([5e3, 5e3, 1e4], dtype=F64)
+    )
+    assert low.tolist() == [0.5, 0.5, 0.0]
+    pair = fn.discrepancy_weights(
+        torch.zeros(2, dtype=F64), torch.tensor([2000.0, 2001.0], dtype=F64)
+    )
+    gap = (2001.0**2 - 2000.0**2) / 4001.0
+    near(pair[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
+    huge = fn.discrepancy_weights(torch.tensor([1, 1]), torch.tensor([1e308, 1e308], dtype=F64))
+    assert huge.tolist() == [0.5, 0.5]
+
+
+def test_discrepancy_weights_neutral_cases() -> None:
+    assert fn.discrepancy_weights(torch.tensor([5]), torch.tensor([2.0])).tolist() == [1.0]
+    assert fn.discrepancy_weights(torch.tensor([7, 7]), torch.zeros(2)).tolist() == [0.5, 0.5]
+    assert fn.discrepancy_weights(torch.tensor([0, 0]), torch.zeros(2)).tolist() == [0.5, 0.5]
+    equal = fn.discrepancy_weights(torch.full((5,), 3), torch.full((5,), 0.7, dtype=F64))
+    assert equal.tolist() == [0.2] * 5
+
+
+def test_period_review_returns_current_where_rho_is_undefined() -> None:
+    weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2, dtype=torch.bool)
+    # 0.1 is not exact in binary: its computed variance must still be zero.
+    flat = torch.full((2, 3), 0.1)
+    assert fn.variance_change(torch.randn(2, 3), flat) is None
+    assert torch.equal(fn.period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
+    assert torch.equal(
+        fn.period_review(weights, weights + 1, torch.eye(2), torch.eye(2), present_now=none),
+        weights,
+    )
+    assert fn.variance_change(torch.zeros(2, 3), torch.eye(2, 3)) == -1.0
+
+
+def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None:
+    now = torch.tensor([[0.0, 2.0], [0.0, 4.0], [0.0, 6.0]], dtype=torch.float64)
+    before = torch.tensor([[0.0, 4.0], [1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    here, earlier = torch.tensor([True, True, False]), torch.tensor([True, False, True])
+    # variances 1, 4, 9 now and 4, 0, 1 before
+    rho = fn.variance_change
+    assert rho(now, before, here, earlier) == approx((1 - 4) / 4)
+    assert rho(now, before, here, earlier, classes="each") == approx((5 - 5) / 5)
+    assert rho(now, before, classes="each") == rho(now, before) == approx((14 - 5) / 5)
+    nobody = torch.zeros(3, dtype=torch.bool)
+    assert rho(now, before, here, nobody, classes="each") is None
+    with pytest.raises(ValueError, match=r"classes.*both.*each"):
+        rho(now, before, classes="all")  # type: ignore[arg-type]
