@@ -3,18 +3,26 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import zlib
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
+import matplotlib
+import nbformat
 import numpy as np
 import pytest
 import typer
 import yaml
 from PIL import Image
 
-from flray import registry
+import flray
+from flray import functional, registry
 from flray.cli.main import app, invoke
-from flray.config import loader
+from flray.config import loader, spaces, suites
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
@@ -226,3 +234,102 @@ def test_every_method_stands_in_the_list_of_methods() -> None:
     text = (ROOT / "docs/guide/methods.md").read_text(encoding="utf-8")
     own = set(registry.algorithms.added())  # of other tests in this process
     assert set(registry.algorithms.names()) - own <= set(re.findall(r"`(\w+)`", text))
+
+
+BUILD = ROOT / "scripts" / "site" / "build.py"
+
+
+def build(target: Path) -> Path:
+    command = [sys.executable, str(BUILD), str(target), "basic"]  # a theme that costs no time
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def indexed(built: Path) -> dict[str, Counter[str]]:
+    """Return what Sphinx's own index of the pages holds, by kind."""
+    packed = (built / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    names: dict[str, Counter[str]] = {}
+    for line in zlib.decompress(packed).decode().splitlines():
+        name, kind = line.rsplit(" ", 4)[:2]
+        names.setdefault(kind, Counter())[name] += 1
+    return names
+
+
+def public_modules() -> set[str]:
+    root = Path(flray.__file__).parent
+    dotted = (
+        ".".join(("flray", *path.relative_to(root).with_suffix("").parts))
+        for path in root.rglob("*.py")
+        if path.stem == "__init__" or not path.stem.startswith("_")
+    )  # which only calls the command line
+    return {name.removesuffix(".__init__") for name in dotted}
+
+
+@pytest.mark.slow
+def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_path: Path) -> None:
+    built = build(tmp_path / "html")
+    names = indexed(built)
+    public = names["py:function"] | names["py:class"]
+    assert set(names["py:module"]) == public_modules()
+    assert {f"flray.functional.{name}" for name in functional.__all__} <= set(public)
+    for kind, entries in registry.ALL.items():
+        pages = built / "reference" / kind
+        for name in set(entries.names()) - set(entries.added()):  # without those of other tests
+            item = entries.get(name)
+            assert f"{entries.kind}-{name}" in names["std:label"]
+            assert not pages.is_dir() or (pages / f"{name}.html").is_file()
+            # some are made by a function, such as the sets of folders
+            made = "<locals>" in item.__qualname__
+            assert made or f"{item.__module__}.{item.__qualname__}" in public
+    settings = (built / "reference" / "settings.html").read_text()
+    shown = "local.lr_decay", "faults.round_timeout", "shift.long_tail"
+    assert all(f"experiment.{path}" in settings for path in shown) and "sweep.seeds" in settings
+    commands = (built / "reference" / "commands.html").read_text()
+    assert "flray data show" in commands and "--smoke" in commands
+
+    texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
+    wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}
+    wanted |= {f"reference/suites/{name}" for name in suites.files(spaces.folder() / "papers")}
+    assert [path for path in sorted(wanted) if not (built / f"{path}.html").is_file()] == []
+
+
+NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
+
+
+def cells(name: str) -> list[Any]:
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def run_cells(name: str) -> dict[str, Any]:
+    """Run a notebook's cells in this process and return its names."""
+    matplotlib.use("agg")
+    names: dict[str, Any] = {}
+    for number, cell in enumerate(cells(name), 1):
+        exec(compile(cell.source, f"{name}.ipynb, cell {number}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
+def test_it_was_stored_after_a_run(name: str) -> None:
+    assert [cell.execution_count for cell in cells(name)] == list(range(1, len(cells(name)) + 1))
+    outputs = [output for cell in cells(name) for output in cell.outputs]
+    assert outputs and all(output.output_type != "error" for output in outputs)
+
+
+def test_start(tmp_cwd: Path) -> None:
+    names = run_cells("start")
+    assert len(names["fedbn"].history) == names["experiment"]["rounds"]
+
+
+def test_own_method(tmp_cwd: Path) -> None:
+    names = run_cells("own_method")
+    assert names["whole"] == names["fedavg"] != names["half"].sha256
+
+
+@pytest.mark.slow
+def test_sweep(tmp_cwd: Path, ray_here: dict[str, float]) -> None:
+    result = run_cells("sweep")["result"]
+    assert set(result.summary["seeds"]) == {3} and len(result.conclusions) >= 1
