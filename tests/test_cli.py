@@ -197,9 +197,8 @@ def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_suite_and_a_method_without_its_kind_are_refused() -> None:
     with pytest.raises(FlrayError, match="no suite 'nope'"):
         show_papers("nope", timed=False)
-    with pytest.raises(
-        FlrayError, match="nothing called 'fedavg' to list; did you mean 'algorithms"
-    ):
+    said = "nothing called 'fedavg' to list; did you mean 'algorithms"
+    with pytest.raises(FlrayError, match=said):
         show_list("fedavg", None)
 
 

@@ -75,7 +75,6 @@ def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> No
 
 
 def test_a_wrong_network_in_a_list_is_named_with_its_place() -> None:
-    with pytest.raises(
-        FlrayError, match=r"^experiment\.models\.1\.name: found 'lent'.*did you mean 'lenet'"
-    ):
+    said = r"^experiment\.models\.1\.name: found 'lent'.*did you mean 'lenet'"
+    with pytest.raises(FlrayError, match=said):
         load(content("local", models=["mlp", "lent"]))

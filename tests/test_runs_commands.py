@@ -42,9 +42,8 @@ def test_ls_compare_and_rm(
     assert rows[0]["what"] == "fedavg on digits-sklearn"
     value, metric = rows[1]["value"].split()
     result = flray.resume(runs[1])
-    assert metric == result.metric and float(value) == pytest.approx(
-        result.metrics[metric], abs=1e-4
-    )
+    assert metric == result.metric
+    assert float(value) == pytest.approx(result.metrics[metric], abs=1e-4)
 
     found = shown(["compare", "small/001", "small/002"], capsys)
     assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]

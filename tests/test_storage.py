@@ -377,9 +377,8 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
     (folder / "x.npy").write_bytes(b"x" * (folder / "x.npy").stat().st_size)
     with pytest.raises(DataError, match="was altered"):
         read_arrays(folder, "toy")
-    with pytest.raises(
-        DataError, match=f"data set other is not at {BUCKET}/data/other; run `flray data get other`"
-    ):
+    said = f"data set other is not at {BUCKET}/data/other; run `flray data get other`"
+    with pytest.raises(DataError, match=said):
         read_arrays(data_root() / "other", "other")
 
 

@@ -168,9 +168,8 @@ def test_nothing_is_left_at_the_network_after_a_turn() -> None:
     tiny.federation_of(spec, executor).step()
     resident = executor._runner._resources.resident("two-layer")
     models = [resident.model, *resident.frozen_copies.values()]
-    assert len(models) == 2 and not any(
-        m._forward_pre_hooks for model in models for m in model.modules()
-    )
+    assert len(models) == 2
+    assert not any(m._forward_pre_hooks for model in models for m in model.modules())
 
 
 def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,10 +142,8 @@ def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[st
         broken(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print
     )
     federation.step()
-    with pytest.raises(
-        ClientError,
-        match=r"^client 2 \(client2\), round 2, train: ValueError: this .*broken.py:\d+",
-    ):
+    said = r"^client 2 \(client2\), round 2, train: ValueError: this .*broken.py:\d+"
+    with pytest.raises(ClientError, match=said):
         federation.step()
 
 

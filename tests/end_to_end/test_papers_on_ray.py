@@ -114,9 +114,8 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
     assert pool.executor is not None
     held = pool.executor.networks()
     assert {name for networks in held for name in networks} == set(NETWORKS)
-    assert len(held) == ACTORS and all(
-        1 <= count <= 2 for networks in held for count in networks.values()
-    )
+    assert len(held) == ACTORS
+    assert all(1 <= count <= 2 for networks in held for count in networks.values())
     resident = pool.executor.memory()
     for number in range(ACTORS):
         assert metrics[f"memory/peak/actor/{number}"] > 100e6

@@ -122,10 +122,8 @@ def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
 def test_masks_lie_in_the_shared_samples_alone() -> None:
     dataset = load_dataset("fundus-synthetic", {"samples": 10, "size": 16})
     shared, config = SharedDataset.of(dataset), load({"experiment": FUNDUS}).experiment
-    assert (
-        shared.outline.domains[1].train_y.nbytes == 0
-        and len(shared.outline.domains[1].train_y) == 8
-    )
+    assert shared.outline.domains[1].train_y.nbytes == 0
+    assert len(shared.outline.domains[1].train_y) == 8
     assert shared.samples.y.nbytes == 60 * 2 * 16 * 16
     small = config.model_copy(
         update={"data": config.data.model_copy(update={"options": {"samples": 10, "size": 16}})}

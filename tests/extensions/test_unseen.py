@@ -97,9 +97,8 @@ def test_no_method_learns_anything_of_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(SHARING)))
 def test_a_method_that_shares_no_weights_says_so(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"unseen: found 2 of 5 clients; {name} shares no weights"
-    ):
+    said = f"unseen: found 2 of 5 clients; {name} shares no weights"
+    with pytest.raises(ConfigError, match=said):
         spec_with(name)
 
 

@@ -342,10 +342,8 @@ def test_peer_distillation_neutral_cases() -> None:
 
 def test_confidence_and_votes() -> None:
     logits = torch.tensor([[0.0, 2.0], [0.0, 1.0]])  # largest probabilities 0.881 and 0.731
-    assert (
-        fn.confident(logits, 0.75).tolist() == [True, False]
-        and not fn.confident(logits, 1.01).any()
-    )
+    assert fn.confident(logits, 0.75).tolist() == [True, False]
+    assert not fn.confident(logits, 1.01).any()
     # The second sample is tied three ways.
     picks = torch.tensor([[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]])
     assert fn.vote(torch.nn.functional.one_hot(picks, 3).double()).tolist() == [1, 2, 1, 1]

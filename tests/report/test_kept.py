@@ -123,9 +123,8 @@ def test_fingerprints_of_earlier_versions_lie_with_the_checkpoint(sweep: Path) -
             json.dumps({"data": f"{round_}", "partition": "p"})
         )
     trials = load_folder(sweep).trials
-    assert (
-        trials[0].fingerprints == {"data": "4", "partition": "p"} and trials[1].fingerprints == {}
-    )
+    assert trials[0].fingerprints == {"data": "4", "partition": "p"}
+    assert trials[1].fingerprints == {}
 
 
 def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path: Path) -> None:
