@@ -1,7 +1,6 @@
 """A method that is on and does nothing says so: in one line, once in a run, inline and on Ray."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from flray import registry
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.handle import ServerActor
-from flray.federation.ray_backend.losses import NodeWatch
 from tests.algorithms import helpers as tiny
 
 EVEN = tiny.gaussian_clients((12, 9, 15))
@@ -89,20 +86,6 @@ def test_a_warning_is_no_part_of_what_is_learnt() -> None:
     quiet.server.warned.add("scale")
     first, second = loud.step().metrics, quiet.step().metrics
     assert loud.sha256() == quiet.sha256() and set(first) == set(second)
-
-
-def test_lines_of_the_server_actor_come_with_its_answers() -> None:
-    """On Ray the server keeps its lines until the next call returns; run here without Ray."""
-    actor = ServerActor.__new__(ServerActor)
-    actor._lines, actor._error = [], None
-    actor._pool = SimpleNamespace(nodes=NodeWatch())  # type: ignore[assignment]
-    spec = tiny.spec_of({"name": "fedrs"}, EVEN)
-    Federation.__init__(actor, spec, InlineExecutor(spec), actor._lines.append)
-    assert actor.call("step")[1] == [
-        "fedrs: every client has every class, so no logit is scaled and it trains as fedavg; "
-        "algorithm.graded=true scales by a class's share"
-    ]
-    assert actor.call("step")[1] == []
 
 
 def test_a_method_of_ones_own_can_say_it_too() -> None:

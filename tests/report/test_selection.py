@@ -15,8 +15,10 @@ from flray.runs.progress import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
+from tests.helpers import small
 from tests.report.conftest import Edited, plain
 
+RATES = {"local.lr": {"grid": [0.01, 0.1]}}
 LINE = "this sweep selects on test data (sweep.metric: auto)"
 
 
@@ -28,15 +30,11 @@ LINE = "this sweep selects on test data (sweep.metric: auto)"
         ({"experiment.local.lr": {"grid": [0.01, 0.1]}}, {}, True),
         ({"local.lr": {"grid": [0.01]}}, {}, False),
         ({"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.1}]}}, {}, False),
-        (
-            {"algorithm": {"grid": [{"name": "fedprox", "mu": 1}, {"name": "fedprox", "mu": 0.1}]}},
-            {},
-            True,
-        ),
+        ({"algorithm": {"grid": [{"name": "fedprox", "mu": mu} for mu in (1, 0.1)]}}, {}, True),
         ({"partition.alpha": {"grid": [0.1, 1.0]}}, {}, False),
         ({}, {"scheduler": {"name": "asha"}}, True),
-        ({"local.lr": {"grid": [0.01, 0.1]}}, {"metric": "personal/validation/accuracy"}, False),
-        ({"local.lr": {"grid": [0.01, 0.1]}}, {"metric": "personal/local/accuracy"}, True),
+        (RATES, {"metric": "personal/validation/accuracy"}, False),
+        (RATES, {"metric": "personal/local/accuracy"}, True),
     ],
 )
 def test_what_selects_on_test_data(
@@ -47,8 +45,8 @@ def test_what_selects_on_test_data(
 
 def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: ResultSet) -> None:
     assert "test data" not in markdown(build_table(source), ())  # arms are compared
-    space = {"local.lr": {"grid": [0.01, 0.1]}}  # as one that draws learning rates
-    assert LINE in markdown(build_table(edited(lambda config: config.update(space=space))), ())
+    drawn = edited(lambda config: config.update(space=RATES))  # as one that draws learning rates
+    assert LINE in markdown(build_table(drawn), ())
 
 
 def test_the_sweep_says_so_before_it_starts(
@@ -68,33 +66,18 @@ def test_the_sweep_says_so_before_it_starts(
 
     monkeypatch.setattr(sweeps._Sweep, "_connect", lambda self: {})
     monkeypatch.setattr(sweeps._Sweep, "_run", stop)
-    content = {
-        "experiment": {
-            "data": "digits-sklearn",
-            "model": "linear",
-            "algorithm": "fedavg",
-            "partition": {"name": "iid", "clients": 2},
-            "output": str(tmp_path / "runs"),
-            "tracking": {"uri": None},
-        },
-        "space": {"local.lr": {"grid": [0.01, 0.1]}},
-    }
+    settings = small(partition={"name": "iid", "clients": 2}, output=str(tmp_path / "runs"))
+    content = {"experiment": settings, "space": RATES}
     chosen = (
         "this sweep chooses by validation values, for which 0.2 of each client's training samples "
         "are kept, and reports test values"
     )
-    for changes, line in (
-        ({"sweep.metric": "auto"}, LINE),
-        ({"evaluation.validation": 0.0}, LINE),
-        ({}, chosen),
-    ):
+    on_test = {"sweep.metric": "auto"}, {"evaluation.validation": 0.0}
+    for changes, line in ((on_test[0], LINE), (on_test[1], LINE), ({}, chosen)):
         said.clear()
         with pytest.raises(Stop):
             sweeps.tune(content, list(changes.items()), progress=Heard())
         assert len(said) == 1 and said[0].startswith(line)
-
-
-RATES = {"local.lr": {"grid": [0.01, 0.1]}}
 
 
 @pytest.mark.parametrize(
