@@ -14,7 +14,6 @@ from flray.records import directory
 from flray.records.events import JOURNAL
 from flray.records.journal import Journal
 from flray.results.result_set import ALIKE_NOTE
-from flray.results.sweep import SweepResult
 from tests.helpers import small
 
 PARTITION = {"name": "dirichlet", "clients": 3, "alpha": 5.0}
@@ -88,29 +87,6 @@ def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(
     assert row["95 % interval"].endswith("(n=3)")
     assert invoke(["compare", "small/002", "small/001"]) == 0
     assert "personal/local/accuracy" in (out := capsys.readouterr().out) and ALIKE_NOTE in out
-
-
-def test_sweeps_are_compared_setting_by_setting(
-    tmp_cwd: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    def sweep(name: str, methods: list[str], **changes: Any) -> SweepResult:
-        content = {
-            "experiment": {**SMALL, "name": name, "rounds": 1, **changes},
-            "space": {"algorithm": {"grid": methods}},
-            "sweep": {"seeds": [0, 1]},
-        }
-        return flray.tune(content)
-
-    one, other = sweep("a", ["fedavg"]), sweep("b", ["local"])
-    (row,) = shown(["compare", "a", "b"], capsys)["values"]
-    seeds = list(zip(one.results["global/local/accuracy"], other.results["score"], strict=True))
-    difference = sum(right - left for left, right in seeds) / 2
-    assert row["value"] == "fedavg, local" and row["95 % interval"].endswith("(n=2)")
-    assert float(row["difference"]) == pytest.approx(difference, abs=1e-4)
-    sweep("c", ["local", "fedbn"], partition={**PARTITION, "alpha": 1.0})
-    rows = {row["value"]: row for row in shown(["compare", "b", "c"], capsys)["values"]}
-    assert set(rows) == {"local", "fedbn"} and not rows["fedbn"]["b/001"]
-    assert rows["local"]["difference"] and not rows["local"]["95 % interval"], "other partitions"
 
 
 def test_watching_goes_on_until_it_is_interrupted(

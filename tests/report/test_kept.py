@@ -180,6 +180,8 @@ def test_the_command_and_its_values_for_scripts(
     assert main.invoke(["report", str(path), "--json"]) == 0
     kept = json.loads(capsys.readouterr().out)
     assert kept["costs"] == kept["files"] == [] and kept["rows"]
+    assert main.invoke(["compare", str(sweep), str(sweep), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["values"]) == 4
 
 
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from flray.cli import comparison
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
@@ -374,3 +375,25 @@ def test_the_common_test_set_in_which_large_clients_weigh_more_is_not_compared()
     assert "not decided" in table.conclusions[0] and ALIKE_NOTE in table.notes
     alone = build_table(ResultSet("x", trials[::2], random_config()))
     assert alone.rows["fedavg"][0].mean == pytest.approx(25.1) and ALIKE_NOTE not in alone.notes
+
+
+def test_sweeps_are_compared_setting_by_setting() -> None:
+    def swept(level: float, *methods: str, partition: str = "p") -> ResultSet:
+        trials = [
+            one_round(name, seed, OWN, **{OWN: level + seed * level / 10})
+            for name in methods
+            for seed in (0, 1)
+        ]
+        prints = {"data": "d", "partition": partition}
+        return ResultSet(
+            "x", [replace(one, fingerprints=prints) for one in trials], random_config()
+        )
+
+    one, other = swept(0.4, "fedavg"), swept(0.6, "local")
+    ((label, *_, difference, interval),) = comparison._sweep_values(one, other)
+    assert label == "fedavg, local" and interval.endswith("(n=2)")
+    assert float(difference) == pytest.approx(0.21)
+    third = swept(0.6, "local", "fedbn", partition="q")
+    rows = {row[0]: row[1:] for row in comparison._sweep_values(other, third)}
+    assert set(rows) == {"local", "fedbn"} and not rows["fedbn"][0]
+    assert rows["local"][2] and not rows["local"][3], "other partitions"
