@@ -143,17 +143,6 @@ def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
     assert other.sha256 != result.sha256
 
 
-def test_dropouts_and_stragglers_are_simulated_by_key(file: str, tmp_cwd: Path) -> None:
-    settings = ["participation={dropout: 0.4, stragglers: 0.5, straggler_work: 0.34}", "rounds=4"]
-    one, two = flray.run(file, settings), flray.run(file, settings)
-    assert one.sha256 == two.sha256
-    sizes, steps = list(one.history["cohort/size"]), list(one.history["train/steps"])
-    assert sizes == list(two.history["cohort/size"]) and len(set(sizes)) > 1
-    full = flray.run(file, ["rounds=1"]).history["train/steps"][0] / 4
-    assert all(count <= size * full for count, size in zip(steps, sizes, strict=True))
-    assert any(count < size * full for count, size in zip(steps, sizes, strict=True))
-
-
 def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
     yield path
     for name, child in getattr(command, "commands", {}).items():

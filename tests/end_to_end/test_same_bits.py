@@ -52,18 +52,8 @@ def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> No
     assert federation.sha256() == inline_digest(spec)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["scaffold", TRAINS_AT_SERVER], ids=str)
-def test_number_of_actors_does_not_matter(
-    digits: dict[str, Any], pools: Pools, method: Any
-) -> None:
-    """Here one; two of them, with every method: tests/end_to_end/test_papers_on_ray.py."""
-    spec = world_of(digits, method)
-    assert pools[1].run_federation(spec).sha256() == inline_digest(spec)
-
-
 def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:
-    """What the method has to say comes from there once."""
+    """One client actor; two of them, with every method: tests/end_to_end/test_papers_on_ray.py."""
     algorithm = {"name": "fedhkd", "threshold": 0.9}
     spec = world_of(digits, algorithm, resources={"actors": 1})
     lines: list[str] = []
