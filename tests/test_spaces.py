@@ -12,7 +12,6 @@ import pytest
 from flray.config import spaces, suites
 from flray.config.loader import load
 from flray.errors import FlrayError
-from tests.helpers import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,6 +62,9 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     settings += ["tracking.uri=null", "space={}", "arms={}", "sweep={}"]
     settings += ["resources.executor=inline"]
     env = {**os.environ, "PYTHONPATH": str(tmp_cwd / "installed")}
-    code = "import sys; from flray.cli.main import invoke; sys.exit(invoke(sys.argv[1:]))"
-    done = python(code, "run", "quickstart", *settings, cwd=empty, env=env)
+    command = [sys.executable, "-m", "flray", "run", "quickstart", *settings]
+    done = subprocess.run(
+        command, cwd=empty, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
     assert "model SHA-256" in done.stdout and (empty / "runs").is_dir()
