@@ -63,6 +63,7 @@ SCENARIOS: dict[str, Row] = {
 BASE = method("section 4.1: 50 epochs alone", "local") | rows(
     "section 4.1: 50 epochs alone", rounds=50, epochs=1
 )
+TABLE7 = {"omega": 3.0, "mu": 0.02, "tau": 3.0}
 METHODS = {
     "local": BASE,
     "fedmd": method(
@@ -73,13 +74,7 @@ METHODS = {
     "rhfl": method("Table VII", "rhfl", a=0.1, b=1.0),
     "fccl": method("below Eq. 2", "fccl", off_diagonal=0.0051, average=False),
     "fcclplus": method(
-        "section 4.1, Table VII",
-        "fcclplus",
-        off_diagonal=0.0051,
-        omega=3.0,
-        mu=0.02,
-        tau=3.0,
-        average=False,
+        "section 4.1, Table VII", "fcclplus", **TABLE7, off_diagonal=0.0051, average=False
     ),
 }
 
@@ -122,7 +117,6 @@ HOMOGENEOUS: dict[str, Row] = {
     "fcclplus": method("section 4.4: averaged", "fcclplus", average=True),
 }
 ONE_NETWORK = rows("section 4.4: ResNet12", model="resnet12", models={})
-ALL_RESNET12 = rows("section 4.4: ResNet12", model="resnet12", models={"dslr": "resnet12"})
 TABLE8 = Suite(RUNS, {"method": METHODS, "data": SCENARIOS})
 DIGITS = Suite(RUNS, {"method": METHODS})
 SUITES = {

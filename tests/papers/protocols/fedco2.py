@@ -83,18 +83,18 @@ def fedco2(**options: object) -> Row:
     return method("tables 5, 10, 11 and 12", "fedco2", **options)
 
 
+def cut(alpha: float, parts: int) -> dict[str, object]:
+    """Return a cut of each domain by labels, into parts of equal size."""
+    more = {"parts": parts, "keep": 1, "balanced": True}
+    return {"name": "domain-dirichlet", "alpha": alpha, **more}
+
+
 DIGITS = Suite(FEATURES | network("digit-cnn"), {"method": methods("digit-cnn")})
 DIGITS_SKEWED: Row = {
     **rows(
         "appendix A: three parts; code, Dataset_partition_digits: of three partitions of 743 images, full parts "
         "get no further class",
-        partition={
-            "name": "domain-dirichlet",
-            "alpha": 0.3,
-            "parts": 3,
-            "keep": 1,
-            "balanced": True,
-        },
+        partition=cut(0.3, 3),
         shift={"ratio": 3.0},
         images=(450, 1000),  # of each client, in every seed about 743
     )
@@ -106,13 +106,7 @@ def skewed(alpha: float, parts: int) -> Row:
     return {
         **rows(
             "appendix A; code: parts that are full get no further class",
-            partition={
-                "name": "domain-dirichlet",
-                "alpha": alpha,
-                "parts": parts,
-                "keep": 1,
-                "balanced": True,
-            },
+            partition=cut(alpha, parts),
         ),
         **rows(
             "code, main.py: with --imbalance_train all images are divided, none validate",
@@ -124,11 +118,7 @@ def skewed(alpha: float, parts: int) -> Row:
 
 def degrees(*alphas: float) -> dict[str, Row]:
     """Return figure 3's degrees of label skew."""
-    cut = DIGITS_SKEWED["partition"][0]
-    assert isinstance(cut, dict)
-    return {
-        f"α = {alpha}": rows("appendix E", partition={**cut, "alpha": alpha}) for alpha in alphas
-    }
+    return {f"α = {alpha}": rows("appendix E", partition=cut(alpha, 3)) for alpha in alphas}
 
 
 ALEXNET = {"method": methods("alexnet")}

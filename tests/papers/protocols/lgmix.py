@@ -23,31 +23,20 @@ DIGITS: Row = {
     **rows("section 5.1: three runs", seeds=3),
 }
 IMAGENET = rows("appendix D.1: ImageNet's mean and std", normalisation="imagenet")
+
+
+def task(data: str, model: str, rounds: int, **more: object) -> Row:
+    """Return a task's data, network and training."""
+    settings = {"data": data, "model": model, "rounds": rounds, "batch": 32, **more}
+    return rows("section 5.1, appendix D.1", **settings)
+
+
 TASKS: dict[str, Row] = {
-    "Office-Caltech10": IMAGENET
-    | rows(
-        "appendix D.1",
-        clients=4,
-        data="office-caltech10",
-        model="resnet18-imagenet",
-        rounds=200,
-        batch=32,
-    ),
-    "DomainNet": IMAGENET
-    | rows(
-        "appendix D.1", clients=6, data="domainnet", model="resnet18-imagenet", rounds=100, batch=32
-    ),
-    "Camelyon17": rows("appendix D.1", data="camelyon17", model="densenet121", rounds=40, batch=32),
-    "Retinal": rows(
-        "section 5.1, appendix D.1",
-        clients=6,
-        data="fundus",
-        model="unet",
-        rounds=100,
-        batch=8,
-        lr=0.001,
-        optimiser="adam 0.9 0.99",
-    ),
+    "Office-Caltech10": IMAGENET | task("office-caltech10", "resnet18-imagenet", 200, clients=4),
+    "DomainNet": IMAGENET | task("domainnet", "resnet18-imagenet", 100, clients=6),
+    "Camelyon17": task("camelyon17", "densenet121", 40),
+    "Retinal": task("fundus", "unet", 100, clients=6, batch=8)
+    | rows("section 5.1", lr=0.001, optimiser="adam 0.9 0.99"),
 }
 METHODS = {
     "fedavg": method("section 5.1", "fedavg"),
