@@ -88,17 +88,12 @@ class Registry:
     kind : str
         Singular noun for messages, for example ``"model"``.
     package : str
-        Module that registers the built-in ones; imported on first use.
-    declared : str
-        Package from whose sources names and options are read until then, for importing takes NumPy
-        or torch.
-    complete : bool
-        Whether its sources name all of them.
+        Module that registers the built-in ones; imported on first use. Until then they are outlines,
+        see `flray.declarations`: importing them takes torch.
     """
 
-    def __init__(self, kind: str, package: str, declared: str, complete: bool = True) -> None:
+    def __init__(self, kind: str, package: str) -> None:
         self.kind, self.package = kind, package
-        self._declared, self._complete = declared, complete
         self._entries: dict[str, Any] = {}
         self._signatures: dict[str, tuple[object, type[BaseModel]]] = {}
         self._outlines: dict[str, Any] = {}
@@ -125,6 +120,9 @@ class Registry:
                 raise TypeError(
                     f"{self.kind} {names[0]!r} is {type(item).__name__}, not a function or a class"
                 )
+            if getattr(item, "__module__", "").startswith(declarations.PREFIX):
+                self._outlines.update(dict.fromkeys(names, item))
+                return item
             self._load()
             for name in names:
                 self._entries[name] = item
@@ -137,13 +135,10 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        if not self._complete:
-            self._load()
-        declared = self._sources()  # first: it may import, which fills the entries
-        return sorted({*self._entries, *declared})
+        return sorted({*self._entries, *self._outlined()})
 
     def outline(self, name: str) -> Any:
-        """Return the component called `name`, or, before the built-in ones are imported, what it declares.
+        """Return the component called `name`; before the built-in ones are imported, its outline.
 
         Its docstring, ``Params`` or signature of options and a method's declarations are the same,
         see `flray.declarations`.
@@ -153,16 +148,7 @@ class Registry:
         FlrayError
             If there is none.
         """
-        if name not in self._outlines and name in (sources := self._sources()):
-            try:
-                self._outlines[name] = sources[name].component(self.kind, name)
-            except declarations.UnreadableError:
-                self._load()
-        return (
-            self._entries[name]
-            if name in self._entries
-            else self._outlines.get(name) or self.get(name)
-        )
+        return self._entries.get(name) or self._outlined().get(name) or self.get(name)
 
     def get(self, name: str) -> Any:
         """Return the component called `name`.
@@ -246,15 +232,14 @@ class Registry:
         self._load()
         self._entries.update(entries)
 
-    def _sources(self) -> Mapping[str, declarations.Module]:
-        """Return the sources that stand for the built-in components until they are imported."""
+    def _outlined(self) -> Mapping[str, Any]:
+        """Return the outlines of the built-in components; none once these are imported."""
+        if "torch" in sys.modules:
+            self._load()
         if self._loaded:
             return {}
-        try:
-            return declarations.registered(self._declared, self.kind)
-        except declarations.UnreadableError:
-            self._load()
-            return {}
+        declarations.run_all(self.package)
+        return self._outlines
 
     def _load(self) -> None:
         if not self._loaded:
@@ -322,14 +307,14 @@ def takes(function: Any, positional: int) -> bool:
     return least <= positional and (open_ended or positional <= most)
 
 
-algorithms = Registry("algorithm", "flray.algorithms", "flray.algorithms")
-datasets = Registry("dataset", "flray.data.datasets", "flray.data.datasets", complete=False)
-models = Registry("model", "flray.models", "flray.models")
-partitions = Registry("partition", "flray.data.partitions", "flray.data.partitions")
-augmentations = Registry("augmentation", "flray.data.augment", "flray.data")
-metrics = Registry("metric", "flray.metrics.builtin", "flray.metrics.builtin")
-samplers = Registry("sampler", "flray.samplers", "flray.samplers")
-callbacks = Registry("callback", "flray.callbacks", "flray.callbacks")
+algorithms = Registry("algorithm", "flray.algorithms")
+datasets = Registry("dataset", "flray.data.datasets")
+models = Registry("model", "flray.models")
+partitions = Registry("partition", "flray.data.partitions")
+augmentations = Registry("augmentation", "flray.data.augment")
+metrics = Registry("metric", "flray.metrics.builtin")
+samplers = Registry("sampler", "flray.samplers")
+callbacks = Registry("callback", "flray.callbacks")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register

@@ -90,7 +90,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         return
     console.print(table if options.get("properties") else "it has no options")
     if what == "algorithms":
-        console.print(f"aggregation.block adds up weights: {when_added_up(item)}")
+        console.print(f"aggregation.block adds up weights: {item.adds_up()}")
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})")
@@ -108,21 +108,8 @@ def _options(what: str, name: str) -> type[BaseModel]:
 def _summary_line(method: type) -> str:
     """Return the first line of a method's file, or of its class if it extends a method of the same file."""
     is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
-    module = getattr(method, "module_doc", None) or getattr(
-        sys.modules.get(method.__module__), "__doc__", None
-    )
+    module = getattr(sys.modules.get(method.__module__), "__doc__", None)
     return (not is_form and _first_line(module)) or _first_line(method)
-
-
-def when_added_up(method: Any) -> str:
-    """Like `flray.algorithms.base.Algorithm.adds_up`, also for methods that are not imported."""
-    if hasattr(method, "adds_up"):
-        return str(method.adds_up())
-    own = [base for base in method.__mro__ if base.__name__ != "Algorithm"]
-    defined = {name for base in own for name in vars(base).get("defines", ())}
-    if not defined & {"aggregate", "weigh"}:
-        return "as clients train"
-    return "when all have replied" if method.averages_waited else "at the server"
 
 
 def _first_line(item: Any) -> str:
