@@ -135,7 +135,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        return sorted({*self._entries, *self._outlined()})
+        outlined = self._outlined()  # first: it may import, which fills the entries
+        return sorted({*self._entries, *outlined})
 
     def outline(self, name: str) -> Any:
         """Return the component called `name`; before the built-in ones are imported, its outline.
