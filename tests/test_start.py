@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
