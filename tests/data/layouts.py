@@ -42,7 +42,7 @@ from tests.data.pictures import (
 )
 from tests.data.writers import (
     FEDBN_SHAPES,
-    cifar100_bin,
+    cifar100_pickles,
     fedbn_archive,
     idx,
     jpeg_archive,
@@ -140,13 +140,11 @@ def cifar10(root: Path) -> Written:
 
 def cifar100(root: Path) -> Written:
     folder = root / "archives" / "cifar-100"
-    cifar100_bin(folder)
-    fine = np.arange(100)[:, None]
-    other = np.concatenate([fine // 5, fine, pixels(100, 3072)], 1)
-    (folder / "test.bin").write_bytes(other.astype(np.uint8).tobytes())
-    rows = np.fromfile(folder / "train.bin", dtype=np.uint8).reshape(-1, 3074)
-    x = np.concatenate([rows[:, 2:], other[:, 2:].astype(np.uint8)])
-    return divided(x, [CIFAR100[c] for c in (*rows[:, 1], *range(100))], "cifar-100", 200)
+    x, y = cifar100_pickles(folder)
+    fine, other = np.arange(100), pixels(100, 3072)
+    content = {"data": other, "fine_labels": fine, "coarse_labels": fine // 5}
+    (folder / "test").write_bytes(pickle.dumps(content, protocol=2))
+    return divided(np.concatenate([x, other]), [CIFAR100[c] for c in (*y, *fine)], "cifar-100", 200)
 
 
 def fc100(root: Path) -> Written:
@@ -377,17 +375,6 @@ def folded(home: Path) -> None:
     lists.unlink()
 
 
-def binary(home: Path) -> None:
-    """Write CIFAR-10's pickles as its other form."""
-    for file in [*home.iterdir()]:
-        content = pickle.loads(file.read_bytes())
-        labels = np.array(content["labels"], np.uint8)[:, None]
-        (home / f"{file.name}.bin").write_bytes(
-            np.concatenate([labels, content["data"]], 1).tobytes()
-        )
-        file.unlink()
-
-
 def dark(home: Path) -> None:
     shutil.rmtree(home)
     retina(home, white=False)
@@ -404,7 +391,6 @@ OTHER_FORMS: list[tuple[str, Callable[[Path], object]]] = [
     ("office-caltech10", packed),
     ("tiny-imagenet", folded),
     ("tiny-imagenet", packed),
-    ("cifar-10", binary),
     ("fundus", dark),
 ]
 """The same data as others hold them: what is done to a set's folder."""

@@ -96,31 +96,29 @@ FLAWS: dict[str, list[tuple[Damage, str]]] = {
         (draws("other/mug/lost.png"), "other/mug/lost.png|in no domain's folder"),
         (draws("dslr/keybord/0.png"), "dslr/keybord|did you mean 'keyboard'|data.rename"),
         (takes_away("dslr/mug"), "domain dslr|no images of mug|data.incomplete"),
-        (empties, "domain dslr has no images|data.domains"),
+        (empties, "domain dslr|has no images|data.domains"),
     ],
     "domainnet": [
-        (edits(LIST, TIGER, "tiger/001.png 5"), f"{LIST}, line 11|label 5 for the class tiger"),
         (edits(LIST, TIGER, "tiger/009.png 6"), "line 11|real/tiger/009.png"),
-        (edits(LIST, TIGER, "tiger/000.png 6"), "real_test.txt, line 6|tiger/000.png|twice"),
-        (edits(LIST, TIGER, "tiger"), "line 11|'real/tiger'"),
+        (edits(LIST, TIGER, "tiger/000.png 6"), "line 6|tiger/000.png|twice"),
+        (edits(LIST, TIGER, "tiger"), f"{LIST}, line 11|'real/tiger'"),
         (takes_away("sketch/whale"), "domain sketch|no images of whale"),
     ],
     "tiny-imagenet": [
-        (edits(VAL, WNIDS[5], "n99999999"), "val_annotations.txt, line 6|n99999999"),
-        (edits(VAL, "val_194.png", "val_999.png"), "line 6|val_999.png is not there"),
-        (edits(VAL, FIFTH, ""), "val_194.png|not in val_annotations.txt"),
+        (edits(VAL, WNIDS[5], "n99999999"), "val_194.png|none of the classes"),
+        (edits(VAL, "val_194.png", "val_999.png"), "val_194.png|none of the classes"),
+        (edits(VAL, FIFTH, ""), "val_194.png|val_annotations.txt"),
         (takes_away(VAL), "val/images/val_0.png|none of the classes"),
         (takes_away(f"train/{WNIDS[7]}"), "199 folders of classes|expected 200"),
-        (takes_away("val"), f"class {WNIDS[0]} has no images in the val folder"),
+        (takes_away("val"), "no test images"),
     ],
     "camelyon17": [
-        (edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"), "metadata.csv, line 5|'2'"),
-        (edits(TABLE, f"{ROW},0,0", f"{ROW},0,5"), "line 5|center '5'"),
-        (edits(TABLE, ROW, "3,../x,4,3,96,1"), "line 5|no number"),
-        (edits(TABLE, ROW, "3,000,4,2,64,1"), "line 5|_x_2_y_64.png is there twice"),
-        (edits(TABLE, "tumor", "label"), "no column tumor"),
-        (edits(TABLE, ROW, ROW + "1" * 200_000), "field larger than"),
-        (cuts_off, "centre4 has 0 patches"),
+        (edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"), "metadata.csv, line 5|'tumor': '2'"),
+        (edits(TABLE, f"{ROW},0,0", f"{ROW},0,5"), "line 5|'center': '5'"),
+        (edits(TABLE, ROW, "3,../x,4,3,96,1"), "line 5|'patient': '../x'"),
+        (edits(TABLE, ROW, "3,000,4,2,64,1"), "line 5|no patch twice"),
+        (edits(TABLE, "tumor", "label"), "metadata.csv|'tumor'"),
+        (cuts_off, "centre4 has no train images"),
         (takes_away(f"patches/patient_002_node_4/{PATCH}"), f"{PATCH}|No such file"),
     ],
     "fundus": [
@@ -171,16 +169,6 @@ def test_all_of_domainnet_is_every_folder_in_order(tmp_path: Path) -> None:
     assert found(dataset.domains[0], "test") == {30: 0} | {3 * c: c + 1 for c in range(10)}
     with pytest.raises(FlrayError, match=r"11 folders of classes in .*expected 345"):
         load("domainnet", tmp_path, path, classes="all")
-
-
-def test_lists_that_give_two_classes_one_label_are_refused(tmp_path: Path) -> None:
-    path = net(tmp_path)
-    for file in path.glob("*.txt"):
-        lines = file.read_text().splitlines()
-        moved = [f"{line[:-2]} 6" if "/teapot/" in line else line for line in lines]
-        file.write_text("\n".join(moved))
-    with pytest.raises(FlrayError, match="label 6 to the classes teapot and tiger"):
-        load("domainnet", tmp_path, path)
 
 
 def test_by_slide_no_patient_of_camelyon_is_in_both_parts(tmp_path: Path) -> None:

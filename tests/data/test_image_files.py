@@ -16,8 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 from flray.data.datasets.class_folders import VLCS
 from flray.data.loading import load_dataset
 from flray.data.sources.file_stores import (
-    Folder,
-    Zip,
+    Store,
     check_proportions,
     content_groups,
     decode_images,
@@ -34,14 +33,14 @@ def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
     contents = (b"one", b"two", b"one", b"other", long + b"1", long + b"2", long + b"1", b"", b"")
     for name, content in zip("abcdefghi", contents, strict=True):
         (home / f"{name}.png").write_bytes(content)
-    for store in (Folder(home), Zip(zipped(home, tmp_path / "x.zip"))):
+    for store in (Store(home), Store(zipped(home, tmp_path / "x.zip"))):
         assert content_groups(store, store.items()).tolist() == [0, 1, 0, 3, 4, 5, 4, 7, 7]
 
 
 def test_files_of_different_size_are_not_read(tmp_path: Path) -> None:
     for n in range(3):
         (tmp_path / f"{n}.png").write_bytes(bytes(n))
-    store = Folder(tmp_path)
+    store = Store(tmp_path)
     items = store.items()
     for path in tmp_path.iterdir():
         path.unlink()
@@ -52,7 +51,7 @@ def test_many_images_come_in_order(tmp_path: Path) -> None:
     count = 1100  # more than are decoded ahead
     for n in range(count):
         picture(tmp_path / f"{n:04d}.png", n % 300)
-    store = Folder(tmp_path)
+    store = Store(tmp_path)
     for n, image in enumerate(decode_images(store, store.items(), 8)):
         assert np.array_equal(image, pixels_of(n % 300))
     assert n == count - 1
@@ -74,7 +73,7 @@ def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
 
 def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:
     """Return the one image of a folder, with warnings as errors."""
-    store = Folder(folder)
+    store = Store(folder)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (image,) = decode_images(store, store.items(), size, mode)
@@ -144,7 +143,7 @@ def test_a_mask_lies_on_its_image_as_it_stands(orientation: int, tmp_path: Path)
     size = (8, 6) if orientation < 5 else (6, 8)
     for name, other in ("b", size), ("c", (3 * size[0], 3 * size[1])), ("d", size[::-1]):
         Image.new("L", other).save(tmp_path / f"{name}.png")
-    store = Folder(tmp_path)
+    store = Store(tmp_path)
     image, same, larger, other = sorted(store.items(), key=lambda item: item.path)
     check_proportions(store, [image, image], [same, larger])
     said = rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}"

@@ -139,16 +139,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"label": "il"}, "no column 'il'; did you mean 'ill'"),
     ({"by": "ward"}, "no column 'ward'"),
     ({}, "'hospital' of patients.csv is no column of numbers"),
-    ({"path": "holes.csv", "by": "hospital"}, "'pressure' of holes.csv is empty or infinite in 1"),
+    (
+        {"path": "holes.csv", "by": "hospital"},
+        "'pressure' of holes.csv is empty, infinite .* in row 1;",
+    ),
     ({"columns": ["age"], "part": "hospital"}, "has the part 'h0'; only train and test"),
-    ({"path": "zip.parquet"}, "zip.parquet is no table"),
+    ({"path": "zip.parquet"}, "zip.parquet cannot be read"),
     ({"label": "same", "path": "one.csv", "by": "hospital"}, "has 1 class; two at least"),
     ({"label": "pressure", "by": "hospital", "columns": ["age"]}, "fractions .* not classes"),
     ({"columns": ["age", "ill"]}, "data.columns has 'ill', which is data.label already"),
     ({"columns": ["hospital"], "by": "hospital"}, "'hospital', which is data.by already"),
-    ({"path": "twice.csv", "label": "a"}, "twice.csv has 2 columns 'a'"),
     ({"path": "again.csv", "by": "hospital"}, "'copy' of again.csv says the same as .* 'ill'"),
-    ({"path": "large.csv", "by": "hospital"}, "'pressure' .* 1e[+]39 in row 8, and float32 ends"),
+    ({"path": "large.csv", "by": "hospital"}, "'pressure' .* above 3.4e38 in row 8"),
     ({"label": "age", "columns": ["pressure"], "task": "binary"}, "2 classes, and column 'age' of"),
     ({"columns": ["pressure"], "by": "age"}, "has no test samples"),
 ]
@@ -163,7 +165,6 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     hospitals(Path("one.csv"), ill=1.0, same=1)
     hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
     hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
-    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n" * 5)
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
     with pytest.raises(FlrayError, match=said) as caught:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.cifar import CIFAR10, FC100_COARSE
+from flray.data.datasets.cifar import CIFAR10
 
 RNG = np.random.default_rng(0)
 
@@ -33,16 +33,14 @@ def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return x, y
 
 
-def cifar100_bin(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def cifar100_pickles(folder: Path, **changes: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Class c lies in superclass c // 5; two images of each in both parts."""
     folder.mkdir(parents=True)
     fine = np.repeat(np.arange(100), 2)
-    rows = np.concatenate([(fine // 5)[:, None], fine[:, None], pixels(200, 3072)], 1).astype(
-        np.uint8
-    )
-    for name in ("train.bin", "test.bin"):
-        (folder / name).write_bytes(rows.tobytes())
-    return rows[:, 2:], fine
+    parts = {"data": pixels(200, 3072), "fine_labels": fine, "coarse_labels": fine // 5, **changes}
+    for name in ("train", "test"):
+        (folder / name).write_bytes(pickle.dumps(parts, protocol=2))
+    return parts["data"], fine
 
 
 def idx(path: Path, array: NDArray[np.uint8]) -> None:
@@ -87,14 +85,3 @@ def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.u
         classes=np.array(classes),
     )
     return np.concatenate(files)
-
-
-def fc100_pickles(folder: Path) -> dict[str, Any]:
-    """The 60, 20 and 20 classes in another order than their labels, one image each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = {}
-    for part, coarse in FC100_COARSE.items():
-        labels = [c for c in range(99, -1, -1) if c // 5 in coarse]
-        whole[part] = {"data": pixels(len(labels), 32, 32, 3), "labels": labels}
-        (folder / f"FC100_{part}.pickle").write_bytes(pickle.dumps(whole[part], protocol=2))
-    return whole

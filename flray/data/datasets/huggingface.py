@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from flray.data.datasets.own import Positive, TaskName, domains_of
 from flray.data.sources.file_stores import decode
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
-from flray.files.border import FILE_BYTES, open_file, parse_json, read, read_at_most
+from flray.files.border import FILE_BYTES, parse_json, read
 from flray.registry import register_dataset
 
 
@@ -154,11 +153,7 @@ def _pixels(path: str, rows: Any, column: str, size: int) -> Iterator[Any]:
         where = f"data set huggingface: row {number} of column {column!r} of {path}"
         if value["bytes"] is None and not Path(str(value["path"])).is_file():
             raise DataError(f"{where} has neither an image nor a file's name")
-        yield decode(partial(_content, value), where, size).transpose(2, 0, 1)
-
-
-def _content(value: dict[str, Any]) -> bytes:
-    if value["bytes"] is not None:
-        return bytes(value["bytes"])
-    with open_file(Path(value["path"]), FILE_BYTES) as file:
-        return read_at_most(file, value["path"], FILE_BYTES)
+        content = value["bytes"]
+        if content is None:
+            content = read(Path(value["path"]), FILE_BYTES)
+        yield decode(bytes(content), where, size).transpose(2, 0, 1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples, select_domains
@@ -25,7 +26,6 @@ from flray.data.sources.image_sets import (
 )
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError, brief, nearest
-from flray.files.border import check_cells, open_file
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
@@ -247,11 +247,11 @@ def table(
                 f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
                 f"{', '.join(map(str, frame.columns[:20]))}"
             )
-    for name in besides:
+    for use, name in uses.items():
         if name in (columns or []):
             raise DataError(
-                f"data set table: data.columns has {name!r}, which is data."
-                f"{next(use for use, one in uses.items() if one == name)} already; leave it out"
+                f"data set table: data.columns has {name!r}, which is data.{use} already; leave it "
+                "out"
             )
     used = columns or [name for name in frame.columns if name not in besides]
     x = _numbers(file, frame, used)
@@ -291,46 +291,20 @@ def table(
 def _read(file: Path) -> pd.DataFrame:
     import pandas as pd
 
-    if file.suffix not in (".csv", ".parquet"):
+    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
+    if file.suffix not in readers:
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
     try:
-        with open_file(file) as source:
-            if file.suffix == ".csv":
-                # pandas calls a second column y "y.1", under which it would be learnt from.
-                first = pd.read_csv(source, header=None, nrows=1, dtype=str)
-                names: list[Any] = first.iloc[0].tolist()
-                source.seek(0)
-                frame = pd.read_csv(source)
-            else:
-                _check_footer(file, source)
-                frame = pd.read_parquet(source)
-                names = list(frame.columns)
-    except OSError as error:
-        raise DataError(
-            f"data set table: {file} cannot be read ({error.strerror or brief(error)})"
-        ) from None
-    except (ValueError, OverflowError) as error:  # pandas' and pyarrow's own are ValueErrors
-        raise DataError(f"data set table: {file} is no table ({brief(error)})") from None
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(
-            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
-        )
-    return frame
+        return readers[file.suffix](file)
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # pandas' and pyarrow's own are ValueErrors
+        raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
 
 
-def _check_footer(file: Path, source: BinaryIO) -> None:
-    """Refuse a parquet file of too many rows: a million that are alike take up a few bytes in it."""
-    from pyarrow.parquet import read_metadata
-
-    found = read_metadata(source)
-    groups = sum(found.row_group(number).num_rows for number in range(found.num_row_groups))
-    check_cells(file, max(found.num_rows, groups), found.num_columns)
-
-
-def _numbers(
-    file: Path, frame: pd.DataFrame, columns: list[str]
-) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def _numbers(file: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float32]:
     import pandas as pd
 
     if not columns:
@@ -341,20 +315,12 @@ def _numbers(
                 f"data set table: column {name!r} of {file} is no column of numbers; leave it out with "
                 f"data.columns, or write its values as numbers"
             )
-        wrong = int((~np.isfinite(frame[name].to_numpy(dtype=np.float64, na_value=np.nan))).sum())
-        if wrong:
-            raise DataError(
-                f"data set table: column {name!r} of {file} is empty or infinite in {wrong} rows; fill "
-                f"them or take the rows away"
-            )
     with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32))
-    wrong_rows, wrong_columns = np.nonzero(~np.isfinite(x))
-    if len(wrong_rows):
-        name = columns[wrong_columns[0]]
+        x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32, na_value=np.nan))
+    for row, column in np.argwhere(~np.isfinite(x)):
         raise DataError(
-            f"data set table: column {name!r} of {file} has {frame[name].iloc[wrong_rows[0]]} in row "
-            f"{wrong_rows[0] + 1}, and float32 ends at 3.4e38; write the column in another unit"
+            f"data set table: column {columns[column]!r} of {file} is empty, infinite or above "
+            f"3.4e38 in row {row + 1}; fill it, take the row away or take another unit"
         )
     return x
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from flray.data.sources.cache import decoded
 from flray.data.sources.download import Progress
-from flray.data.types import Array, Arrays
-from flray.errors import DataError
+from flray.data.types import Arrays
+from flray.errors import DataError, brief
 from flray.registry import datasets
 
 Place = Annotated[
@@ -27,23 +26,6 @@ Place = Annotated[
         "DATA/archives/NAME (DATA: $FLRAY_DATA or the cache folder, see flray doctor)"
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Download:
-    """A file at its maker's site.
-
-    Attributes
-    ----------
-    url, md5 : str
-        Where, and its checksum.
-    unpack : bool
-        Whether it is an archive of the files.
-    """
-
-    url: str
-    md5: str
-    unpack: bool = False
 
 
 announce: ContextVar[Progress] = ContextVar("announce", default=lambda line: None)
@@ -98,16 +80,19 @@ class Files(Source):
     layouts : sequence of sequence of str
         Sets of files, relative to the folder; the first set that is complete is read.
     decode : callable
-        From the folder and the set of files to the arrays.
-    downloads : callable
-        Returns the files that `flray data get` fetches; none for sets that must be fetched by hand.
+        From the folder and the set of files to arrays: images ``PART_x`` and labels ``PART_y``.
+    classes : int
+        The number of classes; labels are 0 to ``classes - 1``.
+    downloads : mapping of str to str
+        Addresses that `flray data get` fetches, with their MD5, and unpacks if they are archives.
     elsewhere : sequence of Path
         Other folders to look in, such as a system package's.
     """
 
     layouts: Sequence[Sequence[str]]
     decode: Callable[[Path, Sequence[str]], Arrays]
-    downloads: Callable[[], Sequence[Download]] = tuple
+    classes: int
+    downloads: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Sequence[Path] = ()
 
     def load(self, root: Path, path: str | None = None) -> Arrays:
@@ -131,55 +116,56 @@ class Files(Source):
 
     def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
         try:
-            return self.decode(folder, names)
+            arrays = self.decode(folder, names)
+            for name in [name for name in arrays if name.endswith("_x")]:
+                x, y = arrays[name], arrays[name[:-1] + "y"]
+                kind = f"{x.dtype} images {list(x.shape)} with {y.dtype} labels {list(y.shape)}"
+                if x.dtype != np.uint8 or x.ndim != 4 or y.shape != x.shape[:1] or not len(y):
+                    raise ValueError(f"{kind}, and a label each is needed")
+                if y.dtype.kind not in "iufb" or not np.isin(y, np.arange(self.classes)).all():
+                    raise ValueError(f"{kind} that are not all of 0 to {self.classes - 1}")
+                arrays |= {name: np.ascontiguousarray(x), name[:-1] + "y": y.astype(np.int64)}
+            return arrays
         except DataError:
             raise
         except Exception as error:
             raise DataError(
-                f"{self.name}: the files in {folder} cannot be decoded ({type(error).__name__}: "
-                f"{error}); one of {', '.join(names)} is damaged or of another data set; fetch "
-                "them again"
+                f"{self.name}: the files in {folder} cannot be decoded ({brief(error)}); one of "
+                f"{', '.join(names)} is damaged or of another data set; fetch them again"
             ) from error
 
     @property
     def fetched(self) -> bool:
         """Whether `flray data get` downloads it."""
-        return self.downloads is not tuple
+        return bool(self.downloads)
 
     def present(self, root: Path) -> bool:
         """Whether the files are at one of the usual places."""
-        return self.has(root, None)
-
-    def has(self, root: Path, path: str | None) -> bool:
-        """Whether the files are at a place, or without one at a usual place."""
         try:
-            self._find(root, path)
+            self._find(root, None)
         except DataError:
             return False
         return True
 
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch the files, unless they are there, and decode them."""
-        if not self.has(root, None):
+        if not self.present(root):
             self._download(root / "archives" / self.name, progress)
         self.load(root)
 
     def _download(self, folder: Path, progress: Progress) -> None:
-        downloads = self.downloads()
-        if not downloads:
+        if not self.downloads:
             raise DataError(self._absent(folder))
         from torchvision.datasets.utils import download_and_extract_archive, download_url
 
-        for one in downloads:
-            progress(f"{self.name}: fetching {one.url}")
+        for url, md5 in self.downloads.items():
+            progress(f"{self.name}: fetching {url}")
+            unpacked = url.endswith((".tar.gz", ".zip"))
             try:
-                if one.unpack:
-                    download_and_extract_archive(one.url, str(folder), md5=one.md5)
-                else:
-                    download_url(one.url, str(folder), md5=one.md5)
+                (download_and_extract_archive if unpacked else download_url)(url, folder, md5=md5)
             except Exception as error:
                 raise DataError(
-                    f"{self.name}: {one.url} could not be fetched ({error}); fetch it elsewhere "
+                    f"{self.name}: {url} could not be fetched ({error}); fetch it elsewhere "
                     f"and put it into {folder}"
                 ) from None
 
@@ -193,101 +179,12 @@ class Files(Source):
 
     def _absent(self, folder: Path) -> str:
         missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
-        some = ", ".join(missing[:3]) + (
-            f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        )
-        how = (
-            f"`flray data get {self.name}` fetches it, or put the files there"
-            if self.fetched
-            else "put the files there"
-        )
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        how = f"`flray data get {self.name}` fetches it, or " if self.fetched else ""
         return (
-            f"data set {self.name} is not there: {folder} lacks {some}. It comes from "
-            f"{self.where}; {how} (or give their folder as data.path)"
+            f"data set {self.name} is not there: {folder} lacks {', '.join(missing[:3])}{more}. It "
+            f"comes from {self.where}; {how}put the files there (or give their folder as data.path)"
         )
-
-
-def expect(path: Path, holds: bool, found: str, allowed: str) -> None:
-    """Refuse a file with unexpected content.
-
-    Raises
-    ------
-    DataError
-        Naming the file, the content found and the content allowed.
-    """
-    if not holds:
-        raise DataError(f"{path}: {found}, expected {allowed}; fetch the file again")
-
-
-def whole_numbers(path: Path, values: ArrayLike) -> NDArray[np.int64]:
-    """Return labels as int64 of the same shape.
-
-    Raises
-    ------
-    DataError
-        If they are not whole numbers.
-    """
-    array = np.asarray(values)
-    known = array.dtype.kind in "iufb" and bool(np.isfinite(array).all())
-    expect(
-        path,
-        known and bool((array == np.rint(array)).all()),
-        f"labels of {array.dtype} that are no whole numbers",
-        "class numbers",
-    )
-    labels: NDArray[np.int64] = array.astype(np.int64)
-    return labels
-
-
-def labelled_images(
-    path: Path, images: Array, labels: ArrayLike, shape: tuple[int, ...], classes: int
-) -> tuple[Array, NDArray[np.int64]]:
-    """Return a file's images and labels in one piece each.
-
-    Parameters
-    ----------
-    path : Path
-        The file, which messages name.
-    images : ndarray [n, ...]
-        The images as read from the file.
-    labels : array_like [n]
-        Numbers, or a column of them.
-    shape : tuple of int
-        The shape of an image.
-    classes : int
-        The number of classes; labels are 0 to ``classes - 1``.
-
-    Raises
-    ------
-    DataError
-        If images or labels do not have this form, or their numbers differ.
-    """
-    y = whole_numbers(path, labels)
-    expect(
-        path,
-        images.dtype == np.uint8 and images.shape[1:] == shape and y.shape == images.shape[:1],
-        f"images of {images.dtype} {list(images.shape)} and labels {list(y.shape)}",
-        f"uint8 {['n', *shape]} and n labels".replace("'", ""),
-    )
-    check_labels(path, y, classes)
-    return np.ascontiguousarray(images), y
-
-
-def check_labels(path: Path, labels: Array, classes: int) -> None:
-    """Refuse labels outside 0 to `classes` - 1, and files that lack a class.
-
-    Raises
-    ------
-    DataError
-        Naming the file and the label.
-    """
-    expect(path, bool(len(labels)), "no samples", "at least one")
-    expect(
-        path,
-        int(labels.min()) >= 0 and int(labels.max()) < classes,
-        f"a label {int(labels.min()) if labels.min() < 0 else int(labels.max())}",
-        f"0 to {classes - 1}",
-    )
 
 
 FILES: dict[str, Source] = {}

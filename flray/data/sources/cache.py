@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
     arrays : mapping of str to ndarray
         Plain numeric arrays.
     """
-    _write(folder, lambda temporary: arrays)
+    _write(folder, lambda temporary: arrays, replace=True)
 
 
 def decoded(
@@ -79,21 +79,13 @@ def decoded(
     return read_arrays(folder, name, mapped)
 
 
-def _write(folder: Path, decode: Callable[[Path], Mapping[str, Array]]) -> None:
-    with new_folder(folder) as temporary:
-        for name, array in decode(temporary).items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+def _write(
+    folder: Path, decode: Callable[[Path], Mapping[str, Array]], *, replace: bool = False
+) -> None:
+    """Write arrays into a new folder that takes the place of `folder` when all went well.
 
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write ``NAME.npy`` files into that takes the place of `folder` when all went well.
-
-    Parameters
-    ----------
-    folder : Path
-        Appears complete, with a manifest of sizes and checksums; see `write_arrays`. After an error
-        it does not exist, nor do the parent folders that were created for it.
+    After an error it does not exist, nor do the parent folders that were created for it. Arrays that
+    another process has put there meanwhile stay, because it may be reading them, unless `replace`.
     """
     missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
     while True:
@@ -103,13 +95,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
             temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             break
     try:
-        yield temporary
+        for name, array in decode(temporary).items():
+            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
         files = {}
         for path in sorted(temporary.iterdir()):
             sync_file(path)
             files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
         write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1).encode())
-        _put(temporary, folder)
+        if replace or not (folder / MANIFEST).exists():
+            _put(temporary, folder)
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

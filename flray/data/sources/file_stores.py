@@ -6,41 +6,24 @@ import contextlib
 import hashlib
 import io
 import os
-import stat
-import struct
 import threading
-import warnings
 import zipfile
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flray.errors import DataError
-from flray.files.border import (
-    ARCHIVE_BYTES,
-    FILE_BYTES,
-    FILES,
-    PIXELS,
-    amount,
-    check_kind,
-    check_size,
-    open_file,
-    read_at_most,
-)
+from flray.errors import DataError, one_line
+from flray.files.border import FILE_BYTES, read_at_most
 from flray.startup import usable_cpus
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
-_DAMAGED = (
-    *(KeyError, OSError, EOFError, RuntimeError, ValueError),
-    *(struct.error, zlib.error, zipfile.BadZipFile),
-)
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")
 
 
@@ -57,160 +40,85 @@ class Item(NamedTuple):
         return PurePosixPath(self.path).suffix.lower() in IMAGES
 
 
-class Store(Protocol):
-    """Files by their path."""
-
-    where: Path
-
-    def items(self) -> list[Item]:
-        """Return all files in the order of their paths, without hidden files and files of operating systems."""
-
-    def read(self, path: str, length: int = -1) -> bytes:
-        """Return a file's content, or its first `length` bytes.
-
-        Raises
-        ------
-        DataError
-            Naming the file, if it is not there, damaged, no regular file or larger than is read of
-            one.
-        """
-
-
-class Folder:
-    """Files in a folder; symbolic links are followed.
+class Store:
+    """Files in a folder, whose symbolic links are followed, or in a zip archive, which stays packed.
 
     Parameters
     ----------
     where : Path
-        The folder.
-    """
-
-    def __init__(self, where: Path) -> None:
-        self.where = where
-
-    def items(self) -> list[Item]:
-        """Return all files (see `Store`)."""
-        found: list[Item] = []
-        self._walk(self.where, "", found, ())
-        return sorted(found)
-
-    def read(self, path: str, length: int = -1) -> bytes:
-        """Return a file's content (see `Store`)."""
-        try:
-            with open_file(self.where / path, FILE_BYTES) as file:
-                return file.read(length)
-        except OSError as error:
-            raise DataError(f"{self.where / path}: cannot be read ({error.strerror})") from None
-
-    def _walk(
-        self, folder: Path, prefix: str, found: list[Item], above: tuple[tuple[int, int], ...]
-    ) -> None:
-        try:
-            facts = folder.stat()
-            if (facts.st_dev, facts.st_ino) in above:
-                raise DataError(f"{folder}: a link to a folder that it lies in; remove it")
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if _is_litter(entry.name):
-                        continue
-                    if entry.is_dir():
-                        self._walk(
-                            Path(entry.path),
-                            f"{prefix}{entry.name}/",
-                            found,
-                            (*above, (facts.st_dev, facts.st_ino)),
-                        )
-                    else:
-                        facts_of = entry.stat()
-                        check_kind(entry.path, facts_of.st_mode)
-                        found.append(
-                            Item(prefix + entry.name, facts_of.st_size, str(facts_of.st_mtime_ns))
-                        )
-        except OSError as error:
-            raise DataError(
-                f"{error.filename or folder}: cannot be read ({error.strerror})"
-            ) from None
-
-
-class Zip:
-    """Files in a zip archive, which stays packed: no file is written, and only files named as images are read.
-
-    Parameters
-    ----------
-    where : Path
-        The archive.
+        The folder or archive.
 
     Raises
     ------
     DataError
-        If it is not a zip archive, truncated, or declares more than is read.
+        If it is a file, but not a zip archive.
     """
 
     def __init__(self, where: Path) -> None:
-        self.where = where
-        try:
-            self._archive = zipfile.ZipFile(where)
-        except _DAMAGED as error:
-            raise DataError(
-                f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it "
-                "into a folder if it is of another kind"
-            ) from None
-        self._lock = threading.Lock()
-        entries = self._archive.infolist()
-        declared = sum(entry.file_size for entry in entries)
-        if len(entries) > FILES or declared > ARCHIVE_BYTES:
-            raise DataError(
-                f"{where}: it declares {len(entries):,} files of {amount(declared)} together, and "
-                f"at most {FILES:,} of {amount(ARCHIVE_BYTES)} are read; take what is needed out "
-                "of it"
-            )
+        self.where, self._lock = where, threading.Lock()
+        self.archive: zipfile.ZipFile | None = None
+        if where.is_file():
+            try:
+                self.archive = zipfile.ZipFile(where)
+            except (OSError, ValueError, zipfile.BadZipFile) as error:
+                raise DataError(
+                    f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it "
+                    "into a folder if it is of another kind"
+                ) from None
 
     def items(self) -> list[Item]:
-        """Return all files (see `Store`)."""
-        found = [
-            entry
-            for entry in self._archive.infolist()
-            if not entry.is_dir() and not any(map(_is_litter, entry.filename.split("/")))
-        ]
-        for entry in found:
-            mode = entry.external_attr >> 16  # of Unix; elsewhere 0
-            if stat.S_IFMT(mode):
-                check_kind(self.where / entry.filename, mode)
-        return sorted(Item(entry.filename, entry.file_size, f"{entry.CRC:08x}") for entry in found)
+        """Return all files in the order of their paths, without hidden files and files of operating systems."""
+        if self.archive is not None:
+            entries = (entry for entry in self.archive.infolist() if not entry.is_dir())
+            found = [Item(e.filename, e.file_size, f"{e.CRC:08x}") for e in entries]
+        else:
+            found = []
+            try:
+                for folder, _, names in os.walk(self.where, onerror=_raise, followlinks=True):
+                    for path in (Path(folder, name) for name in names):
+                        facts, below = path.stat(), path.relative_to(self.where).as_posix()
+                        found.append(Item(below, facts.st_size, str(facts.st_mtime_ns)))
+            except OSError as error:
+                raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        return sorted(one for one in found if not any(map(_is_litter, one.path.split("/"))))
 
-    def read(self, path: str, length: int = -1) -> bytes:
-        """Return a file's content (see `Store`)."""
+    def read(self, path: str) -> bytes:
+        """Return a file's content.
+
+        Raises
+        ------
+        DataError
+            Naming the file, if it is not there or damaged, or too large in an archive.
+        """
+        where = self.where / path
         try:
-            entry = self._archive.getinfo(path)
-            check_size(self.where / path, entry.file_size, FILE_BYTES)
+            if self.archive is None:
+                return where.read_bytes()
+            entry = self.archive.getinfo(path)
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 # zipfile unpacks all of bzip2 and LZMA that it has read, however much that is.
-                raise NotImplementedError(
-                    "it is neither stored nor deflated; pack the archive again"
-                )
-            with self._lock, self._archive.open(entry) as file:
-                content = read_at_most(file, self.where / path, FILE_BYTES)
-            if len(content) != entry.file_size:
-                raise EOFError(
-                    f"{len(content)} bytes instead of the {entry.file_size} that it declares"
-                )
-            return content[:length] if length >= 0 else content
-        except _DAMAGED as error:
-            raise DataError(
-                f"{self.where}: {path} cannot be read ({error}); fetch the archive again"
-            ) from None
+                raise NotImplementedError("it is neither stored nor deflated; pack it again")
+            with self._lock, self.archive.open(entry) as file:
+                return read_at_most(file, where, FILE_BYTES)
+        except (
+            *(KeyError, OSError, EOFError, RuntimeError, ValueError),
+            *(zlib.error, zipfile.BadZipFile),
+        ) as error:
+            raise DataError(f"{where}: cannot be read ({error}); fetch it again") from None
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def open_store(path: Path) -> Store | None:
     """Return the files of a folder or zip archive, of the only archive in a folder without anything else, or None."""
-    if path.is_dir():
-        inside = [entry for entry in path.iterdir() if not _is_litter(entry.name)]
-        if len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip":
-            return Zip(inside[0])
-        return Folder(path) if inside else None
-    if path.exists():
-        check_kind(path, path.stat().st_mode)
-    return Zip(path) if path.is_file() else None
+    if not path.is_dir():
+        return Store(path) if path.exists() else None
+    inside = [entry for entry in path.iterdir() if not _is_litter(entry.name)]
+    if len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip":
+        return Store(inside[0])
+    return Store(path) if inside else None
 
 
 def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
@@ -228,18 +136,18 @@ def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
     ndarray of int64 [n]
         The position of the first file with these bytes.
     """
-    groups: dict[Hashable, list[int]] = defaultdict(list)
-    for row, item in enumerate(items):
-        groups[item.size, item.stamp if isinstance(store, Zip) else ""].append(row)
-    numbers = np.arange(len(items))
-    for alike in groups.values():
-        first: dict[Hashable, int] = {}
-        for row in alike if len(alike) > 1 else ():
-            same = (
-                not isinstance(store, Zip) and hashlib.sha256(store.read(items[row].path)).digest()
-            )
-            numbers[row] = first.setdefault(same, row)
-    return numbers
+    sizes = Counter(item.size for item in items)
+    first: dict[tuple[int, object], int] = {}
+
+    def content(item: Item) -> object:
+        if store.archive is not None:
+            return item.stamp
+        return sizes[item.size] > 1 and hashlib.sha256(store.read(item.path)).digest()
+
+    return np.array(
+        [first.setdefault((item.size, content(item)), row) for row, item in enumerate(items)],
+        dtype=np.int64,
+    )
 
 
 def _is_litter(name: str) -> bool:
@@ -249,10 +157,7 @@ def _is_litter(name: str) -> bool:
 # Pillow is told what to expect: of its other formats some start programs (EPS is drawn by
 # Ghostscript).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
-_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations of EXIF
 _AHEAD = 1024  # images that are in work or wait to be taken
-_LARGE = 2**24  # bytes of a file, or pixels, from which on one is decoded at a time
-_alone = threading.RLock()
 
 
 def decode_images(
@@ -280,25 +185,21 @@ def decode_images(
     DataError
         Naming the first file that is damaged, too large, not an image, or a coloured mask.
     """
-
-    def one(item: Item) -> NDArray[np.uint8]:
-        with _one_at_a_time(item.size):
-            return decode(lambda: store.read(item.path), store.where / item.path, size, mode)
-
     with ThreadPoolExecutor(min(8, usable_cpus())) as pool:
         for start in range(0, len(items), _AHEAD):
-            yield from pool.map(one, items[start : start + _AHEAD])
+            yield from pool.map(
+                lambda item: decode(store.read(item.path), store.where / item.path, size, mode),
+                items[start : start + _AHEAD],
+            )
 
 
-def decode(
-    read: Callable[[], bytes], where: Path | str, size: int, mode: str = "RGB"
-) -> NDArray[np.uint8]:
+def decode(content: bytes, where: Path | str, size: int, mode: str = "RGB") -> NDArray[np.uint8]:
     """Return one image; see `decode_images`.
 
     Parameters
     ----------
-    read : callable
-        Returns the bytes of its file.
+    content : bytes
+        Its file.
     where : Path or str
         For messages.
     size, mode : int, str
@@ -310,21 +211,17 @@ def decode(
         As `decode_images` does.
     """
     try:
-        with _open_image(read(), where) as image, _one_at_a_time(image.width * image.height):
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             pixels = _eight_bits(image)
-            if mode == "L":
-                red, *others = pixels.split()
-                if any(other.tobytes() != red.tobytes() for other in others):
-                    raise ValueError("it is coloured, and a mask must be grey")
-                pixels = red
-    except DataError:
-        raise
+        if mode == "L":
+            red, *others = pixels.split()
+            if any(other.tobytes() != red.tobytes() for other in others):
+                raise ValueError("it is coloured, and a mask must be grey")
+            pixels = red
     except Exception as error:  # Pillow raises nearly anything on damaged files
-        why = (
-            " ".join(str(error).split())
-            if not isinstance(error, UnidentifiedImageError)
-            else f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
-        )
+        why = f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
+        if not isinstance(error, UnidentifiedImageError):
+            why = one_line(" ".join(str(error).split()))
         raise DataError(
             f"{where}: cannot be decoded ({why}); fetch the file again, or take it away"
         ) from None
@@ -332,6 +229,24 @@ def decode(
         how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
         pixels = pixels.resize((size, size), how)
     return np.asarray(pixels)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image upright, in red, green and blue of 8 bits each."""
+    _stand_upright(image)
+    if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns on some of the direct ways
+    return image.convert("RGB")
+
+
+def _stand_upright(image: Image.Image) -> None:
+    # What is noted beside an image may be damaged where the image is not.
+    with contextlib.suppress(Exception):
+        image.getexif()
+        image.info.pop("exif", None)  # or else all that is noted there would be written anew
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item]) -> None:
@@ -349,69 +264,16 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
     DataError
         Naming the first mask whose height by width is more than one pixel off its image's.
     """
-    for image, mask in zip(images, masks, strict=True):
-        (width, height), (mask_width, mask_height) = (
-            _extent(store, item) for item in (image, mask)
-        )
-        if abs(width * mask_height - height * mask_width) > max(
-            width, height, mask_width, mask_height
-        ):
+    for pair in zip(images, masks, strict=True):
+        sizes = []
+        for item in pair:
+            with Image.open(io.BytesIO(store.read(item.path)), formats=_FORMATS) as image:
+                _stand_upright(image)
+                sizes.append(image.size)
+        (width, height), (mask_width, mask_height) = sizes
+        if abs(width * mask_height - height * mask_width) > max(*sizes[0], *sizes[1]):
             raise DataError(
-                f"{store.where / mask.path}: the mask is {mask_width}x{mask_height} and its image "
-                f"{width}x{height}, so it does not lie on it; fetch both again, or take them away"
+                f"{store.where / pair[1].path}: the mask is {mask_width}x{mask_height} and its "
+                f"image {width}x{height}, so it does not lie on it; fetch both again, or take them "
+                "away"
             )
-
-
-def _extent(store: Store, item: Item) -> tuple[int, int]:
-    """Return an upright image's width and height."""
-    with _open_image(store.read(item.path), store.where / item.path) as image:
-        return (image.height, image.width) if _orientation(image) in _ON_ITS_SIDE else image.size
-
-
-def _open_image(content: bytes, where: Path | str) -> Image.Image:
-    """Open an image and read its header only.
-
-    Raises
-    ------
-    DataError
-        If it has more pixels than are decoded.
-    """
-    # Pillow warns from 89 million pixels on; all of these are refused here, in one line.
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-    try:
-        image = Image.open(io.BytesIO(content), formats=_FORMATS)
-    except Image.DecompressionBombError:
-        what = f"more than {PIXELS:,} pixels"
-    else:
-        if image.width * image.height <= PIXELS:
-            return image
-        what = f"{image.width}x{image.height} pixels"
-    raise DataError(
-        f"{where}: it has {what}, and at most {PIXELS:,} are decoded of one "
-        "image; make it smaller, or take it away"
-    )
-
-
-def _one_at_a_time(size: int) -> contextlib.AbstractContextManager[object]:
-    """Return a context that keeps several large images from being in memory at once."""
-    return _alone if size > _LARGE else contextlib.nullcontext()
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image upright, in red, green and blue of 8 bits each."""
-    if _orientation(image) != 1:
-        image.info.pop("exif", None)  # or else all that is noted there would be written anew
-        image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if "transparency" in image.info:
-        image = image.convert("RGBA")  # Pillow warns on some of the direct ways
-    return image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # what is written beside the image may be damaged where the image is not
-        return 1
-    return orientation
