@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from flray import declarations
-from flray.errors import FlrayError, brief, nearest
+from flray.errors import ConfigError, FlrayError, brief, nearest
 
 T = TypeVar("T")
 
@@ -222,6 +222,24 @@ class Registry:
             if known is None or known[0] is not item:  # a sweep asks for every trial
                 known = self._signatures[name] = (item, signature_model(item, name))
             return known[1]
+
+    def checked(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a component's options with its defaults.
+
+        Raises
+        ------
+        ConfigError
+            If one is unknown or has a value that is not allowed.
+        """
+        model = self.params(name)
+        try:
+            return dict(model(**options))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join([self.kind, name, *map(str, first["loc"])])
+            allowed = ", ".join(model.model_fields) or "none"
+            found = f"{first['msg']} (options: {allowed})"
+            raise ConfigError(path, repr(first["input"]), found) from None
 
     def added(self) -> dict[str, Any]:
         """Return the user's components, for registration in other processes."""

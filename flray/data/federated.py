@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.config.sections import Normalisation, Shift, SplitName
-from flray.data.loading import validate_options
 from flray.data.splits import (
     FEDBN_SHARES,
     Division,
@@ -352,9 +351,7 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
             f"{', '.join(context)}, options are keyword-only"
         )
     found = partitions.call(
-        name,
-        *(context[parameter] for parameter in wanted),
-        **validate_options(partitions, name, options),
+        name, *(context[parameter] for parameter in wanted), **partitions.checked(name, options)
     )
     parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found]
     line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)

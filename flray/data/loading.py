@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
 
 from flray import rng
 from flray.config.components import PublicChoice
 from flray.data.sources.cache import data_root
 from flray.data.types import DataSet, Domain, Images, Labels
 from flray.errors import ConfigError, DataError, brief
-from flray.registry import Registry, datasets
+from flray.registry import datasets
 from flray.rng import numpy_generator
 
 
@@ -41,29 +40,8 @@ def load_dataset(
         If the name or an option is unknown, or the data set has not been fetched.
     """
     return validate_dataset(
-        name,
-        datasets.call(name, root or data_root(), **validate_options(datasets, name, options or {})),
+        name, datasets.call(name, root or data_root(), **datasets.checked(name, options or {}))
     )
-
-
-def validate_options(registry: Registry, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a component's options with its defaults.
-
-    Raises
-    ------
-    ConfigError
-        If one is unknown or has a value that is not allowed.
-    """
-    model: type[BaseModel] = registry.params(name)
-    try:
-        return dict(model(**options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join([registry.kind, name, *map(str, first["loc"])])
-        allowed = ", ".join(model.model_fields) or "none"
-        raise ConfigError(
-            path, repr(first["input"]), f"{first['msg']} (options: {allowed})"
-        ) from None
 
 
 def take_subset(dataset: DataSet, most: int) -> DataSet:

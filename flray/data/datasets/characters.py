@@ -103,10 +103,15 @@ _MAT = {
 }
 
 
-def _files(
-    name: str, where: str, *archives: dict[str, list[str]], have: Sequence[str] = tuple(DOMAINS)
-) -> Files:
-    """Register the files of some domains, of either archive."""
+def _register_digits(
+    name: str,
+    where: str,
+    *archives: dict[str, list[str]],
+    title: str,
+    usual: int,
+    have: Sequence[str] = tuple(DOMAINS),
+) -> None:
+    """Register a set of some domains, whose files are those of either archive."""
 
     def decode(folder: Path, names: Sequence[str]) -> Arrays:
         archive, read = (_FEDBN, _read_fedbn) if names[0].endswith(".pkl") else (_MAT, _read_matlab)
@@ -117,89 +122,64 @@ def _files(
         }
 
     layouts = [[file for domain in have for file in archive[domain]] for archive in archives]
-    return register_source(Files(name, where, layouts, decode, 10))
+    files = register_source(Files(name, where, layouts, decode, 10))
+
+    def dataset(
+        root: Path,
+        *,
+        path: Place = None,
+        seed: Seed = 0,
+        domains: ChosenDomains = None,
+        samples: SampleCap = None,
+        size: Size = usual,
+    ) -> DataSet:
+        arrays, made = files.load(root, path), []
+        for domain in select_domains(name, have, domains):
+            parts = (arrays[f"{domain}_{part}"] for part in PARTS)
+            one = cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
+            x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
+            made.append(Domain(domain, one.origin, next(x), one.train_y, next(x), one.test_y))
+        return assemble(name, made, DIGITS)
+
+    dataset.__doc__ = title
+    register_dataset(name)(dataset)
 
 
-FEDBN_FILES = _files(
-    "digits5", "the link in https://github.com/med-air/FedBN (digit_dataset)", _FEDBN
+_register_digits(
+    "digits5",
+    "the link in https://github.com/med-air/FedBN (digit_dataset)",
+    _FEDBN,
+    title="Return FedBN's Digits-5 (MNIST, SVHN, USPS, SynthDigits, MNIST-M), 7,438 and about 1,860 "
+    "colour images each.",
+    usual=28,
 )
-FIVE_FILES = _files(
+_register_digits(
     "digit-five",
     "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
     _MAT,
+    title="Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and "
+    "splits.",
+    usual=32,
 )
-MNISTM_FILES = _files(
+_register_digits(
     "mnist-m",
     "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net",
     _MAT,
     _FEDBN,
+    title="Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files "
+    "(composed).",
+    usual=28,
     have=("mnistm",),
 )
-SYNTHDIGITS_FILES = _files(
-    "synthdigits", "Digit-Five or FedBN's Digits-5", _MAT, _FEDBN, have=("synthdigits",)
+_register_digits(
+    "synthdigits",
+    "Digit-Five or FedBN's Digits-5",
+    _MAT,
+    _FEDBN,
+    title="Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files.",
+    usual=32,
+    have=("synthdigits",),
 )
-
-
-@register_dataset("digits5")
-def digits5(
-    root: Path,
-    *,
-    path: Place = None,
-    seed: Seed = 0,
-    domains: ChosenDomains = None,
-    samples: SampleCap = None,
-    size: Size = 28,
-) -> DataSet:
-    """Return FedBN's Digits-5 (MNIST, SVHN, USPS, SynthDigits, MNIST-M), 7,438 and about 1,860 colour images each."""
-    return _dataset(FEDBN_FILES, root, path, seed, samples, size, domains)
-
-
-@register_dataset("digit-five")
-def digit_five(
-    root: Path,
-    *,
-    path: Place = None,
-    seed: Seed = 0,
-    domains: ChosenDomains = None,
-    samples: SampleCap = None,
-    size: Size = 32,
-) -> DataSet:
-    """Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and splits."""
-    return _dataset(FIVE_FILES, root, path, seed, samples, size, domains)
-
-
-@register_dataset("mnist-m")
-def mnist_m(
-    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 28
-) -> DataSet:
-    """Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed)."""
-    return _dataset(MNISTM_FILES, root, path, seed, samples, size, ["mnistm"])
-
-
-@register_dataset("synthdigits")
-def synthdigits(
-    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None, size: Size = 32
-) -> DataSet:
-    """Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files."""
-    return _dataset(SYNTHDIGITS_FILES, root, path, seed, samples, size, ["synthdigits"])
-
-
-def _dataset(
-    files: Files,
-    root: Path,
-    path: str | None,
-    seed: int,
-    samples: int | None,
-    size: int,
-    domains: list[str] | None,
-) -> DataSet:
-    arrays, made = files.load(root, path), []
-    for name in select_domains(files.name, tuple(DOMAINS), domains):
-        parts = (arrays[f"{name}_{part}"] for part in PARTS)
-        one = cap_samples(Domain(name, DOMAINS[name], *parts), samples, seed)
-        x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
-        made.append(Domain(name, one.origin, next(x), one.train_y, next(x), one.test_y))
-    return assemble(files.name, made, DIGITS)
 
 
 _FASHION = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"

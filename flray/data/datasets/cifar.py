@@ -13,7 +13,7 @@ from pydantic import Field
 from flray.data.datasets.embedded import SampleCap, Seed, one_domain
 from flray.data.sources.archives import Files, Place, Source, register_source
 from flray.data.sources.download import Progress
-from flray.data.sources.file_stores import decode
+from flray.data.sources.images import decode
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Arrays, DataSet
 from flray.files.border import read_npz

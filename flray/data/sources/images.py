@@ -1,20 +1,89 @@
-"""Tools for image sets: resizing, bundled photos, photo crops. Arrays are uint8 unless noted otherwise."""
+"""Tools for image sets: decoding, resizing, bundled photos, photo crops. Arrays are uint8 unless noted otherwise."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from flray.data.types import Array, Images
-from flray.errors import DataError
+from flray.errors import DataError, one_line
 
 # Standard deviation within a crop below which it counts as one colour: half of the bundled photos
 # is smooth background.
 _MIN_CONTRAST = 20
+
+
+# Pillow is told what to expect: of its other formats some start programs (EPS is drawn by
+# Ghostscript).
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")
+
+
+def open_image(content: bytes) -> Image.Image:
+    """Open an image without decoding it."""
+    return Image.open(io.BytesIO(content), formats=_FORMATS)
+
+
+def decode(content: bytes, where: Path | str, size: int, mode: str = "RGB") -> NDArray[np.uint8]:
+    """Return one image; see `flray.data.sources.image_sets.decode_images`.
+
+    Parameters
+    ----------
+    content : bytes
+        Its file.
+    where : Path or str
+        For messages.
+    size, mode : int, str
+        As for `decode_images`.
+
+    Raises
+    ------
+    DataError
+        As `decode_images` does.
+    """
+    try:
+        with open_image(content) as image:
+            pixels = _eight_bits(image)
+        if mode == "L":
+            red, *others = pixels.split()
+            if any(other.tobytes() != red.tobytes() for other in others):
+                raise ValueError("it is coloured, and a mask must be grey")
+            pixels = red
+    except Exception as error:  # Pillow raises nearly anything on damaged files
+        why = f"it is no {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]} file"
+        if not isinstance(error, UnidentifiedImageError):
+            why = one_line(" ".join(str(error).split()))
+        raise DataError(
+            f"{where}: cannot be decoded ({why}); fetch the file again, or take it away"
+        ) from None
+    if pixels.size != (size, size):
+        how = Image.Resampling.BILINEAR if mode == "RGB" else Image.Resampling.NEAREST
+        pixels = pixels.resize((size, size), how)
+    return np.asarray(pixels)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return an image upright, in red, green and blue of 8 bits each."""
+    stand_upright(image)
+    if image.mode.startswith("I"):  # Pillow would cut 16 bits of grey off at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if "transparency" in image.info:
+        image = image.convert("RGBA")  # Pillow warns on some of the direct ways
+    return image.convert("RGB")
+
+
+def stand_upright(image: Image.Image) -> None:
+    """Turn an image as its EXIF data say."""
+    # What is noted beside an image may be damaged where the image is not.
+    with contextlib.suppress(Exception):
+        image.getexif()
+        image.info.pop("exif", None)  # or else all that is noted there would be written anew
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 @cache
