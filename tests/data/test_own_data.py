@@ -149,6 +149,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"label": "pressure", "by": "hospital", "columns": ["age"]}, "fractions .* not classes"),
     ({"columns": ["age", "ill"]}, "data.columns has 'ill', which is data.label already"),
     ({"columns": ["hospital"], "by": "hospital"}, "'hospital', which is data.by already"),
+    ({"path": "twice.csv", "label": "a"}, "'a.1' of twice.csv says the same as .* 'a'"),
     ({"path": "again.csv", "by": "hospital"}, "'copy' of again.csv says the same as .* 'ill'"),
     ({"path": "large.csv", "by": "hospital"}, "'pressure' .* above 3.4e38 in row 8"),
     ({"label": "age", "columns": ["pressure"], "task": "binary"}, "2 classes, and column 'age' of"),
@@ -165,6 +166,7 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     hospitals(Path("one.csv"), ill=1.0, same=1)
     hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
     hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
+    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n" * 5)
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
     with pytest.raises(FlrayError, match=said) as caught:

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, one_domain
 from flray.data.sources.archives import Files, Place, Source, register_source
-from flray.data.sources.download import Progress
 from flray.data.sources.images import decode
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Arrays, DataSet
@@ -152,24 +151,14 @@ FC100_COARSE = {
 """The superclasses of each part of FC100 (Oreshkin et al., 2018): no class of one part shares one with another part."""
 
 
-class _Fc100(Source):
-    """CIFAR-100, whose files these are."""
-
-    @property
-    def fetched(self) -> bool:
-        """Whether `flray data get` downloads it."""
-        return True
-
-    def present(self, root: Path) -> bool:
-        """Whether CIFAR-100 is at the usual place."""
-        return CIFAR100_FILES.present(root)
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Fetch CIFAR-100, unless it is there, and decode it."""
-        CIFAR100_FILES.get(root, progress)
-
-
-FC100_FILES = register_source(_Fc100("fc100", "CIFAR-100 (`flray data get cifar-100`)"))
+register_source(
+    Source(
+        "fc100",
+        "CIFAR-100 (`flray data get cifar-100`)",
+        fetch=CIFAR100_FILES.get,
+        there=CIFAR100_FILES.present,
+    )
+)
 
 
 @register_dataset("fc100")

