@@ -7,6 +7,7 @@ skipped and named. The layouts are tested in tests/data all the same.
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -90,11 +91,10 @@ def fixtures(kind: str) -> list[tuple[int, NDArray[np.uint8]]]:
 
 def test_real_cifar_images_keep_pixels_and_names(tmp_path: Path) -> None:
     images = [(label, image.transpose(2, 0, 1)) for label, image in fixtures("cifar10")]
-    rows = [bytes([label]) + image.tobytes() for label, image in images]
-    for part in range(5):
-        three = b"".join(rows[3 * part : 3 * part + 3])
-        (tmp_path / f"data_batch_{part + 1}.bin").write_bytes(three)
-    (tmp_path / "test_batch.bin").write_bytes(b"".join(rows[15:]))
+    parts = {f"data_batch_{k + 1}": images[3 * k : 3 * k + 3] for k in range(5)}
+    for name, some in {**parts, "test_batch": images[15:]}.items():
+        content = {"labels": [y for y, _ in some], "data": np.stack([x.ravel() for _, x in some])}
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
     (domain,) = load_dataset("cifar-10", {"path": str(tmp_path)}, tmp_path).domains
     labels, x = [*domain.train_y, *domain.test_y], [*domain.train_x, *domain.test_x]
     assert labels == [label for label, _ in images]

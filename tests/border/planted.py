@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from PIL import Image
@@ -186,28 +185,16 @@ BUCKETS: dict[str, Plant | str] = {
 """Into a bucket with a run: another key, or a setting, by its name."""
 
 
-def bomb(path: Path) -> None:
-    """Write a parquet file of a few bytes with a billion rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    rows = pa.table({"a": np.zeros(10**8, np.int8), "y": np.zeros(10**8, np.int8)})
-    with pq.ParquetWriter(path, rows.schema, use_dictionary=True) as writer:
-        for _ in range(3):
-            writer.write_table(rows, row_group_size=10**8)
-
-
 def table(path: Path, **columns: Any) -> None:
     """Write a CSV file of sixteen rows."""
     values = {"a": range(16), "y": ["n", "p"] * 8, "h": ["u"] * 8 + ["v"] * 8}
     pd.DataFrame(values | columns).to_csv(path, index=False)
 
 
-TABLES: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "a pipe": ("x.csv", os.mkfifo),
-    "a billion rows": ("x.parquet", bomb),
-    "code": ("x.csv", lambda path: table(path, h=[CLIENT] * 8 + ["v"] * 8)),
-    "escapes": ("x.csv", lambda path: table(path, h=[ESCAPES] * 8 + ["v"] * 8)),
+TABLES: dict[str, Callable[[Path], None]] = {
+    "a pipe": os.mkfifo,
+    "code": lambda path: table(path, h=[CLIENT] * 8 + ["v"] * 8),
+    "escapes": lambda path: table(path, h=[ESCAPES] * 8 + ["v"] * 8),
 }
 """Files that ``data.path`` names."""
 

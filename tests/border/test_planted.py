@@ -188,11 +188,8 @@ def test_in_a_bucket(
 
 @pytest.mark.parametrize("name", some(planted.TABLES))
 def test_in_a_table(name: str, place: Path) -> None:
-    file, make = planted.TABLES[name]
-    make(Path(file))
-    data = {"name": "table", "path": file, "label": "y"}
-    if file == "x.csv":
-        data["by"] = "h"
+    planted.TABLES[name](Path("x.csv"))
+    data = {"name": "table", "path": "x.csv", "label": "y", "by": "h"}
     settings = {"data": data, "model": "mlp", "name": "t", "algorithm": "local"}
     content = GOOD["experiment"] | settings
     Path("t.yaml").write_text(yaml.safe_dump({"experiment": content}))

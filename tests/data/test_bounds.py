@@ -1,8 +1,9 @@
-"""Archives that nobody should unpack: huge, lying about their size, or with names that lead out. One line each."""
+"""Files that nobody should read: endless, huge, lying about their size, or with names that lead out. One line each."""
 
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 import tracemalloc
 import warnings
@@ -16,6 +17,7 @@ import pytest
 from flray.data.datasets.characters import read_idx
 from flray.data.loading import load_dataset
 from flray.data.sources.image_sets import Store, decode_images
+from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import DataError, FlrayError
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import picture, pixels_of
@@ -37,6 +39,24 @@ def refusal(action: Callable[[], object], most: int = 2**26) -> str:
 
 def decode(store: Store) -> object:
     return list(decode_images(store, store.items(), 8))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "z.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    line = f"{path}: it is a {kind}, and only regular files are read; take it away"
+    assert refusal(lambda: decode(Store(tmp_path))) == line
+    assert refusal(lambda: read_pickled_arrays(path)) == line
+    with pytest.raises(FlrayError, match="cannot be read"):
+        Store(path).items()
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "z.png").open("wb") as file:
+        file.truncate(2**40)
+    assert "z.png: it has 1 TiB, and at most 256 MiB" in refusal(lambda: decode(Store(tmp_path)))
+    assert "at most 4 GiB are read" in refusal(lambda: read_pickled_arrays(tmp_path / "z.png"))
 
 
 def declare(path: Path, size: int) -> None:

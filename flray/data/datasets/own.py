@@ -27,6 +27,7 @@ from flray.data.sources.image_sets import (
 )
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError, brief, nearest
+from flray.files.border import open_file
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
@@ -296,12 +297,10 @@ def _read(file: Path) -> pd.DataFrame:
     if file.suffix not in readers:
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
     try:
-        return readers[file.suffix](file)
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as error:  # pandas' and pyarrow's own are ValueErrors
+        with open_file(file) as source:
+            return readers[file.suffix](source)
+    # pandas' and pyarrow's own are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
 
 

@@ -33,7 +33,7 @@ from flray.data.sources.images import (
 )
 from flray.data.types import Arrays, DataSet, Domain, Rows
 from flray.errors import DataError
-from flray.files.border import FILE_BYTES, read_at_most
+from flray.files.border import FILE_BYTES, read, read_at_most
 from flray.rng import numpy_generator
 from flray.startup import usable_cpus
 
@@ -102,12 +102,12 @@ class Store:
         Raises
         ------
         DataError
-            Naming the file, if it is not there or damaged, or too large in an archive.
+            Naming the file, if it is not there, damaged, no regular file or too large.
         """
         where = self.where / path
         try:
             if self.archive is None:
-                return where.read_bytes()
+                return read(where, FILE_BYTES)
             entry = self.archive.getinfo(path)
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 # zipfile unpacks all of bzip2 and LZMA that it has read, however much that is.
