@@ -75,7 +75,10 @@ def with_array(name: str, values: Any) -> Any:
         (with_array("classes", None), "c.npz: not a readable .npz file (not plain arrays)"),
         (with_array("label", [12] * 20), "IndexError: index 12 is out of bounds"),
         (with_array("label", [0.5] * 20), "IndexError: arrays used as indices must be of integer"),
-        (with_array("label", [[1]] * 20), "ValueError: uint8 images [20, 3, 32, 32] with int64"),
+        (
+            with_array("label", [[1]] * 20),
+            "ValueError: uint8 images [10, 3, 32, 32] with int64 labels [10, 1]",
+        ),
         (with_array("offset", [0, 5, 9]), "c.npz: image 0: cannot be decoded"),
         (with_array("is_test", [True]), "IndexError: boolean index did not match"),
         (with_array("classes", ["dodo"]), "KeyError: 'dodo'"),

@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     hospitals(Path("one.csv"), ill=1.0, same=1)
     hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
     hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
-    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n" * 5)
+    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
     with pytest.raises(FlrayError, match=said) as caught:
