@@ -249,10 +249,10 @@ def table(
                 f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
                 f"{', '.join(map(str, frame.columns[:20]))}"
             )
-    for use, name in uses.items():
-        if name in (columns or []):
+    for use, column in uses.items():
+        if column in (columns or []):
             raise DataError(
-                f"data set table: data.columns has {name!r}, which is data.{use} already; leave it "
+                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it "
                 "out"
             )
     used = columns or [name for name in frame.columns if name not in besides]
@@ -293,12 +293,11 @@ def table(
 def _read(file: Path) -> pd.DataFrame:
     import pandas as pd
 
-    readers = {".csv": pd.read_csv, ".parquet": pd.read_parquet}
-    if file.suffix not in readers:
+    if file.suffix not in (".csv", ".parquet"):
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
     try:
         with open_file(file) as source:
-            return readers[file.suffix](source)
+            return pd.read_csv(source) if file.suffix == ".csv" else pd.read_parquet(source)
     # pandas' and pyarrow's own are ValueErrors
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
