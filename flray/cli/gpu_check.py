@@ -106,11 +106,11 @@ def _settings() -> Verdict:
 
 def _memory(spec: FederationSpec, on_gpu: bool, peaks: Sequence[float]) -> Verdict:
     survey = survey_nodes(spec, node_resources())
-    if survey.need is None:
+    if survey.problem:
         return False, f"memory could not be measured: {survey.problem}"
     if not on_gpu:
-        return True, f"{survey.need.memory / 2**20:.0f} MiB of main memory"
-    need, peak = survey.need.gpu, max(peaks)
+        return True, f"{survey.memory / 2**20:.0f} MiB of main memory"
+    need, peak = survey.gpu, max(peaks)
     return peak <= need, f"{need / 2**20:.0f} MiB, and an actor held {peak / 2**20:.0f}"
 
 

@@ -66,8 +66,7 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
             "experiment.partition",
             f"one training sample at {', '.join(single[:5])}",
             f"{why}; give every client two (min_size: 2, fewer clients, less skew), take another "
-            f"norm "
-            "(norm: group), or leave such clients out (faults.on_client_error: skip)",
+            "norm (norm: group), or leave such clients out (faults.on_client_error: skip)",
         )
     raise ConfigError(
         "experiment.local.batch_size", "1", f"{why}; at least 2, or another norm (norm: group)"
@@ -226,8 +225,7 @@ def validate(spec: FederationSpec) -> None:
             "experiment.aggregation.block",
             str(config.aggregation.block),
             f"the server of {name} looks at single replies, which blocks add up before they reach "
-            f"it; "
-            f"set null, or choose one of {', '.join(able)}",
+            f"it; set null, or choose one of {', '.join(able)}",
         )
     if algorithm.pools and config.aggregation.buffers == "local":
         raise ConfigError(

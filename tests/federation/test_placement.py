@@ -11,12 +11,7 @@ import pytest
 from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
-from flray.federation.ray_backend.memory_probe import (
-    Gpu,
-    ResourceSurvey,
-    TaskFootprint,
-    should_probe,
-)
+from flray.federation.ray_backend.memory_probe import UNMEASURED, Gpu, ResourceSurvey, should_probe
 from flray.federation.ray_backend.placement import Plan, make_plan
 
 GIB = 2**30
@@ -28,7 +23,7 @@ def plan(
     clients: int = 20,
     cohort: int = 20,
     nodes: Any = (),
-    survey: ResourceSurvey | None = None,
+    survey: ResourceSurvey = UNMEASURED,
     **resources: Any,
 ) -> Plan:
     return make_plan(
@@ -46,7 +41,7 @@ def test_the_plan_in_words(digits: dict[str, Any]) -> None:
         str(plan(digits, {"CPU": 8, "GPU": 1}))
         == "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 tasks per actor and round"
     )
-    measured = ResourceSurvey(TaskFootprint(GIB, 3 * GIB), (Gpu("a", 0, 16 * GIB),))
+    measured = ResourceSurvey(GIB, 3 * GIB, (Gpu("a", 0, 16 * GIB),))
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
         "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 tasks per actor and "
         "round "
@@ -84,16 +79,14 @@ def test_gpus_are_packed_by_free_memory(
     digits: dict[str, Any], need: int, free: tuple[int, ...], share: float, actors: int
 ) -> None:
     survey = ResourceSurvey(
-        TaskFootprint(GIB, need * GIB), tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
+        GIB, need * GIB, tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
     )
     found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
     assert (found.gpus_per_actor, found.actors) == (share, actors)
 
 
 def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
-    survey = ResourceSurvey(
-        TaskFootprint(GIB, 3 * GIB), (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB))
-    )
+    survey = ResourceSurvey(GIB, 3 * GIB, (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
     with pytest.raises(
         ConfigError, match=r"GPU 1 of node-b has 2\.0 GiB free and a task takes 3\.0"
     ):
@@ -103,14 +96,8 @@ def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
 def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
     nodes = [{"CPU": 8.0, "memory": 8.0 * GIB}]
     assert plan(digits, {"CPU": 8}, nodes=nodes).actors == 8
-    assert (
-        plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(2 * GIB))).actors
-        == 3
-    )
-    assert (
-        plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(TaskFootprint(20 * GIB))).actors
-        == 1
-    )
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(2 * GIB)).actors == 3
+    assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(20 * GIB)).actors == 1
 
 
 def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:

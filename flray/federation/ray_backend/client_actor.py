@@ -59,8 +59,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
     except OSError as error:
         raise DataError(
             f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set "
-            f"FLRAY_DATA "
-            "there to a folder that can be written"
+            "FLRAY_DATA there to a folder that can be written"
         ) from None
     arrays: dict[str, NDArray[Any]] = {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
@@ -74,8 +73,7 @@ def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -
     if dataset.fingerprint != fingerprint:
         raise DataError(
             f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, "
-            f"there "
-            f"{fingerprint[:12]}); bring the same there"
+            f"there {fingerprint[:12]}); bring the same there"
         )
     pooled = Pooled.of(dataset)
     x = np.moveaxis(pooled.x, 1, -1) if pooled.x.ndim == 4 else pooled.x

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.util.metrics import Gauge
@@ -30,12 +31,14 @@ from flray.federation.ray_backend.losses import (
     OBJECT_LOST_MESSAGE,
     last_line,
 )
+from flray.federation.ray_backend.nodes import node_mark, own_node
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
-from flray.federation.worker.diagnostics import Diagnostics
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _TAGS = ("name", "algorithm", "data", "seed")
 _GAUGES: dict[str, Gauge] = {}
 _WORDS = {
@@ -113,7 +116,7 @@ class ServerActor(Federation):
             # dead.
             self._error = error
 
-    def call(self, method: str, *arguments: object) -> tuple[object, list[str]]:
+    def call(self, method: str, *arguments: object, **named: object) -> tuple[object, list[str]]:
         """Call a method; return its result with the lines that the user should see.
 
         Raises
@@ -124,7 +127,7 @@ class ServerActor(Federation):
         if self._error is not None:
             raise self._error
         try:
-            value = getattr(self, method)(*arguments)
+            value = getattr(self, method)(*arguments, **named)
         except MethodError as error:
             if isinstance(error.__cause__, MACHINE_ERRORS):  # goes on in a new process
                 raise ServerLostError(f"the server's device failed: {error.__cause__}") from None
@@ -160,6 +163,18 @@ PLACEMENT_TIMEOUT_S = 300.0
 """Seconds for Ray to find room for the actors; an autoscaler may have to start nodes first."""
 
 
+def _remote(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[RayFederation, P], R]:
+    """Return a verb of the server actor as a method of its handle."""
+
+    @functools.wraps(verb)
+    def call(self: RayFederation, *arguments: P.args, **named: P.kwargs) -> R:
+        given = [one.resolve() if isinstance(one, Path) else one for one in arguments]
+        answer: R = self._get(self._server.call.remote(verb.__name__, *given, **named))
+        return answer
+
+    return call
+
+
 class RayFederation:
     """A federation whose server and clients are Ray actors; the server actor is restarted if it dies.
 
@@ -181,7 +196,9 @@ class RayFederation:
         self._spec = ray.put(
             spec if spec.config.resources.data == "head" else spec.without_samples()
         )
-        self._group = placement_group([plan.bundle] * plan.actors + self._own_bundle())
+        # A server with a share of a GPU has a bundle, on the node of the driver.
+        own = [{"GPU": plan.server_gpu, node_mark(): 0.001}] if plan.server_gpu else []
+        self._group = placement_group([plan.bundle] * plan.actors + own)
         try:
             ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
@@ -189,17 +206,14 @@ class RayFederation:
             raise FlrayError(
                 f"no room for {plan.actors} actors of {plan.cpus_per_actor:g} CPU and "
                 f"{plan.gpus_per_actor:g} GPU within {PLACEMENT_TIMEOUT_S:g} s: the cluster is "
-                f"busy, or a node is gone; "
-                "`ray status` shows who holds what"
+                "busy, or a node is gone; `ray status` shows who holds what"
             ) from None
         self._server = self._start()
         self._under_way: ObjectRef | None = None
 
     def _start(self) -> ServerHandle:
         # It writes checkpoints to the folder of the run, so it is where the driver is.
-        place: object = NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
+        place: object = NodeAffinitySchedulingStrategy(own_node(), soft=False)
         if self._plan.server_gpu:
             place = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=self._plan.actors
@@ -210,25 +224,6 @@ class RayFederation:
             .remote(self._spec, [self._spec], self._plan, self._group, 0)
         )
         return server
-
-    def _own_bundle(self) -> list[dict[str, float]]:
-        """Return the bundle of a server that has a share of a GPU, on the driver's node; none without."""
-        if not self._plan.server_gpu:
-            return []
-        here = ray.get_runtime_context().get_node_id()
-        (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
-        (name,) = [
-            one
-            for one in node["Resources"]
-            if one.startswith("node:") and not one.startswith("node:__")
-        ]
-        if float(node["Resources"].get("GPU", 0.0)) < self._plan.server_gpu:
-            self._plan = replace(self._plan, server_gpu=0.0)
-            self._warn(
-                "the server trains on a CPU: the node of the driver, where it is, has no GPU"
-            )
-            return []
-        return [{"GPU": self._plan.server_gpu, name: 0.001}]
 
     def step(self) -> RoundResult:
         """Run one round."""
@@ -249,44 +244,19 @@ class RayFederation:
             raise
         return finished
 
-    def save(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint."""
-        self._call("save", folder.resolve(), keep)
-
-    def restore(self, folder: Path) -> int:
-        """Restore the newest checkpoint; return the rounds done."""
-        return int(self._call("restore", folder.resolve()))
-
-    def has_ended(self) -> bool:
-        """Return whether no round remains."""
-        return bool(self._call("has_ended"))
-
-    def sha256(self) -> str:
-        """Return the digest of the learned state."""
-        return str(self._call("sha256"))
-
-    def diagnostics(self, final: bool) -> Diagnostics:
-        """Return the models' data for figures."""
-        return dict(self._call("diagnostics", final))
+    save = _remote(ServerActor.save)
+    restore = _remote(ServerActor.restore)
+    has_ended = _remote(ServerActor.has_ended)
+    sha256 = _remote(ServerActor.sha256)
+    diagnostics = _remote(ServerActor.diagnostics)
+    memory = _remote(ServerActor.memory)
+    client_pids = _remote(ServerActor.client_pids)
+    networks = _remote(ServerActor.networks)
+    _asked_gpus = _remote(ServerActor.gpus)
 
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that the federation computes on; waits for its actors to start."""
-        return list(self._call("gpus")) if self._plan.gpus_per_actor else []
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process."""
-        return dict(self._call("memory"))
-
-    def client_pids(self) -> list[int]:
-        """Return the process ids of the client actors."""
-        return list(self._call("client_pids"))
-
-    def networks(self) -> list[dict[str, int]]:
-        """Return for each client actor how many instances of each architecture it holds."""
-        return list(self._call("networks"))
-
-    def _call(self, method: str, *arguments: object) -> Any:
-        return self._get(self._server.call.remote(method, *arguments))
+        return self._asked_gpus() if self._plan.gpus_per_actor else []
 
     def _get(self, reference: ObjectRef) -> Any:
         """Return the server's result, and pass on the lines that came with it."""

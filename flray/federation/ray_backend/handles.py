@@ -30,7 +30,7 @@ PlacementGroup = object
 class RemoteMethod(Protocol):
     """A method of an actor."""
 
-    def remote(self, *args: object) -> ObjectRef:
+    def remote(self, *args: object, **named: object) -> ObjectRef:
         """Call it; return a reference to its result."""
 
     def options(self, *, num_returns: int) -> RemoteMethod:

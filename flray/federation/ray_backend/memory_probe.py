@@ -42,22 +42,6 @@ COMPILE_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
-class TaskFootprint:
-    """Memory needs of one client actor.
-
-    Attributes
-    ----------
-    memory : int
-        Bytes of main memory, without memory shared with other processes.
-    gpu : int
-        Bytes of GPU memory; 0 on the CPU.
-    """
-
-    memory: int
-    gpu: int = 0
-
-
-@dataclass(frozen=True)
 class Gpu:
     """A GPU: its node, its index there, and its free bytes."""
 
@@ -68,28 +52,30 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ResourceSurvey:
-    """The measured memory need of a task, and the cluster's GPUs.
+    """The measured memory need of one client actor, and the cluster's GPUs.
 
     Attributes
     ----------
-    need : TaskFootprint or None
-        A task's footprint; None if it could not be measured.
+    memory : int
+        Bytes of main memory, without memory shared with other processes; 0 if not measured.
+    gpu : int
+        Bytes of GPU memory; 0 on the CPU.
     gpus : tuple of Gpu
         Every GPU of the cluster; empty if torch sees none.
     problem : str
-        The reason for a missing footprint, in a few words.
+        The reason for a missing measurement, in a few words.
     """
 
-    need: TaskFootprint | None
+    memory: int = 0
+    gpu: int = 0
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
 
 
-class DeviceFullError(Exception):
-    """One step alone has no room on a device."""
+UNMEASURED = ResourceSurvey()
 
 
-def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootprint:
+def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSurvey:
     """Run the first steps of the longest task of every stage in two rounds, evaluate, and return the peak memory.
 
     Parameters
@@ -97,12 +83,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootpri
     spec : FederationSpec
         The federation.
     device : torch.device
-        The device for client tasks.
-
-    Raises
-    ------
-    DeviceFullError
-        If the device has no room for them.
+        The device for client tasks. If it has no room for them, that is the problem.
 
     Notes
     -----
@@ -111,13 +92,14 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> TaskFootpri
     try:
         _run_heaviest(_shortened(spec), device)
     except Exception as error:
-        if any(isinstance(one, torch.OutOfMemoryError) for one in (error, error.__cause__)):
-            raise DeviceFullError(str(error.__cause__ or error).splitlines()[0]) from None
+        for one in (error, error.__cause__):
+            if isinstance(one, torch.OutOfMemoryError):
+                return ResourceSurvey(problem=str(one).splitlines()[0])
         # What else fails here fails in the run too, which says so; measured is what went before.
     reserved = memory.reserved_bytes(device)
     gpu = int(reserved * SAFETY_FACTOR) + CONTEXT_BYTES if reserved else 0
     peak = peak_bytes() - psutil.Process().memory_info().shared
-    return TaskFootprint(int(peak * SAFETY_FACTOR), gpu)
+    return ResourceSurvey(int(peak * SAFETY_FACTOR), gpu)
 
 
 def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
@@ -165,7 +147,8 @@ class _ShortExecutor(InlineExecutor):
         A block is as many of them as share a step, and at least two, so that weights are summed.
         """
         jobs = [job for block in blocks for job in block.jobs]
-        longest = _longest(jobs)
+        by_length = sorted(jobs, key=lambda job: job.cost)
+        longest = {job.client_task.architecture: job for job in by_length}
         summed = any(block.summed for block in blocks)
         most = max((len(block.jobs) for block in blocks), default=0)
         together = max(2, min(self._spec.config.local.clients_per_step, most)) if summed else 1
@@ -177,13 +160,12 @@ class _ShortExecutor(InlineExecutor):
             yield from done.values()
             return
         own = {id(job) for job in longest.values()}
-        others = [id(job) for job in jobs if id(job) not in own][: PROBE_REPLIES - len(own)]
-        for job in jobs:
-            if id(job) in own.union(others):
-                (result,) = done[job.client_task.architecture].results
-                outcome = replace(result.outcome, client=job.client_task.client)
-                result = replace(result, client_task=job.client_task, outcome=outcome)
-                yield TaskBlockResult((result,))
+        answering = sorted(jobs, key=lambda job: id(job) not in own)[:PROBE_REPLIES]
+        for job in sorted(answering, key=lambda job: job.client_task.client):
+            (result,) = done[job.client_task.architecture].results
+            outcome = replace(result.outcome, client=job.client_task.client)
+            result = replace(result, client_task=job.client_task, outcome=outcome)
+            yield TaskBlockResult((result,))
 
     def _two_steps(self, job: TaskInput) -> TaskInput:
         """Return a job reduced to two steps of local training, and to one of any other phase."""
@@ -193,16 +175,6 @@ class _ShortExecutor(InlineExecutor):
         steps = local.steps or -int(-local.epochs * batches // 1)
         work = 1.5 / steps if steps > 1 else 1.0
         return replace(job, client_task=replace(task, work=min(work, task.work)))
-
-
-def _longest(jobs: Sequence[TaskInput]) -> dict[str, TaskInput]:
-    """Return the longest job of each architecture."""
-    found: dict[str, TaskInput] = {}
-    for job in jobs:
-        key = job.client_task.architecture
-        if key not in found or job.cost > found[key].cost:
-            found[key] = job
-    return found
 
 
 def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
@@ -269,9 +241,7 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
         for call in calls:
             ray.cancel(call, force=True)
         late = isinstance(error, ray.exceptions.GetTimeoutError)
-        return ResourceSurvey(
-            None, problem=f"not within {limit:g} s" if late else type(error).__name__
-        )
+        return ResourceSurvey(problem=f"not within {limit:g} s" if late else type(error).__name__)
     if full := next((found.problem for found in results if found.problem), ""):
         raise ConfigError(
             "experiment.local.batch_size",
@@ -284,9 +254,11 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
 
 def joined(surveys: Sequence[ResourceSurvey]) -> ResourceSurvey:
     """Return several nodes' surveys as one, whose footprint is the largest of theirs."""
-    needs = [one.need for one in surveys if one.need is not None]
-    largest = TaskFootprint(max(need.memory for need in needs), max(need.gpu for need in needs))
-    return ResourceSurvey(largest, tuple(gpu for one in surveys for gpu in one.gpus))
+    return ResourceSurvey(
+        max(one.memory for one in surveys),
+        max(one.gpu for one in surveys),
+        tuple(gpu for one in surveys for gpu in one.gpus),
+    )
 
 
 def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
@@ -294,12 +266,13 @@ def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = tuple(Gpu(node, index, memory.free_bytes(index)) for index in range(count))
-    # The GPU with the least room is the one that limits the actors.
-    least = min(gpus, key=lambda gpu: gpu.free, default=None)
-    device = torch.device("cpu") if least is None else torch.device("cuda", least.index)
-    try:
-        return ResourceSurvey(measure_footprint(spec, device), gpus)
-    except DeviceFullError as error:
-        held = f" ({least.free / 2**30:.1f} GiB free)" if least is not None else ""
-        place = f"{f'GPU {device.index}' if least is not None else 'the CPU'} of {node}{held}"
-        return ResourceSurvey(None, gpus, f"one step alone has no room on {place}: {error}")
+    device, place = torch.device("cpu"), f"the CPU of {node}"
+    if gpus:
+        # The GPU with the least room is the one that limits the actors.
+        least = min(gpus, key=lambda gpu: gpu.free)
+        device = torch.device("cuda", least.index)
+        place = f"GPU {least.index} of {node} ({least.free / 2**30:.1f} GiB free)"
+    found = measure_footprint(spec, device)
+    if found.problem:
+        return ResourceSurvey(problem=f"one step alone has no room on {place}: {found.problem}")
+    return replace(found, gpus=gpus)

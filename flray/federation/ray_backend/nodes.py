@@ -34,6 +34,21 @@ def node_resources() -> list[Node]:
     ]
 
 
+def own_node() -> str:
+    """Return the id of this process's node."""
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+def node_mark() -> str:
+    """Return the resource that this process's node alone has."""
+    (here,) = [node for node in node_resources() if node["id"] == own_node()]
+    (mark,) = [name for name in here if name.startswith("node:") and "node:__" not in name]
+    return str(mark)
+
+
 def only_model(config: Experiment, nodes: Sequence[Node]) -> str:
     """Return the one model of GPU that an experiment's actors may have; empty where all may be used.
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
-from flray.federation.ray_backend.memory_probe import ResourceSurvey, should_probe, survey_nodes
+from flray.federation.ray_backend.memory_probe import (
+    UNMEASURED,
+    ResourceSurvey,
+    should_probe,
+    survey_nodes,
+)
 from flray.federation.ray_backend.nodes import MODEL_RESOURCE, Node, node_resources, only_model
 from flray.federation.spec import FederationSpec
 
@@ -38,6 +43,8 @@ class Plan:
         without blocks.
     server_gpu : float
         Share of a GPU that is reserved for the server, if it trains; 0: it computes on a CPU.
+    server_apart : bool
+        Whether it does because the driver's node, where it is, has no GPU.
     unmeasured : str
         The reason why a needed measurement of memory failed; empty if it succeeded or was not needed.
     gpu_model : str
@@ -53,6 +60,7 @@ class Plan:
     measured: int = 0
     blocks: int = 0
     server_gpu: float = 0.0
+    server_apart: bool = False
     unmeasured: str = ""
     gpu_model: str = ""
 
@@ -69,20 +77,19 @@ class Plan:
 
     def __str__(self) -> str:
         gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
-        client_tasks, unit = (
-            (self.blocks or self.cohort) / self.actors,
-            "block" if self.blocks else "task",
-        )
+        unit, count = ("block", self.blocks) if self.blocks else ("task", self.cohort)
+        each = count / self.actors
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
         if self.unmeasured:
             alone = ", so no GPU is shared" if self.gpus_per_actor else ""
             memory = f" (what an actor takes could not be measured, {self.unmeasured}{alone})"
+        server = f"; the server trains on {self.server_gpu:g} GPU" if self.server_gpu else ""
+        if self.server_apart:
+            server = "; the server trains on a CPU: the node of the driver, where it is, has no GPU"
         return (
             f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
-            f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, "
-            f"about {client_tasks:.2g} {unit}{'s' if client_tasks > 1 else ''} per actor and "
-            f"round{memory}"
-            f"{f'; the server trains on {self.server_gpu:g} GPU' if self.server_gpu else ''}"
+            f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, about "
+            f"{each:.2g} {unit}{'s' if each > 1 else ''} per actor and round{memory}{server}"
         )
 
 
@@ -92,7 +99,7 @@ def make_plan(
     cohort: int,
     available: Mapping[str, float],
     nodes: Sequence[Node] = (),
-    survey: ResourceSurvey | None = None,
+    survey: ResourceSurvey = UNMEASURED,
     trains_at_server: bool = False,
 ) -> Plan:
     """Return the number of client actors, and the share of each.
@@ -117,85 +124,59 @@ def make_plan(
     ConfigError
         If more is requested than available.
     """
-    resources = config.resources
+    resources, block = config.resources, config.aggregation.block
+    each = resources.cpus_per_actor
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
-    block = config.aggregation.block
     blocks = min(cohort, math.ceil(clients / block)) if block else 0
     wanted = (blocks or cohort) if resources.actors == "auto" else int(resources.actors)
     hosts = [node for node in nodes if float(node.get("GPU", 0.0)) >= 1] or [available]
-    carried = [
-        (
-            math.floor(float(host.get("GPU", 0.0))),
-            math.floor(float(host.get("CPU", 0.0)) / resources.cpus_per_actor + 1e-9),
-        )
-        for host in hosts
-    ]
-    gpu_share = _gpu_share(
-        resources.gpus_per_actor, gpus, carried, wanted + int(trains_at_server), survey
-    )
-    server = min(gpu_share, 1.0) if trains_at_server else 0.0
-    if resources.cpus_per_actor > cpus:
+    carried = [(math.floor(float(host.get("GPU", 0.0))), _room(host, each, 0.0)) for host in hosts]
+    share = _gpu_share(resources.gpus_per_actor, gpus, carried, wanted + trains_at_server, survey)
+    if each > cpus:
         raise ConfigError(
             "experiment.resources.cpus_per_actor",
-            f"{resources.cpus_per_actor:g}",
+            f"{each:g}",
             f"{cpus:g} CPUs are available; ask for fewer",
         )
-    room = _room(available, resources.cpus_per_actor, gpu_share)
+    room = _room(available, each, share)
     if nodes:
-        room = min(room, sum(_room(node, resources.cpus_per_actor, gpu_share) for node in nodes))
-    if server and room * gpu_share + server > math.floor(gpus) + 1e-9:
+        room = min(room, sum(_room(node, each, share) for node in nodes))
+    server = min(share, 1.0) if trains_at_server else 0.0
+    if server and room * share + server > math.floor(gpus) + 1e-9:
         # The server's share is one that an actor would have had; the only one is shared by nobody.
-        if room > 1:
-            room -= 1
-        else:
-            server = 0.0
-    need = survey.need if survey is not None else None
-    measured = 0
-    if survey is not None and need is not None:
-        measured = need.gpu if gpu_share and survey.gpus else need.memory
+        server, room = (server, room - 1) if room > 1 else (0.0, room)
+    asked = f"{each:g} CPU" + (f" and {share:g} GPU" if share else "")
     if resources.actors == "auto":
-        if need is not None and nodes:
-            room = max(1, min(room, sum(_memory_room(node, need.memory) for node in nodes)))
+        if survey.memory and nodes:
+            room = max(1, min(room, sum(_memory_room(node, survey.memory) for node in nodes)))
         if not room:
             raise ConfigError(
                 "experiment.resources",
-                _each(resources.cpus_per_actor, gpu_share),
+                asked,
                 "no single node has this much; ask for less per actor",
             )
-        actors = min(room, blocks or cohort)
-    elif resources.actors > room:
-        have = (
-            f"{cpus:g} CPUs"
-            + (f" and {gpus:g} GPUs" if gpu_share else "")
-            + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
-        )
-        if gpu_share and survey is not None and survey.problem:
+    elif wanted > room:
+        have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if share else "")
+        have += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+        if share and survey.problem:
             have = f"what an actor takes could not be measured ({survey.problem}), and {have}"
         raise ConfigError(
             "experiment.resources.actors",
-            f"{resources.actors}",
-            f"{have} carry {room} actor{'s' if room != 1 else ''} of "
-            f"{_each(resources.cpus_per_actor, gpu_share)}"
-            "; ask for fewer actors, a smaller share each, or 'auto'",
+            f"{wanted}",
+            f"{have} carry {room} actor{'s' if room != 1 else ''} of {asked}; ask for fewer actors, "
+            "a smaller share each, or 'auto'",
         )
-    else:
-        actors = resources.actors
-    unmeasured = survey.problem if survey is not None else ""
     return Plan(
-        actors,
-        resources.cpus_per_actor,
-        gpu_share,
+        min(room, wanted),
+        each,
+        share,
         clients,
         cohort,
-        measured,
+        survey.gpu if share and survey.gpus else survey.memory,
         blocks,
         server,
-        unmeasured,
+        unmeasured=survey.problem,
     )
-
-
-def _each(cpus: float, gpu_share: float) -> str:
-    return f"{cpus:g} CPU" + (f" and {gpu_share:g} GPU" if gpu_share else "")
 
 
 def _room(resources: Node | Mapping[str, float], cpus_per_actor: float, gpu_share: float) -> int:
@@ -221,7 +202,7 @@ def _gpu_share(
     gpus: float,
     carried: Sequence[tuple[int, int]],
     wanted: int,
-    survey: ResourceSurvey | None,
+    survey: ResourceSurvey,
 ) -> float:
     """Return each process's share of a GPU: the setting, or the smallest share that leaves no GPU idle.
 
@@ -229,8 +210,7 @@ def _gpu_share(
     actors that its CPUs allow.
     """
     if asked != "auto":
-        share = float(asked)
-        if share > gpus:
+        if (share := float(asked)) > gpus:
             raise ConfigError(
                 "experiment.resources.gpus_per_actor",
                 f"{share:g}",
@@ -240,27 +220,23 @@ def _gpu_share(
         return share
     if gpus < 1:
         return 0.0
-    if survey is not None and survey.need is None:
+    if survey.problem:
         return 1.0  # shared, its memory might not do
     wanted = min(wanted, sum(room for _, room in carried))
-    per_gpu = max(1, min(MOST_PER_GPU, math.ceil(wanted / gpus)))
-    for gpu in survey.gpus if survey is not None else ():
-        assert survey is not None and survey.need is not None
-        fits = math.floor(MEMORY_FRACTION * gpu.free / survey.need.gpu)
+    most = min(MOST_PER_GPU, math.ceil(wanted / gpus))
+    for gpu in survey.gpus:
+        fits = math.floor(MEMORY_FRACTION * gpu.free / survey.gpu)
         if not fits:
             raise ConfigError(
                 "experiment.resources.gpus_per_actor",
                 "auto",
-                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a task "
-                f"takes "
-                f"{survey.need.gpu / 2**30:.1f}; end what else runs there, leave it out "
-                f"(CUDA_VISIBLE_DEVICES), or "
-                "lower local.batch_size",
+                f"GPU {gpu.index} of {gpu.node} has {gpu.free / 2**30:.1f} GiB free and a task takes "
+                f"{survey.gpu / 2**30:.1f}; end what else runs there, leave it out "
+                "(CUDA_VISIBLE_DEVICES), or lower local.batch_size",
             )
-        per_gpu = min(per_gpu, fits)
-    while per_gpu > 1 and not _uses_all(per_gpu, carried, wanted):
-        per_gpu -= 1
-    return 1.0 / max(1, per_gpu)
+        most = min(most, fits)
+    shared = (number for number in range(most, 1, -1) if _uses_all(number, carried, wanted))
+    return 1.0 / next(shared, 1)
 
 
 def _uses_all(per_gpu: int, carried: Sequence[tuple[int, int]], wanted: int) -> bool:
@@ -282,21 +258,26 @@ class PoolPlanner:
     available : mapping
         ``"CPU"`` and ``"GPU"`` of the machine or cluster. Where Ray runs, its nodes count
         too, and a task's memory is measured there if it may limit the pool.
+    driver : str
+        The id of the driver's node, if the server has to be there.
     """
 
-    def __init__(self, spec: FederationSpec, available: Mapping[str, float]) -> None:
+    def __init__(
+        self, spec: FederationSpec, available: Mapping[str, float], driver: str = ""
+    ) -> None:
         self._spec, self._nodes = spec, node_resources()
-        model = only_model(spec.config, self._nodes)
-        self._model = model if model in ("", spec.config.resources.gpu_model) else ""
-        self._available = dict(available)
+        self._available, config = dict(available), spec.config
+        self._model = only_model(config, self._nodes)
         if self._model:
             self._nodes = [node for node in self._nodes if MODEL_RESOURCE + self._model in node]
             self._available |= {
                 kind: sum(float(node.get(kind, 0.0)) for node in self._nodes)
                 for kind in ("CPU", "GPU")
             }
-        probing = self._nodes and uses_ray(spec.config) and should_probe(spec, self._nodes)
-        self._survey = survey_nodes(spec, self._nodes) if probing else None
+        with_gpus = [node["id"] for node in self._nodes if float(node.get("GPU", 0.0)) >= 1]
+        self._apart = bool(driver) and driver not in with_gpus
+        probing = self._nodes and uses_ray(config) and should_probe(spec, self._nodes)
+        self._survey = survey_nodes(spec, self._nodes) if probing else UNMEASURED
 
     def plan(self, cohort: int | None = None, **resources: object) -> Plan:
         """Return a pool.
@@ -308,22 +289,21 @@ class PoolPlanner:
         **resources
             Replace settings of ``resources``.
         """
-        config = self._spec.config
+        config, trains = self._spec.config, self._spec.algorithm.trains_at_server
         if resources:
             changed = config.resources.model_copy(update=resources)
             config = config.model_copy(update={"resources": changed})
-        size = self._spec.cohort_size if cohort is None else cohort
-        clients = len(self._spec.data.clients)
         plan = make_plan(
             config,
-            clients,
-            size,
+            len(self._spec.data.clients),
+            self._spec.cohort_size if cohort is None else cohort,
             self._available,
             self._nodes,
             self._survey,
-            self._spec.algorithm.trains_at_server,
+            trains and not self._apart,
         )
-        return replace(plan, gpu_model=self._model)
+        apart = trains and self._apart and plan.gpus_per_actor > 0
+        return replace(plan, gpu_model=self._model, server_apart=apart)
 
 
 def uses_ray(config: Experiment) -> bool:
