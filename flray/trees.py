@@ -8,6 +8,7 @@ processes without a copy, and which never contains anything that could execute c
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -317,3 +319,31 @@ def sha256(*trees: Tree) -> str:
                 digest.update(f"{path}|{value!r}|".encode())
         digest.update(b"\n")
     return digest.hexdigest()
+
+
+def to_bytes(tree: Mapping[str, Any]) -> bytes:
+    """Return a tree as safetensors; leaves other than tensors go into the header as JSON."""
+    leaves = dict(flatten(tree))
+    tensors: dict[str, Tensor] = {}
+    addresses: set[int] = set()
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor):
+            tensor = leaf.detach().cpu().contiguous()
+            address = tensor.untyped_storage().data_ptr()
+            # safetensors refuses a tensor under two names, which a method's state may well hold
+            tensors[path] = tensor.clone() if address in addresses else tensor
+            addresses.add(address)
+    rest = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
+    order = list(leaves)
+    data: bytes = safetensors.torch.save(
+        tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(order)}
+    )
+    return data
+
+
+def from_bytes(data: bytes) -> dict[str, Any]:
+    """Return the tree of `to_bytes`, with its entries in their order."""
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    leaves: dict[str, Any] = {**safetensors.torch.load(data), **json.loads(metadata["rest"])}
+    return unflatten([(path, leaves[path]) for path in json.loads(metadata["order"])])

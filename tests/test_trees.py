@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray import rng, trees
-from flray.federation.tree_files import tree_from_bytes, tree_to_bytes
 
 NAMES = st.text(alphabet="abcxyz._-", min_size=1, max_size=6)
 DTYPES = [np.float64, np.float32, np.float16, np.int64, np.int32, np.uint8, np.bool_]
@@ -50,7 +49,7 @@ def test_packing_and_unpacking_changes_nothing(tree: dict[str, Any]) -> None:
     assert same(ordered(trees.unpack(packed)), ordered(tree))
     assert trees.sha256(trees.unpack(packed)) == trees.sha256(tree)
     assert packed.nbytes == trees.tensor_bytes(tree)
-    assert same(tree_from_bytes(tree_to_bytes(tree)), tree)  # files keep the order too
+    assert same(trees.from_bytes(trees.to_bytes(tree)), tree)  # files keep the order too
 
 
 def test_packed_tensors_are_aligned_and_apart_from_their_source() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -28,6 +29,12 @@ from flray.tasks.few_shot import FewShot
 
 AUGMENTS = ("augment", "public_augment")
 """Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
+
+
+def _refuse(config: Experiment, setting: str, why: str, found: object = None) -> NoReturn:
+    """Refuse the value of a setting; if another thing is at fault, that was `found`."""
+    value = functools.reduce(getattr, setting.split("."), config) if found is None else found
+    raise ConfigError(f"experiment.{setting}", str(value), why)
 
 
 def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Module) -> None:
@@ -62,15 +69,12 @@ def check_single_sample_batch_norm(spec: FederationSpec, key: str, model: nn.Mod
         return
     why = f"{key} has batch norm of single values (fully connected layers or 1x1 maps), which one sample cannot train"
     if single:
-        raise ConfigError(
-            "experiment.partition",
-            f"one training sample at {', '.join(single[:5])}",
-            f"{why}; give every client two (min_size: 2, fewer clients, less skew), take another "
-            "norm (norm: group), or leave such clients out (faults.on_client_error: skip)",
+        why += (
+            "; give every client two (min_size: 2, fewer clients, less skew), take another norm "
+            "(norm: group), or leave such clients out (faults.on_client_error: skip)"
         )
-    raise ConfigError(
-        "experiment.local.batch_size", "1", f"{why}; at least 2, or another norm (norm: group)"
-    )
+        _refuse(config, "partition", why, f"one training sample at {', '.join(single[:5])}")
+    _refuse(config, "local.batch_size", f"{why}; at least 2, or another norm (norm: group)")
 
 
 def check_unseen(spec: FederationSpec) -> None:
@@ -82,39 +86,32 @@ def check_unseen(spec: FederationSpec) -> None:
         Naming the setting and a value that works.
     """
     config, algorithm = spec.config, spec.algorithm
-    name, steps = config.algorithm.name, config.evaluation.adapt_steps
-    if not spec.data.unseen:
+    name, steps, count = config.algorithm.name, config.evaluation.adapt_steps, len(spec.data.unseen)
+    why = ""
+    if not count:
         if steps:
-            raise ConfigError(
-                "experiment.evaluation.adapt_steps",
-                str(steps),
-                "no client is kept out of training; set participation.unseen too, or 0",
-            )
-        return
-    found = f"{len(spec.data.unseen)} of {len(spec.data.everyone)} clients"
-    if algorithm.shared == "none":
-        raise ConfigError(
-            "experiment.participation.unseen",
-            found,
-            f"{name} shares no weights, so a client that takes no part has none; set 0",
-        )
-    if not spec.has_common and not steps:
+            why = "no client is kept out of training; set participation.unseen too, or 0"
+            _refuse(config, "evaluation.adapt_steps", why)
+    elif algorithm.shared == "none":
+        why = f"{name} shares no weights, so a client that takes no part has none; set 0"
+    elif not spec.has_common and not steps:
         why = (
             f"each client of {name} has running statistics of its own (aggregation.buffers: local)"
             if "global" in algorithm.views
             else f"{name} has personal models alone"
         )
-        raise ConfigError(
-            "experiment.participation.unseen",
-            found,
-            f"{why}, and an unseen client has none before it was trained; "
-            "set evaluation.adapt_steps, for example to 10",
+        why += (
+            ", and an unseen client has none before it was trained; set evaluation.adapt_steps, for "
+            "example to 10"
         )
-    if len(spec.architectures) > 1:
-        raise ConfigError(
-            "experiment.participation.unseen",
-            found,
-            f"there are {len(spec.architectures)} networks, and none is an unseen client's; one network, or 0",
+    elif len(spec.architectures) > 1:
+        why = (
+            f"there are {len(spec.architectures)} networks, and none is an unseen client's; one "
+            "network, or 0"
+        )
+    if why:
+        _refuse(
+            config, "participation.unseen", why, f"{count} of {len(spec.data.everyone)} clients"
         )
 
 
@@ -127,133 +124,76 @@ def validate(spec: FederationSpec) -> None:
         Naming the setting.
     """
     config, data, algorithm, count = spec.config, spec.data, spec.algorithm, len(spec.data.clients)
-    name = config.algorithm.name
+    name, local, needs, learnt = config.algorithm.name, config.local, algorithm.needs, spec.task
+    refuse = functools.partial(_refuse, config)
     if config.participation.clients is not None and config.participation.clients > count:
-        raise ConfigError(
-            "experiment.participation.clients",
-            str(config.participation.clients),
-            f"the partition has {count} clients",
-        )
+        refuse("participation.clients", f"the partition has {count} clients")
     if spec.cohort_size < 1:
-        raise ConfigError(
-            "experiment.participation.fraction",
-            str(config.participation.fraction),
-            f"this selects nobody of {count} clients; at least {1 / count:.3g} is needed",
-        )
+        least = f"at least {1 / count:.3g} is needed"
+        refuse("participation.fraction", f"this selects nobody of {count} clients; {least}")
     sampler = config.participation.sampler.name
     if not registry.takes(registry.samplers.get(sampler), 1):
-        raise ConfigError(
-            "experiment.participation.sampler",
-            sampler,
-            "a sampler is a function of the round, sampler(sampling, *, options)",
-        )
+        why = "a sampler is a function of the round, sampler(sampling, *, options)"
+        refuse("participation.sampler", why, sampler)
     if not len(data.test):
-        raise ConfigError(
-            "experiment.split",
-            str(config.split),
-            f"{data.dataset} leaves no test samples under this "
-            "split; choose another, for example [0.6, 0.2, 0.2]",
-        )
-    needs, learnt = algorithm.needs, spec.task
+        why = f"{data.dataset} leaves no test samples under this split; choose another, for example"
+        refuse("split", f"{why} [0.6, 0.2, 0.2]")
     learnt.check(data)
-    if "classification" in needs and not learnt.logits:
-        raise ConfigError(
-            "experiment.algorithm",
-            name,
-            f"it needs classification, and {data.dataset} is {data.task}; "
-            "`flray list algorithms` shows what each method needs",
-        )
-    if "labels" in needs and not data.has_classes:
-        raise ConfigError(
-            "experiment.algorithm",
-            name,
-            f"it needs class labels, and {data.dataset} is {data.task}; "
-            "`flray list algorithms` shows what each method needs",
-        )
+    for need, there, what in (
+        ("classification", learnt.logits, "classification"),
+        ("labels", data.has_classes, "class labels"),
+    ):
+        if need in needs and not there:
+            listed = "`flray list algorithms` shows what each method needs"
+            refuse(
+                "algorithm", f"it needs {what}, and {data.dataset} is {data.task}; {listed}", name
+            )
     if "homogeneous" in needs and len(spec.architectures) > 1:
-        raise ConfigError(
-            "experiment.models",
-            ", ".join(spec.architectures),
-            f"{name} averages weights, so all clients need the same network",
-        )
+        why = f"{name} averages weights, so all clients need the same network"
+        refuse("models", why, ", ".join(spec.architectures))
     if "public" in needs and data.public is None:
-        raise ConfigError(
-            "experiment.data",
-            data.dataset,
-            f"{name} needs public data, and this set has none; "
-            "name some, for example experiment.public: photos",
-        )
+        why = f"{name} needs public data, and this set has none; name some, for example"
+        refuse("data", f"{why} experiment.public: photos", data.dataset)
     if "validation" in needs and not len(data.validation):
-        raise ConfigError(
-            "experiment.evaluation.validation",
-            str(config.evaluation.validation),
-            f"{name} needs a validation split, for example 0.2",
-        )
+        refuse("evaluation.validation", f"{name} needs a validation split, for example 0.2")
     if config.evaluation.protocol == "best" and not len(data.validation):
-        raise ConfigError(
-            "experiment.evaluation.protocol",
-            "best",
-            "it chooses the round on validation samples: set "
-            "evaluation.validation, for example to 0.2, or a split with a validation part",
+        refuse(
+            "evaluation.protocol",
+            "it chooses the round on validation samples: set evaluation.validation, for example to "
+            "0.2, or a split with a validation part",
         )
     if config.evaluation.pooled and isinstance(learnt, FewShot):
-        raise ConfigError(
-            "experiment.evaluation.pooled",
-            "true",
-            "episodes compare samples by one network, and here every client has its own; false",
-        )
+        why = "episodes compare samples by one network, and here every client has its own; false"
+        refuse("evaluation.pooled", why, "true")
     if config.normalisation != "data" and not algorithm.normalise:
-        raise ConfigError(
-            "experiment.normalisation",
-            str(config.normalisation),
+        refuse(
+            "normalisation",
             f"{name} scales images to [0, 1] only, as it is set; write data, or let the method "
             "normalise (algorithm.inputs: normalised)",
         )
     if "all_clients" in needs and spec.cohort_size < count:
-        raise ConfigError(
-            "experiment.participation",
-            f"{spec.cohort_size} of {count}",
-            f"{name} needs all clients",
-        )
+        refuse("participation", f"{name} needs all clients", f"{spec.cohort_size} of {count}")
     if config.aggregation.block is not None and algorithm.adds_up() == "at the server":
-        able = [
-            n
-            for n in registry.algorithms.names()
-            if registry.algorithms.get(n).adds_up() != "at the server"
-        ]
-        raise ConfigError(
-            "experiment.aggregation.block",
-            str(config.aggregation.block),
+        methods = {one: registry.algorithms.get(one) for one in registry.algorithms.names()}
+        able = [one for one, method in methods.items() if method.adds_up() != "at the server"]
+        refuse(
+            "aggregation.block",
             f"the server of {name} looks at single replies, which blocks add up before they reach "
             f"it; set null, or choose one of {', '.join(able)}",
         )
     if algorithm.pools and config.aggregation.buffers == "local":
-        raise ConfigError(
-            "experiment.aggregation.buffers",
-            "local",
-            f"{name} trains one model on all samples, so no client has statistics of its own; average",
-        )
+        why = f"{name} trains one model on all samples, so no client has statistics of its own"
+        refuse("aggregation.buffers", f"{why}; average")
     if config.stop is not None and config.stop.metric != AUTO:
         check_metric(spec, config.stop.metric, "experiment.stop.metric")
-    counted = algorithm.needs_epochs()
-    if config.local.steps is not None and counted:
-        raise ConfigError(
-            "experiment.local.steps",
-            str(config.local.steps),
-            f"{name} counts epochs ({counted}); set null and local.epochs",
-        )
-    if config.local.epochs != int(config.local.epochs) and counted:
-        raise ConfigError(
-            "experiment.local.epochs",
-            f"{config.local.epochs:g}",
-            f"{name} counts epochs ({counted}); set a whole number",
-        )
-    if config.local.warmup >= config.rounds:
-        raise ConfigError(
-            "experiment.local.warmup",
-            str(config.local.warmup),
-            f"there are {config.rounds} rounds; set fewer than that",
-        )
+    if counted := algorithm.needs_epochs():
+        why = f"{name} counts epochs ({counted}); set"
+        if local.steps is not None:
+            refuse("local.steps", f"{why} null and local.epochs")
+        if local.epochs != int(local.epochs):
+            refuse("local.epochs", f"{why} a whole number")
+    if local.warmup >= config.rounds:
+        refuse("local.warmup", f"there are {config.rounds} rounds; set fewer than that")
     algorithm.check(config)
     check_unseen(spec)
     for where, how in augmentations(config).items():
@@ -262,15 +202,11 @@ def validate(spec: FederationSpec) -> None:
     for key in spec.architectures:
         model = spec.build(key)
         learnt.check_network(key, model, data)
-        if config.local.clients_per_step > 1:
+        if local.clients_per_step > 1:
             check_batchable(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not groups.select(model, group):
-                raise ConfigError(
-                    "experiment.model",
-                    key,
-                    f"{name} needs a network with {group.replace('_', ' ')}",
-                )
+                refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
         if "split" in needs or "features" in needs:
             groups.select(model, "features")
         if "same_features" in needs and len(spec.architectures) > 1:
@@ -279,11 +215,7 @@ def validate(spec: FederationSpec) -> None:
         check_single_sample_batch_norm(spec, key, model)
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())
-        raise ConfigError(
-            "experiment.models",
-            found,
-            f"{name} compares features, so all networks need equally many",
-        )
+        refuse("models", f"{name} compares features, so all networks need equally many", found)
 
 
 def augmentations(config: Experiment) -> dict[str, Any]:
@@ -357,7 +289,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
         algorithm=algorithm(
             registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
         ),
-        components=_own_components(config, architectures),
+        components=_own_components(config),
         start=read_start(config.start),
     )
     validate(spec)
@@ -385,26 +317,17 @@ def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     yield "algorithms", config.algorithm.name
 
 
-def _own_components(
-    config: Experiment, architectures: Mapping[str, ModelChoice]
-) -> dict[str, dict[str, Any]]:
+def _own_components(config: Experiment) -> dict[str, dict[str, Any]]:
     """Return the user's components that client tasks and the server need; other processes need no others."""
-    steps = [
-        step.name
-        for augment in augmentations(config).values()
-        if not isinstance(augment, str)
-        for step in augment
-    ]
-    used = {
-        "algorithms": {config.algorithm.name},
-        "models": {choice.name for choice in architectures.values()},
-        "augmentations": set(steps),
-        "metrics": {metric.name for metric in config.evaluation.metrics},
-        "samplers": {config.participation.sampler.name},
-    }
+    used = set(components_of(config))
+    for how in augmentations(config).values():  # also those that a method sets by itself
+        if not isinstance(how, str):
+            used |= {("augmentations", step.name) for step in how}
     return {
-        kind: {name: item for name, item in registry.ALL[kind].added().items() if name in names}
-        for kind, names in used.items()
+        kind: {
+            name: item for name, item in registry.ALL[kind].added().items() if (kind, name) in used
+        }
+        for kind in ("algorithms", "models", "augmentations", "metrics", "samplers")
     }
 
 

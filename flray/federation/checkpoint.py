@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from flray import trees
 from flray.errors import DataError, FlrayError
 from flray.federation.state import FederationState, Notify, StoredFile, StoredState
-from flray.federation.tree_files import tree_from_bytes, tree_to_bytes
 from flray.files.atomic import sync_folder, write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.trees import Packed
@@ -78,7 +77,7 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     files: dict[str, str] = {}
 
     def store(name: str, tree: Mapping[str, Any]) -> StoredFile:
-        data = tree_to_bytes(tree)
+        data = trees.to_bytes(tree)
         digest = hashlib.sha256(data).hexdigest()
         # Named by its content too: a round that is run again may be packed otherwise.
         name = name.format(digest[:12])
@@ -242,7 +241,7 @@ def _load_trees(
         of_file.setdefault(name, []).append(client)
     try:
         for name, digest in manifest.files.items():
-            tree = tree_from_bytes(_read(path.parent / name, digest))
+            tree = trees.from_bytes(_read(path.parent / name, digest))
             if name.startswith("server-"):
                 server = tree
                 continue

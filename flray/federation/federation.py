@@ -12,8 +12,7 @@ from flray.algorithms.types import Stage
 from flray.devices import identity
 from flray.devices.identity import GpuIdentity
 from flray.federation import checkpoint
-from flray.federation.diagnostics import collect_diagnostics
-from flray.federation.evaluation import evaluate, evaluate_unseen, predict
+from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
 from flray.federation.messages import TaskInput
@@ -217,7 +216,7 @@ class Federation(FederationState):
         return checkpoint.restore(self, folder, self.warn)
 
     def diagnostics(self, final: bool) -> Diagnostics:
-        """Return the models' data for figures; see `flray.federation.diagnostics`."""
+        """Return the models' data for figures; see `flray.federation.evaluation.collect_diagnostics`."""
         return collect_diagnostics(self, final)
 
     def gpus(self) -> list[GpuIdentity]:
@@ -284,7 +283,7 @@ class FederationHandle(Protocol):
         """Return the digest of the learned state."""
 
     def diagnostics(self, final: bool) -> Diagnostics:
-        """Return the models' data for figures; see `flray.federation.diagnostics`."""
+        """Return the models' data for figures; see `flray.federation.evaluation.collect_diagnostics`."""
 
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that the federation computes on."""

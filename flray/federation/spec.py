@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from flray import models, registry
+from flray import models, registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.types import Weighting
@@ -24,7 +24,6 @@ from flray.config.experiment import Experiment
 from flray.config.start import Start
 from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
 from flray.errors import ConfigError
-from flray.federation.tree_files import tree_from_bytes
 from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
 from flray.tasks.measured import WithMetrics
@@ -51,7 +50,7 @@ def read_start(start: Start | None) -> dict[str, Weights]:
     path, data = Path(start.weights), start.read(FIELD)
     try:
         if path.name.startswith("server-"):  # of a run's checkpoint
-            return dict(tree_from_bytes(data)["models"])
+            return dict(trees.from_bytes(data)["models"])
         return {"": safetensors.torch.load(data)}
     except (KeyError, ValueError, SafetensorError):
         raise ConfigError(
@@ -260,3 +259,28 @@ def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
         for rows in (data.test, data.validation)
         for start in range(0, len(rows), EVAL_CHUNK)
     ]
+
+
+def partition_summary(spec: FederationSpec) -> dict[str, Any]:
+    """Return the number of training samples by client and class, and the data's fingerprints, as JSON values."""
+    classes, counts = spec.data.class_table()
+    return {
+        "dataset": spec.data.dataset,
+        "classes": list(classes),
+        "has_classes": spec.data.has_classes,
+        **({"positive": spec.data.positive} if spec.data.positive is not None else {}),
+        "origins": dict(spec.data.origins),
+        "fingerprints": {
+            "data": spec.data.fingerprint,
+            "partition": spec.data.partition_fingerprint,
+        },
+        "clients": [
+            {
+                "name": client.name,
+                "domain": client.domain,
+                "test": len(client.test),
+                "train": counts[k].tolist(),
+            }
+            for k, client in enumerate(spec.data.clients)
+        ],
+    }

@@ -21,12 +21,11 @@ from flray.devices.identity import check_alike
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.diagnostic_files import PARTITION, save_partition
-from flray.federation.diagnostics import partition_summary
 from flray.federation.federation import FederationHandle, inline_federation
 from flray.federation.ray_backend.nodes import NO_GPU_NOW, await_first_node, own_node
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
-from flray.federation.spec import FederationSpec
+from flray.federation.spec import FederationSpec, partition_summary
 from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint

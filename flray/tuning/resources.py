@@ -16,8 +16,8 @@ from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.errors import ConfigError
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
+from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
-from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.metrics.summary import AUTO, score_metric
 from flray.tuning.space import TrialSpec

@@ -30,7 +30,7 @@ from flray.federation.diagnostic_files import (
     PARTITION,
     encode,
 )
-from flray.federation.diagnostics import collect_diagnostics, partition_summary
+from flray.federation.evaluation import collect_diagnostics
 from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
@@ -39,7 +39,7 @@ from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handle import publish
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
-from flray.federation.spec import FederationSpec, SharedDataset
+from flray.federation.spec import FederationSpec, SharedDataset, partition_summary
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric

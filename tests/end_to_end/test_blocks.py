@@ -11,7 +11,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.failures import ClientError
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.ray_backend.user_modules import ship_user_modules
+from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.spec import FederationSpec
 from tests.end_to_end.killing import kill_an_actor
 from tests.end_to_end.pool import Pools

@@ -11,7 +11,7 @@ from flray.algorithms import Algorithm
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.ray_backend.user_modules import ship_user_modules
+from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
 from flray.runs.progress import NullProgress
 from tests.end_to_end.pool import Pools

@@ -7,7 +7,8 @@ import pytest
 
 from flray import registry
 from flray.federation.diagnostic_files import encode, save_encoded
-from flray.federation.diagnostics import collect_diagnostics, partition_summary
+from flray.federation.evaluation import collect_diagnostics
+from flray.federation.spec import partition_summary
 from flray.federation.worker.diagnostics import evenly_spaced
 from tests.algorithms.helpers import federation_of, gaussian_clients, settings_for, spec_of
 

@@ -28,9 +28,8 @@ from flray.federation.ray_backend.memory_probe import (
     measure_footprint,
     survey_nodes,
 )
-from flray.federation.ray_backend.nodes import node_resources
+from flray.federation.ray_backend.nodes import node_resources, ship_user_modules
 from flray.federation.ray_backend.placement import make_plan
-from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.worker.client_runner import ClientRunner
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of

@@ -31,9 +31,8 @@ from flray.federation.ray_backend.losses import (
     OBJECT_LOST_MESSAGE,
     last_line,
 )
-from flray.federation.ray_backend.nodes import node_mark, own_node
+from flray.federation.ray_backend.nodes import node_mark, own_node, ship_user_modules
 from flray.federation.ray_backend.placement import Plan
-from flray.federation.ray_backend.user_modules import ship_user_modules
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 

@@ -18,7 +18,7 @@ from flray.federation.evaluation import personal_tasks
 from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
-from flray.federation.ray_backend.nodes import Node
+from flray.federation.ray_backend.nodes import Node, ship_user_modules
 from flray.federation.spec import FederationSpec
 
 SAFETY_FACTOR = 1.2
@@ -214,8 +214,6 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from flray.federation.ray_backend.user_modules import ship_user_modules
 
     holders = (
         [node for node in nodes if node.get("GPU", 0) >= 1]

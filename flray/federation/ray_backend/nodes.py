@@ -1,11 +1,15 @@
-"""A cluster's nodes: their resources, their models of GPU, and the wait for the first that can work."""
+"""A cluster's nodes: resources, models of GPU, the wait for the first that can work, and the user's modules there."""
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flray import registry
 from flray.config.experiment import Experiment
+from flray.config.plugins import MODULE_PREFIX
 from flray.errors import ConfigError, FlrayError
 from flray.federation.state import Notify
 
@@ -149,3 +153,25 @@ def _await(kind: str, bundle: dict[str, float], advice: str, say: Notify) -> Map
     finally:
         remove_placement_group(group)
     return dict(ray.cluster_resources())
+
+
+def ship_user_modules() -> None:
+    """Pickle everything defined in the user's own modules by value.
+
+    These are the plug-ins that a configuration names, and the modules that registered components
+    from Python. Installed packages are assumed to be installed everywhere.
+    """
+    from ray import cloudpickle
+
+    installed = sysconfig.get_paths()
+    names = {name for name in list(sys.modules) if name.startswith(MODULE_PREFIX)}
+    names |= {
+        getattr(item, "__module__", "")
+        for entries in registry.ALL.values()
+        for item in entries.added().values()
+    }
+    for name in sorted(names):
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None)
+        if module and path and not path.startswith((installed["purelib"], installed["platlib"])):
+            cloudpickle.register_pickle_by_value(module)
