@@ -11,7 +11,6 @@ import torch
 from flray.config.loader import load
 from flray.devices.identity import gpu_identity
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.failures import error_summary
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.handle import RayFederation
@@ -20,6 +19,7 @@ from flray.federation.ray_backend.nodes import node_resources
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.session import ray_session
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 
 CLIENTS, ROUNDS = 4, 2
 ON_GPU, ON_CPU = ("resnet8", 2048, (1, 2, 4)), ("lenet", 128, (1, 2))

@@ -1,16 +1,17 @@
-"""Client tasks, their results and replies: the messages between server and executors."""
+"""Client tasks, their results and replies, and the executors that run them, as a protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.types import Stage
+from flray.devices.identity import GpuIdentity
 from flray.federation.failures import Failure
 from flray.trees import FlatTree, Packed
 
@@ -258,6 +259,56 @@ class TaskBlockResult:
     def references(self) -> tuple[Ref, ...]:
         """The executor's references to the outputs that it holds."""
         return self.sums, *(ref for one in self.results for ref in (one.bulk, one.state))
+
+
+class Executor(Protocol):
+    """Runs client tasks. Results come in the tasks' order, each as soon as it and all before it are done."""
+
+    def put(self, packed: Packed) -> Ref:
+        """Make a packed tree available to all processes. Default: the tree itself."""
+        return packed
+
+    def fetch(self, handle: Ref) -> Packed:
+        """Return a packed tree. Default: what it was given."""
+        packed: Packed = handle
+        return packed
+
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        """Run all blocks, each in one process.
+
+        Those unfinished after `timeout` seconds fail. If none finishes for `idle` seconds, those
+        that are running fail, and those queued behind them are run.
+        """
+
+    def run_tasks(
+        self, jobs: Sequence[TaskInput], idle: float | None = None
+    ) -> Iterator[TaskResult]:
+        """Run single tasks; see `run_blocks`."""
+        for block in self.run_blocks([TaskBlock((job,)) for job in jobs], idle=idle):
+            yield block.results[0]
+
+    def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
+        """Copy client states off a node that is about to be drained. Default: nothing, all is in this process.
+
+        Parameters
+        ----------
+        states : callable
+            Returns the clients' states as they are.
+        warn : callable
+            Called with a line when it has happened.
+        """
+        return
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of each process that runs tasks."""
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kinds of GPU that tasks are computed on."""
+
+    def close(self) -> None:
+        """Release all resources."""
 
 
 class ClientReply:

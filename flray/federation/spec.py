@@ -163,7 +163,7 @@ class FederationSpec:
     components: dict[str, dict[str, Any]] = field(default_factory=dict)
     start: dict[str, Weights] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def task(self) -> Task:
         """The learning task: loss and metrics."""
         few_shot = {**self.config.episodes.model_dump(), "seed": self.config.seed}

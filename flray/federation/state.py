@@ -18,9 +18,8 @@ from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
 from flray.devices.memory import keep_freed_memory
 from flray.devices.settings import make_repeatable
-from flray.federation.executor import Executor
 from flray.federation.failures import method_hook
-from flray.federation.messages import ClientTask, Kind, Message, Ref, TaskInput
+from flray.federation.messages import ClientTask, Executor, Kind, Message, Ref, TaskInput
 from flray.federation.round_metrics import SystemUsage
 from flray.federation.spec import FederationSpec, evaluation_chunks
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count

@@ -15,10 +15,9 @@ from flray.algorithms.types import Predictor
 from flray.errors import FlrayError, nearest
 from flray.federation.building import build_spec
 from flray.federation.evaluation import personal_tasks
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
-from flray.federation.worker.client_runner import ClientRunner
+from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.resources import thread_count
 from flray.records import directory
 from flray.runs import resume_checks

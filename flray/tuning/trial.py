@@ -31,7 +31,6 @@ from flray.federation.diagnostic_files import (
     encode,
 )
 from flray.federation.evaluation import collect_diagnostics
-from flray.federation.executor import InlineExecutor
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.client_actor import granted_device
@@ -40,6 +39,7 @@ from flray.federation.ray_backend.handle import publish
 from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
 from flray.federation.spec import FederationSpec, SharedDataset, partition_summary
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric

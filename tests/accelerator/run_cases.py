@@ -21,10 +21,9 @@ import torch
 from flray.algorithms.client import Client
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
-from flray.federation.worker.client_runner import ClientRunner
+from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from tests.accelerator import mutations
 from tests.accelerator.cases import Case
 from tests.accelerator.device import DEVICE, Counts, pretending

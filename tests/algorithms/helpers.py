@@ -14,9 +14,9 @@ from flray import registry, trees
 from flray.config.experiment import Config
 from flray.data.types import DataSet, Domain
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]

@@ -9,10 +9,10 @@ import torch
 from flray import registry, trees
 from flray.algorithms.common.aggregation import BlockSum, average_blocks
 from flray.errors import ConfigError
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.replies import into_blocks
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 

@@ -10,10 +10,10 @@ import torch
 
 from flray import registry, trees
 from flray.federation import checkpoint
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import groups
 from tests.algorithms import helpers as tiny
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.data.types import DataSet, Domain
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released

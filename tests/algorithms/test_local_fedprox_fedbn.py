@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flray import trees
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from flray import registry
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 

@@ -10,9 +10,9 @@ import torch
 from flray.config.loader import load
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.resources import WorkerResources
 from tests.algorithms.helpers import spec_of
 

@@ -13,9 +13,9 @@ from flray.data import load_dataset
 from flray.data.loading import fit_to_shape, load_once, public_images
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec, SharedDataset
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.tuning.resources import data_key
 
 

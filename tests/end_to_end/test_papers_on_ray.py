@@ -12,10 +12,10 @@ import pytest
 from ray import cloudpickle
 
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.test_every_algorithm import BUILT_IN

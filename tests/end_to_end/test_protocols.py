@@ -15,8 +15,8 @@ from flray.config.loader import ConfigErrors, load
 from flray.errors import ConfigError
 from flray.federation import evaluation, spec
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import runner
 from tests.helpers import INLINE, inline
 

@@ -9,12 +9,12 @@ import torch
 from flray import registry
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.pool import Pools
 
 TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}

@@ -13,9 +13,9 @@ from flray.data.loading import load_dataset
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import SharedDataset, partition_summary
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.pool import Pools
 from tests.helpers import INLINE
 

@@ -14,10 +14,10 @@ from flray import api, registry
 from flray.config.loader import load
 from flray.errors import ConfigError
 from flray.federation.building import dataset_for
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.results.build_table import build_table
 from flray.results.load import load_folder
 from tests.algorithms import helpers as tiny

@@ -16,7 +16,6 @@ from flray.algorithms.types import Stage
 from flray.config.loader import load
 from flray.config.plugins import load_plugins
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import (
     ClientReply,
@@ -30,6 +29,7 @@ from flray.federation.ray_backend import executor as scheduling
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.handles import ReplyInCall
 from flray.federation.ray_backend.nodes import ship_user_modules
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.functional import weighted_mean
 from tests.end_to_end.pool import Pools
 

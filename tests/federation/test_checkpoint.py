@@ -15,9 +15,9 @@ from flray import trees
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.runs.loop import RoundLoop
 

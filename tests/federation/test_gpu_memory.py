@@ -19,7 +19,6 @@ from flray.config.loader import load
 from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import inline_federation
 from flray.federation.ray_backend.memory_probe import (
     Gpu,
@@ -30,7 +29,7 @@ from flray.federation.ray_backend.memory_probe import (
 )
 from flray.federation.ray_backend.nodes import node_resources, ship_user_modules
 from flray.federation.ray_backend.placement import make_plan
-from flray.federation.worker.client_runner import ClientRunner
+from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of
 from tests.end_to_end.pool import Pools

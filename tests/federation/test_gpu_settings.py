@@ -64,11 +64,11 @@ def interrupted(digits: dict[str, Any]) -> Path:
 def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: ONE)
+    monkeypatch.setattr("flray.federation.worker.client_runner.gpu_identity", lambda device: ONE)
     folder = interrupted(digits)
     noted = directory.read(folder)
     assert noted["gpus"] == [ONE]
-    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: OTHER)
+    monkeypatch.setattr("flray.federation.worker.client_runner.gpu_identity", lambda device: OTHER)
     with pytest.raises(FlrayError, match=r"began on One .* and here computes on Other .*--other-h"):
         flray.resume(folder)
     result = flray.resume(folder, other_cpu=True)
@@ -83,6 +83,6 @@ def test_a_run_of_an_older_flray_goes_on_and_notes_its_gpus(
     noted = directory.read(folder)
     assert noted.pop("gpus") == []
     directory.write(folder, "run", noted)
-    monkeypatch.setattr("flray.federation.executor.gpu_identity", lambda device: ONE)
+    monkeypatch.setattr("flray.federation.worker.client_runner.gpu_identity", lambda device: ONE)
     assert flray.resume(folder).sha256 == noted["sha256"]
     assert directory.read(folder)["gpus"] == [ONE]

@@ -13,10 +13,10 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.errors import RunFailedError
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
 from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.ray_backend import losses
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal
 from flray.runs import runner
 from flray.runs.callbacks import JournalCallback

@@ -10,9 +10,9 @@ from flray.config.loader import load
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
 from flray.federation.evaluation import available_metrics, check_metric
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
 
 

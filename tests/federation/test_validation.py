@@ -15,8 +15,8 @@ from flray.config.loader import load
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
 from flray.federation.building import build_spec
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 
 SIZES = {"lonely": 1, "pair": 2, "five": 5}
 

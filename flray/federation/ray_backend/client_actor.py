@@ -122,10 +122,8 @@ class ClientActor:
 
     _title = ""  # Ray asks for it also where the constructor fails
 
-    def __init__(
-        self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
-    ) -> None:
-        self.reset(spec, threads, samples, share)
+    def __init__(self, *arguments: Any) -> None:
+        self.reset(*arguments)
 
     def __repr__(self) -> str:
         """Return the name that Ray's dashboard and log lines show."""
@@ -140,13 +138,10 @@ class ClientActor:
         device = torch.device("cpu")
         try:
             device = granted_device()
+            if spec.config.resources.data == "node":
+                samples = node_samples(spec.config, spec.data.fingerprint)
         except DataError as error:
             self._lacking = str(error)
-        if spec.config.resources.data == "node":
-            try:
-                samples = node_samples(spec.config, spec.data.fingerprint)
-            except DataError as error:
-                self._lacking = str(error)
         if samples is not None:
             spec = spec.with_samples(samples)
         self._runner = ClientRunner(spec, device, threads, share, "exit")

@@ -19,9 +19,8 @@ import ray
 import ray.exceptions
 
 from flray.errors import DataError, RunFailedError
-from flray.federation.executor import Executor
 from flray.federation.failures import Failure, ObjectLostError, error_summary
-from flray.federation.messages import Ref, TaskBlock, TaskBlockResult
+from flray.federation.messages import Executor, Ref, TaskBlock, TaskBlockResult
 from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, Place, ReplyInCall
 from flray.federation.ray_backend.losses import (
     ACTOR_DIED_ERRORS,

@@ -38,36 +38,32 @@ from flray.federation.state import Notify
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_TAGS = ("name", "algorithm", "data", "seed")
 _GAUGES: dict[str, Gauge] = {}
-_WORDS = {
-    "flray_round": "rounds done",
-    "flray_score": "the method's main test value in the last round that measured it",
-    "flray_samples_per_second": "training samples per second of the last round",
-}
 
 
 def publish(spec: FederationSpec, result: RoundResult) -> None:
     """Set the gauges after a round; a Ray without an agent for metrics has none."""
-    config = spec.config
+    config, found = spec.config, result.metrics
     tags = {
         "name": config.name,
         "algorithm": config.algorithm.name,
         "data": config.data.name,
         "seed": str(config.seed),
     }
-    metric = spec.primary_metric
-    values = {
-        "flray_round": float(result.number),
-        "flray_score": result.metrics.get(metric),
-        "flray_samples_per_second": result.metrics.get("time/samples_per_second"),
-    }
     with contextlib.suppress(Exception):  # whatever becomes of them, training goes on
-        for name, value in values.items():
+        for name, value, words in (
+            ("round", float(result.number), "rounds done"),
+            ("score", found.get(spec.primary_metric), "the main test value, when last measured"),
+            (
+                "samples_per_second",
+                found.get("time/samples_per_second"),
+                "training samples per second of the last round",
+            ),
+        ):
             if value is not None:
-                if name not in _GAUGES:
-                    _GAUGES[name] = Gauge(name, _WORDS[name], tag_keys=_TAGS)
-                _GAUGES[name].set(value, tags=tags)
+                gauge = _GAUGES.get(name) or Gauge(f"flray_{name}", words, tag_keys=tuple(tags))
+                _GAUGES[name] = gauge
+                gauge.set(value, tags=tags)
 
 
 class ServerActor(Federation):

@@ -15,11 +15,11 @@ from flray.devices.memory import peak_bytes
 from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError
 from flray.federation.evaluation import personal_tasks
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
 from flray.federation.ray_backend.nodes import Node, ship_user_modules
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 
 SAFETY_FACTOR = 1.2
 """Safety factor on measured memory: other clients may need a little more."""

@@ -125,13 +125,13 @@ class ActorPool:
         """Return for each actor how many instances of each architecture it holds."""
         return self._ask_all("networks")
 
-    def _ask_all(self, method: str) -> list[Any]:
+    def _ask_all(self, method: str, *arguments: object, seconds: float | None = 60) -> list[Any]:
         """Return each actor's answer; a dead one is replaced and gives none."""
-        calls = [getattr(worker.actor, method).remote() for worker in self.workers]
+        calls = [getattr(worker.actor, method).remote(*arguments) for worker in self.workers]
         answers: list[Any] = []
         for worker, call in zip(self.workers, calls, strict=True):
             try:
-                answers.append(ray.get(call, timeout=60))
+                answers.append(ray.get(call, timeout=seconds))
             except ACTOR_DIED_ERRORS:
                 self.replace(worker)
         return answers
@@ -152,20 +152,13 @@ class ActorPool:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             )
-        actor: ClientHandle = (
-            ray.remote(ClientActor)
-            .options(**options)
-            .remote(self._spec, self._threads, self._samples, self._share)
-        )
+        actor: ClientHandle = ray.remote(ClientActor).options(**options).remote(*self._made_of())
         return actor, actor.describe.remote()
 
-    @property
-    def _share(self) -> float:
-        return self._gpus if 0 < self._gpus < 1 else 1.0
-
-    @property
-    def _threads(self) -> int:
-        return thread_count(self.config)
+    def _made_of(self) -> tuple[object, ...]:
+        """Return the arguments of a client actor."""
+        share = self._gpus if 0 < self._gpus < 1 else 1.0
+        return self._spec, thread_count(self.config), self._samples, share
 
     def reset(self, spec: ObjectRef, config: Experiment, samples: ObjectRef | None = None) -> None:
         """Switch the same actors to another federation; dead ones are replaced.
@@ -181,19 +174,12 @@ class ActorPool:
         """
         self._spec, self.config, self._samples = spec, config, samples
         self._pace = {}
-        calls = [
-            worker.actor.reset.remote(spec, self._threads, samples, self._share)
-            for worker in self.workers
-        ]
-        for worker, call in zip(self.workers, calls, strict=True):
+        for worker in self.workers:
             worker.waiting.clear()
-            try:
-                ray.get(call)
-            except ACTOR_DIED_ERRORS:
-                self.replace(worker)
+        self._ask_all("reset", *self._made_of(), seconds=None)
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
-        """Watch over what must outlast its node; see `flray.federation.executor.Executor.watch_over`."""
+        """Watch over what must outlast its node; see `flray.federation.messages.Executor.watch_over`."""
         self._states, self._warn = states, warn
 
     def look_at_nodes(self, replies: Iterable[Ref]) -> None:

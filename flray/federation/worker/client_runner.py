@@ -24,13 +24,16 @@ from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
+from flray.devices.identity import GpuIdentity, distinct, gpu_identity
 from flray.devices.memory import again_without_cache, keep_freed_memory, peak_bytes, reserved_bytes
 from flray.devices.settings import make_repeatable
-from flray.federation.failures import MACHINE_ERRORS, describe_failure
+from flray.federation.failures import MACHINE_ERRORS, Failure, describe_failure
 from flray.federation.messages import (
     ClientTask,
+    Executor,
     ProcessUsage,
     TaskBlock,
+    TaskBlockResult,
     TaskInput,
     TaskOutcome,
     join_predictions,
@@ -44,7 +47,7 @@ from flray.federation.worker.diagnostics import (
     client_diagnostics,
     evenly_spaced,
 )
-from flray.federation.worker.resources import WorkerResources
+from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
 
 Exhausted: TypeAlias = Literal["report", "raise", "exit"]
@@ -110,34 +113,23 @@ class ClientRunner:
                 rng.seed_default_generators(seed, self.device)
                 if task.kind == "stage":
                     return again_without_cache(lambda: self._stage(job, started, sums))
+                added, predictions = None, {}
                 if task.kind == "sum":
                     added = add_up(job.entry, job.parts)
-                    seconds = time.perf_counter() - started
-                    return TaskOutcome(task.client, entries=("sum",), seconds=seconds), added, None
-                predictions = again_without_cache(lambda: self._evaluated(job))
-            return (
-                TaskOutcome(
-                    task.client,
-                    predictions=predictions,
-                    seconds=time.perf_counter() - started,
-                    usage=self._usage(),
-                ),
-                None,
-                None,
+                else:
+                    evaluate = getattr(self, f"_{task.kind}")
+                    predictions = again_without_cache(lambda: evaluate(job))
+            outcome = TaskOutcome(
+                task.client,
+                entries=("sum",) if added is not None else (),
+                predictions=predictions,
+                seconds=time.perf_counter() - started,
+                usage=self._usage(),
             )
+            return outcome, added, None
         except Exception as error:
             self._end_if_exhausted(error)
             return _failed(task, error, time.perf_counter() - started)
-
-    def _evaluated(self, job: TaskInput) -> dict[str, Any]:
-        kind = job.client_task.kind
-        if kind == "diagnostics":
-            return self._diagnose(job)
-        if kind == "global":
-            return self._global(job)
-        if kind == "unseen":
-            return self._unseen(job)
-        return self._asked(job) if kind == "ask" else self._personal(job)
 
     def _end_if_exhausted(self, error: Exception) -> None:
         """Apply the `exhausted` policy to a device error."""
@@ -360,13 +352,13 @@ class ClientRunner:
             found["adapted"] = self._predict(client.model.eval(), test)
         return found
 
-    def _asked(self, job: TaskInput) -> dict[str, Any]:
+    def _ask(self, job: TaskInput) -> dict[str, Any]:
         alone = self.spec.algorithm.views[0] == "global" and self.spec.has_common
         predictor = self._common_model(job) if alone else self.personal_model(job)[1]
         rows = self.spec.data.clients[job.client_task.client].train
         return {"train": self._predict(predictor, rows)}
 
-    def _diagnose(self, job: TaskInput) -> dict[str, Any]:
+    def _diagnostics(self, job: TaskInput) -> dict[str, Any]:
         data, algorithm = self.spec.data, self.spec.algorithm
         client = self._client(job)
         algorithm.receive(client)
@@ -395,3 +387,59 @@ class ClientRunner:
 def _failed(client_task: ClientTask, error: Exception, seconds: float) -> RunnerOutput:
     failure = describe_failure(error)
     return TaskOutcome(client_task.client, failure=failure, seconds=seconds), None, None
+
+
+class InlineExecutor(Executor):
+    """Runs client tasks in this process, with as many threads as one actor would have.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The federation.
+    device : torch.device, optional
+        The device to train on; default: this process's GPU, if the experiment uses one.
+    share : float
+        This process's share of the GPU.
+    exhausted : {"report", "raise", "exit"}
+        See `ClientRunner`.
+    """
+
+    def __init__(
+        self,
+        spec: FederationSpec,
+        device: torch.device | None = None,
+        share: float = 1.0,
+        exhausted: Exhausted = "report",
+    ) -> None:
+        self._threads = torch.get_num_threads()
+        device = device or default_device(spec)
+        self._runner = ClientRunner(spec, device, thread_count(spec.config), share, exhausted)
+
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        """Run the blocks one after another; those not begun within `timeout` seconds fail.
+
+        A task that hangs cannot be stopped in this process, so that `idle` has no effect.
+        """
+        started = time.monotonic()
+        for block in blocks:
+            if timeout is not None and time.monotonic() - started > timeout:
+                late = Failure(f"no answer within {timeout:g} s", "timeout")
+                yield TaskBlockResult.failed(block, late)
+                continue
+            outcomes, bulk, states = self._runner.run_block(block)
+            up = bulk.nbytes if bulk is not None else 0
+            yield TaskBlockResult.of(block, outcomes, bulk, states, up=up)
+
+    def memory(self) -> dict[str, int]:
+        """Return the resident bytes of this process."""
+        return {"inline": psutil.Process().memory_info().rss}
+
+    def gpus(self) -> list[GpuIdentity]:
+        """Return the kind of this process's GPU, if it computes on one."""
+        return distinct([gpu_identity(self._runner.device)])
+
+    def close(self) -> None:
+        """Restore the process's number of torch threads."""
+        torch.set_num_threads(self._threads)
