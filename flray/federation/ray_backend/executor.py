@@ -135,8 +135,9 @@ class TaskScheduler:
                 while position not in self._done:
                     self._advance()
                 yield self._done.pop(position)
-        finally:
-            self._cancel_all()
+        finally:  # what is left is dropped; running tasks end by themselves
+            for worker in self._pool.workers:
+                worker.waiting.clear()
 
     def _fill_queues(self) -> None:
         """Fill every actor's queue, the least busy first."""
@@ -257,10 +258,15 @@ class TaskScheduler:
             self._pool.replace(worker)
         self._fill_queues()
 
+    def _put_back(self, *calls: InFlight) -> None:
+        """Run the blocks of calls once more, before all others."""
+        for call in reversed(calls):
+            self._open.extendleft(reversed(call.positions))
+
     def _run_alone(self, call: InFlight) -> None:
         """Run the blocks of a failed call once more, each by itself."""
         self._alone.update(call.positions)
-        self._open.extendleft(reversed(call.positions))
+        self._put_back(call)
 
     def _fail(self, position: int, failure: Failure) -> None:
         self._done[position] = TaskBlockResult.failed(self._blocks[position], failure)
@@ -272,71 +278,44 @@ class TaskScheduler:
         lost, or if it is not known which of several blocks was running. This asks Ray about the node
         only before a last attempt, because the answer may take a while.
         """
-        calls, node = list(worker.waiting), worker.node
+        (first, *queued), node = worker.waiting, worker.node
         worker.waiting.clear()
         self._pool.replace(worker)
-        first, *queued = calls
-        for call in reversed(queued):
-            self._open.extendleft(reversed(call.positions))
+        self._put_back(*queued)
         position = first.positions[0]
+        losses, most = self._losses[position], self._pool.config.faults.attempts
         if len(first.positions) > 1:
             self._run_alone(first)
+            self._fill_queues()
+            return
+        losses.append((error, node))
+        if len(losses) >= most:
+            losses[:] = [lost for lost in losses if not node_is_gone(*lost)]
+        if len(losses) >= most:
+            unit = "block" if self._blocks[position].summed else "task"
+            what = f"its actor died {len(losses)} times while running this {unit}"
+            self._fail(position, Failure(f"{what} ({cause_of_loss(error)})", trace=str(error)))
         else:
-            losses, most = self._losses[position], self._pool.config.faults.attempts
-            losses.append((error, node))
-            if len(losses) >= most:
-                losses[:] = [lost for lost in losses if not node_is_gone(*lost)]
-            if len(losses) >= most:
-                unit = "block" if self._blocks[position].summed else "task"
-                self._fail(
-                    position,
-                    Failure(
-                        f"its actor died {len(losses)} times while running this {unit} "
-                        f"({cause_of_loss(error)})",
-                        trace=str(error),
-                    ),
-                )
-            else:
-                self._open.appendleft(position)
+            self._put_back(first)
         self._fill_queues()
 
     def _time_out(self) -> None:
         """Fail all unfinished blocks, or only the running ones, and replace their actors."""
-        if self._timeout is None:
-            assert self._idle is not None
-            for worker in self._pool.workers:
-                if worker.waiting:
-                    first, *others = worker.waiting
-                    failure = Failure(f"no answer within {self._idle:g} s", "timeout")
-                    self._fail(first.positions[0], failure)
-                    self._open.extendleft(call.positions[0] for call in reversed(others))
-                    worker.waiting.clear()
-                    self._pool.replace(worker)
-            self._deadline = time.monotonic() + self._idle
-            self._fill_queues()
-            return
-        failure = Failure(f"no answer within {self._timeout:g} s", "timeout")
-        for position in range(len(self._blocks)):
-            if position not in self._done and (
-                position in self._open or self._is_running(position)
-            ):
-                self._fail(position, failure)
-        self._open.clear()
+        limit = self._idle if self._timeout is None else self._timeout
+        failure = Failure(f"no answer within {limit:g} s", "timeout")
         for worker in self._pool.workers:
             if worker.waiting:
+                first, *queued = worker.waiting
+                self._fail(first.positions[0], failure)
+                self._put_back(*queued)
                 worker.waiting.clear()
                 self._pool.replace(worker)
-
-    def _is_running(self, position: int) -> bool:
-        return any(
-            position in call.positions for worker in self._pool.workers for call in worker.waiting
-        )
-
-    def _cancel_all(self) -> None:
-        """Drop all pending blocks; running tasks end by themselves."""
-        self._open.clear()
-        for worker in self._pool.workers:
-            worker.waiting.clear()
+        if self._timeout is not None:
+            while self._open:
+                self._fail(self._open.popleft(), failure)
+        elif self._idle is not None:
+            self._deadline = time.monotonic() + self._idle
+            self._fill_queues()
 
 
 def _send(actor: ClientHandle, blocks: Sequence[TaskBlock]) -> list[ObjectRef]:
