@@ -12,6 +12,7 @@ import ray
 from flray.config.loader import load
 from flray.errors import DataError
 from flray.federation.building import build_spec
+from flray.federation.ray_backend import placement
 from flray.federation.ray_backend.client_actor import ClientActor
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import make_plan
@@ -82,14 +83,43 @@ def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> 
     assert not make_plan(config, 20, 20, {"CPU": 8}, trains_at_server=True).server_gpu
 
 
-@pytest.mark.slow
-def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -> None:
-    """On two GPUs that are not there; an actor that finds none although Ray gave it one says so."""
-    config = experiment(
+def trained_at_the_server(digits: dict[str, Any]) -> Any:
+    return experiment(
         digits,
         algorithm={"name": "feddf", "steps": 2, "public_size": 40},
         public={"name": "digits-sklearn", "samples": 40},
     )
+
+
+@pytest.mark.parametrize(
+    ("driver", "share", "actors", "words"),
+    [
+        ("head", 0.0, 4, "trains on a CPU: the node of the driver, where it is, has no GPU"),
+        ("other", 0.25, 3, "trains on 0.25 GPU"),
+        ("", 0.25, 3, "trains on 0.25 GPU"),  # as in a sweep, where it may be anywhere
+    ],
+)
+def test_a_server_on_a_node_without_gpus_is_planned_there(
+    digits: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    driver: str,
+    share: float,
+    actors: int,
+    words: str,
+) -> None:
+    nodes = [{"id": "head", "CPU": 4.0}, {"id": "other", "CPU": 4.0, "GPU": 1.0}]
+    monkeypatch.setattr(placement, "node_resources", lambda: nodes)
+    monkeypatch.setattr(placement, "should_probe", lambda spec, nodes: False)
+    spec = build_spec(trained_at_the_server(digits))
+    plan = placement.PoolPlanner(spec, {"CPU": 8, "GPU": 1}, driver).plan()
+    assert (plan.server_gpu, plan.actors, plan.gpus_per_actor) == (share, actors, 0.25)
+    assert str(plan).endswith(f"; the server {words}")
+
+
+@pytest.mark.slow
+def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -> None:
+    """On two GPUs that are not there; an actor that finds none although Ray gave it one says so."""
+    config = trained_at_the_server(digits)
     spec = build_spec(config)
     plan = make_plan(config, 20, 20, {"CPU": 2, "GPU": 2}, trains_at_server=True)
     assert plan.server_gpu
