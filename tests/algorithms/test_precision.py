@@ -13,8 +13,8 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.federation import checkpoint
-from flray.federation.executor import InlineExecutor
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from flray.tasks import Classification
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted

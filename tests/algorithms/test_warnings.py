@@ -7,6 +7,7 @@ import pytest
 
 from flray import registry
 from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 
 EVEN = tiny.gaussian_clients((12, 9, 15))
