@@ -161,7 +161,7 @@ PLACEMENT_TIMEOUT_S = 300.0
 def _remote(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[RayFederation, P], R]:
     """Return a verb of the server actor as a method of its handle."""
 
-    def call(self: RayFederation, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(self: RayFederation, /, *arguments: P.args, **named: P.kwargs) -> R:
         given = [one.resolve() if isinstance(one, Path) else one for one in arguments]
         answer: R = self._get(self._server.call.remote(verb.__name__, *given, **named))
         return answer
