@@ -12,7 +12,6 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -58,7 +57,6 @@ class Options:
         None, "these methods instead of all", nargs="+", metavar="METHOD"
     )
     json: str | None = json_option()
-    markdown: str | None = option(None, "write the table here too")
 
 
 def experiment(name: str, options: Options, executor: str) -> dict[str, Any]:
@@ -164,7 +162,3 @@ def main(options: Options) -> None:
         " | ".join(COLUMNS),
         map(cells, rows),
     )
-    if options.markdown:
-        lines = [list(COLUMNS), ["---"] * len(COLUMNS), *map(cells, rows)]
-        text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        Path(options.markdown).write_text(text)

@@ -25,7 +25,7 @@ PARTS = ("driver", "server", "largest client actor", "object store")
 
 @dataclass
 class Options:
-    rounds: int = 50
+    rounds: int = option(50, choices=range(10, 10**6), metavar="N")
     clients: int = 20
     actors: int = 2
     model: str = "lenet"

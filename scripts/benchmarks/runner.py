@@ -145,10 +145,10 @@ def flray(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "flray", *arguments]
 
 
-def processor_seconds(command: Sequence[str], folder: Path, check: bool = False) -> float:
+def processor_seconds(command: Sequence[str], folder: Path) -> float:
     """Run a command and return what it and its processes computed."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=folder, capture_output=True, timeout=3600, check=check)
+    subprocess.run(command, cwd=folder, capture_output=True, timeout=3600, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

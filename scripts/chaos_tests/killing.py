@@ -137,9 +137,8 @@ class Case:
         self._environment = {
             processes.MARK: self._mark,
             "RAY_AUTH_TOKEN": self._place.token,
-            "RAY_TMPDIR": f"/tmp/flray-chaos-{os.getpid()}",
+            "RAY_TMPDIR": self._place.ray,
         }
-        Path(self._environment["RAY_TMPDIR"]).mkdir(exist_ok=True)
         if self._federation.served:
             self._tracking = processes.tracking_server(self.folder / "tracking")
             experiment["tracking"] = {"uri": self._tracking.uri}

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ class Place:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token = hashlib.sha256(os.urandom(16)).hexdigest()
         os.environ["RAY_AUTH_TOKEN"] = self.token
+        self.ray = tempfile.mkdtemp(
+            prefix="flray-chaos-", dir="/tmp"
+        )  # its sockets need short paths
         self._warm: processes.Warm | None = None
         self._cold, self._used = cold, 0
         self._second: Any = None
@@ -107,6 +111,7 @@ class Place:
         if self._bucket is not None:
             self._bucket.kill()
         self.leave_nodes()
+        shutil.rmtree(self.ray, ignore_errors=True)
 
 
 def _version() -> str:

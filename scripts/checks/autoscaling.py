@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,6 @@ from typing import Any
 import psutil
 from ray.util import get_node_ip_address
 
-PORT = 6379
-"""The one at which the fake nodes look for their head."""
 WORKERS = 3
 _LISTS = (
     "cluster_synced_files",
@@ -48,12 +47,16 @@ def cluster(place: Path) -> Iterator[str]:
     """Start a head with the autoscaler, yield its address, and end all its processes."""
     workers = {"min_workers": 0, "max_workers": WORKERS, "resources": {"CPU": 1}, "node_config": {}}
     head = {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}}
+    with socket.create_server(("", 0)) as probe:
+        port = probe.getsockname()[1]
+    address = f"{get_node_ip_address()}:{port}"
+    fake = {"type": "fake_multinode", "disable_node_updaters": True, "gcs_address": address}
     content = {
         "cluster_name": "fake",
         "max_workers": WORKERS,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
-        "provider": {"type": "fake_multinode", "disable_node_updaters": True},
+        "provider": fake,
         "auth": {},
         "available_node_types": {"ray.head.default": head, "worker": workers},
         "head_node_type": "ray.head.default",
@@ -65,7 +68,7 @@ def cluster(place: Path) -> Iterator[str]:
     }
     (place / "cluster.json").write_text(json.dumps(content))
     options = {
-        "--port": str(PORT),
+        "--port": str(port),
         "--num-cpus": "0",
         "--autoscaling-config": str(place / "cluster.json"),
         "--temp-dir": str(place / "ray"),
@@ -85,7 +88,7 @@ def cluster(place: Path) -> Iterator[str]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit((place / "log.txt").read_text())
             time.sleep(0.2)
-        yield f"{get_node_ip_address()}:{PORT}"
+        yield address
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

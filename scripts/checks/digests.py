@@ -64,7 +64,6 @@ def main() -> int:
     ]
     began = time.monotonic()
     found = run(chosen)
-    print(table(found["cases"]), flush=True)
     say(f"{len(chosen)} configurations in {time.monotonic() - began:.0f} s")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1, sort_keys=True))
@@ -214,19 +213,6 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 def _digest(tree: Facts) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-
-
-def table(found: dict[str, Facts]) -> str:
-    """Return the digests as Markdown, a row for each run and each trial."""
-    lines = ["| configuration | learnt | values | settings |", "|---|---|---|---|"]
-    for name, case in found.items():
-        if "error" in case:
-            lines.append(f"| {name} | failed | | |")
-            continue
-        for trial, digest in case["learnt"].items():
-            digests = f"{digest} | {case['values'][:12]} | {case['settings'][:12]}"
-            lines.append(f"| {f'{name} / {trial}' if trial else name} | {digests} |")
-    return "\n".join(lines)
 
 
 def unlike(chosen: list[Case], found: dict[str, Facts]) -> list[str]:
