@@ -230,12 +230,6 @@ def test_readmes_table_is_the_report_of_the_kept_runs(
     assert all(row.strip("*") in report for row in rows)
 
 
-def test_every_method_stands_in_the_list_of_methods() -> None:
-    text = (ROOT / "docs/guide/methods.md").read_text(encoding="utf-8")
-    own = set(registry.algorithms.added())  # of other tests in this process
-    assert set(registry.algorithms.names()) - own <= set(re.findall(r"`(\w+)`", text))
-
-
 BUILD = ROOT / "scripts" / "site" / "build.py"
 
 

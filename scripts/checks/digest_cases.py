@@ -1,6 +1,6 @@
 """What scripts/digests runs: every method, every kind of data, and each way in which a run or a sweep may be run.
 
-The settings are in digest_cases.yaml. Nothing here names a module of the package.
+The settings are in digest_cases.yaml. Of the package it names the registry alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from typing import Any, Literal
 
 import yaml
 
+from flray import registry
+
 Way = Literal["python", "command", "killed"]
 SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-METHODS: dict[str, dict[str, Any]] = {name: {} for name in SETTINGS["plain"]} | SETTINGS["methods"]
+METHODS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in registry.algorithms.names()},
+    **SETTINGS["methods"],
+}
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = SETTINGS["features"]
 LONGER: dict[str, Any] = {"rounds": 6, "local": {"epochs": 4}}
 """Long enough to be killed in the middle."""

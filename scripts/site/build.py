@@ -68,8 +68,7 @@ def write_sources(folder: Path) -> None:
     shutil.copytree(ROOT / "docs", folder / "docs")
     for name in TEXTS:
         shutil.copy(ROOT / name, folder / name)
-    for path, kind in (("methods", "algorithms"), ("data", "datasets")):
-        _link_names(folder / "docs" / "guide" / f"{path}.md", kind)
+    _link_names(folder / "docs" / "guide" / "data.md", "datasets")
     generated = write_pages(folder / "reference")
     results = sorted(path.stem for path in (ROOT / "docs" / "results").glob("*.md"))
     contents = {

@@ -1,5 +1,6 @@
 """Federations from hand-made arrays on tiny networks, in float64 and in this process."""
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.models import SplitModel
+from flray.models import SplitModel, groups
 
+Bytes = Callable[[Federation], tuple[float, float]]
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """Options of methods that by their defaults would take long; what is measured by name alone runs with these."""
@@ -197,6 +199,29 @@ def partial_participation(name: str) -> dict[str, Any]:
         if "all_clients" in registry.algorithms.get(name).needs
         else {"participation": {"clients": 2}}
     )
+
+
+def size(federation: Federation, group: str) -> int:
+    """Return the bytes of one group of the network."""
+    (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
+    state = model.state_dict()
+    return sum(state[n].numel() * state[n].element_size() for n in groups.select(model, group))
+
+
+def parameters(federation: Federation) -> int:
+    """Return the bytes of the network's parameters."""
+    (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def same(group: str) -> Bytes:
+    """Return the traffic of a method that sends one group down and up."""
+    return lambda federation: (size(federation, group), size(federation, group))
+
+
+def own_row(method: str, name: str) -> Any:
+    """Return a row that a method's own test holds: ``TRAFFIC`` or ``DIFFERENT``."""
+    return getattr(importlib.import_module(f"tests.algorithms.test_{method}"), name)
 
 
 def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:

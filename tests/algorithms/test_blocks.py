@@ -16,11 +16,8 @@ from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 
-WAITED = ("copa", "fedco2", "fedhkd", "fednh", "fedproc", "fedskc", "scaffold")
-"""Added up when all have replied: what weighs them follows from every reply, or they send more besides."""
-REFUSED = ("fccl", "fcclplus", "feddf", "fedfomo", "fedmatch", "fedmd", "fedproto", "rhfl")
-"""Their server looks at single replies."""
-ABLE = tuple(sorted({*BUILT_IN} - {*WAITED, *REFUSED}))
+REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at the server"]
+"""Methods whose server looks at single replies."""
 SIZES = (12, 9, 15, 7, 10)
 
 
@@ -40,12 +37,6 @@ def rounds(name: str, block: int | None, count: int = 1, **changes: Any) -> Fede
     return federation
 
 
-def test_the_methods_that_allow_it_are_these() -> None:
-    when = {name: registry.algorithms.get(name).adds_up() for name in BUILT_IN}
-    assert tuple(n for n, at in when.items() if at == "as clients train") == ABLE
-    assert tuple(n for n, at in when.items() if at == "when all have replied") == WAITED
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
     said = rf"found 2; the server of {name} looks at single replies.*choose one of apfl, .*fedavg"
@@ -53,7 +44,7 @@ def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
         tiny.spec_of(name, aggregation={"block": 2}, **tiny.settings_for(name))
 
 
-@pytest.mark.parametrize("name", ABLE + WAITED)
+@pytest.mark.parametrize("name", sorted({*BUILT_IN} - {*REFUSED}))
 def test_it_is_the_mean(name: str) -> None:
     """To the accuracy of float64; in blocks of one client or of all, to the bit."""
     whole, blocked = rounds(name, None), rounds(name, 2)

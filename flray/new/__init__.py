@@ -1,0 +1,1 @@
+"""``python -m flray.new method NAME`` in a checkout: a method's file, its test and its line in CHANGELOG.md."""
