@@ -54,14 +54,13 @@ def list_command(
         from flray.cli.papers import show_papers
 
         show_papers(name, time, as_json)
-    elif what == "metrics":
-        from flray.cli.metrics import show_metrics
-
-        show_metrics(name, as_json)
     else:
-        from flray.cli.tables import show_list
+        from flray.cli import tables
 
-        show_list(what, name, as_json)
+        if what == "metrics":
+            tables.show_metrics(name, as_json)
+        else:
+            tables.show_list(what, name, as_json)
 
 
 @commands.command("schema", epilog="Example: flray schema > schema.json")

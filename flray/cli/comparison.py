@@ -8,9 +8,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
-from flray.cli.display import console, print_json, table_rows
+from flray.cli.display import console, make_table, print_json, table_rows
 from flray.errors import FlrayError
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import summarise_history
@@ -44,10 +43,10 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             "runs are NAME/NUMBER/trials/NUMBER"
         )
     a, b = (_title(folder) for folder in (first, second))
-    settings = Table("setting", a, b, title="settings that differ", title_justify="left")
+    settings = make_table("settings that differ", "setting", a, b)
     for path, left, right in _differing(first, second):
         settings.add_row(path, left, right)
-    values = Table("value", a, b, "difference", "95 % interval", title_justify="left")
+    values = make_table("", "value", a, b, "difference", "95 % interval")
     sets = load_folder(first), load_folder(second)
     before = [trial.metric for one in sets for trial in one.trials]
     for one, trials in zip(sets, judge_alike(*(one.trials for one in sets)), strict=True):

@@ -23,15 +23,10 @@ def files(incomplete: str) -> list[str]:
     """Return YAML files of the folder at hand, and the names of those that come with flray."""
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     last = "" if incomplete.endswith("/") else Path(incomplete).name
-    here = sorted(
-        path.as_posix()
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if path.name.startswith(last)
-    )
-    found = [f"{path}/" if Path(path).is_dir() else path for path in here]
-    return [name for name in found if name.endswith((".yaml", ".yml", "/"))] + [
-        name for name in spaces.names() if name.startswith(incomplete)
-    ]
+    here = sorted(path for path in folder.glob("*") if path.name.startswith(last))
+    found = [f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in here]
+    known = [name for name in spaces.names() if name.startswith(incomplete)]
+    return [name for name in found if name.endswith((".yaml", ".yml", "/"))] + known
 
 
 def files_and_datasets(incomplete: str) -> list[str]:
@@ -46,9 +41,8 @@ def datasets(incomplete: str) -> list[str]:
 
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of components that ``flray list`` accepts."""
-    return [
-        kind for kind in (*sorted(registry.ALL), "metrics", "papers") if kind.startswith(incomplete)
-    ]
+    known = (*sorted(registry.ALL), "metrics", "papers")
+    return [kind for kind in known if kind.startswith(incomplete)]
 
 
 def names(incomplete: str) -> list[str]:

@@ -6,20 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -101,6 +92,11 @@ def sweep_values(result: SweepResult) -> dict[str, object]:
     return {"sweep": str(result.folder), "conclusions": result.conclusions, "settings": rows}
 
 
+def make_table(title: str, *headings: str) -> Table:
+    """Return an empty table with its title on the left."""
+    return Table(*headings, title=title or None, title_justify="left")
+
+
 def show_table(table: Table, as_json: bool) -> None:
     """Print a table, or its rows as JSON objects under the columns' names, for scripts."""
     if as_json:
@@ -116,7 +112,7 @@ def table_rows(table: Table) -> list[dict[str, str]]:
     return [dict(zip(headings, map(str, row), strict=True)) for row in rows]
 
 
-class _Bar(Progress):
+class _Bar(progress.Progress):
     """A bar with a line below it."""
 
     below = ""
@@ -133,7 +129,7 @@ class _Display:
 
     def __init__(self) -> None:
         self._bar: _Bar | None = None
-        self._task: TaskID | None = None
+        self._task: progress.TaskID | None = None
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -158,14 +154,14 @@ class _Display:
             self._bar.stop()
             self._bar = None
 
-    def _show_bar(self, unit: str, total: int, done: int, *after: ProgressColumn) -> None:
+    def _show_bar(self, unit: str, total: int, done: int, *after: progress.ProgressColumn) -> None:
         """Open a bar where the output is a terminal; `_update` sets the text behind it."""
         if console.is_terminal:
             columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[news]}", markup=False),
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[news]}", markup=False),
                 *after,
             )
             self._bar = _Bar(*columns, console=console)
@@ -196,7 +192,7 @@ class RunProgress(_Display):
         self._begun = time.monotonic()
         if done:
             self.say(f"going on after round {done} of {self._total}")
-        self._show_bar("round", self._total, done, TimeRemainingColumn())
+        self._show_bar("round", self._total, done, progress.TimeRemainingColumn())
 
     def round(self, finished: RoundResult, metric: str) -> None:
         """Show a finished round."""
@@ -225,7 +221,7 @@ def show_result(result: Result, as_json: bool = False) -> None:
 
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
-    table = Table(title=f"{name} {reported.text}", title_justify="left")
+    table = make_table(f"{name} {reported.text}")
     views = [v for v in VIEWS if any(m.startswith(f"{v}/") for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
@@ -233,16 +229,10 @@ def show_result(result: Result, as_json: bool = False) -> None:
     table.add_column(measure, no_wrap=True)
     for heading in ("mean", "std", "worst", *shown):
         table.add_column(one_line(heading), justify="right")
+    parts = ("", "/std", "/worst", *(f"/client/{client}" for client in shown))
     for view in views:
-        key = f"{view}/{measure}"
-        cells = [
-            _format_percent(metrics.get(key)),
-            _format_percent(metrics.get(f"{key}/std")),
-            _format_percent(metrics.get(f"{key}/worst")),
-        ]
-        table.add_row(
-            view, *cells, *(_format_percent(metrics.get(f"{key}/client/{c}")) for c in shown)
-        )
+        values = (metrics.get(f"{view}/{measure}{part}") for part in parts)
+        table.add_row(view, *map(_format_percent, values))
     console.print(table)
     for line in _format_other_views(metrics, views, measure):
         console.print(line)
@@ -268,11 +258,8 @@ def _format_costs(history: pd.DataFrame) -> str:
     if "time/samples_per_second" in history:
         pace = history["time/samples_per_second"].median()
         costs += f", {f'{pace:,.0f}' if pace >= 100 else f'{pace:.3g}'} training samples per second"
-    peaks = [
-        history[name].max()
-        for name in ("memory/peak/server", "memory/peak/actor")
-        if name in history
-    ]
+    names = ("memory/peak/server", "memory/peak/actor")
+    peaks = [history[name].max() for name in names if name in history]
     return costs + (f", at most {max(peaks) / 2**20:,.0f} MiB in one process" if peaks else "")
 
 
@@ -284,14 +271,11 @@ def _format_other_views(
         others = {
             name.removeprefix(f"{view}/"): value
             for name, value in metrics.items()
-            if name.startswith(f"{view}/") and name.count("/") == 2
+            if name.rpartition("/")[0] == view and name.rpartition("/")[2] not in (measure, "loss")
         }
-        others = {name: value for name, value in others.items() if name not in (measure, "loss")}
         if others:
             yield f"{view}: " + ", ".join(
-                f"{name} {value:.2f}"
-                if lower_is_better(name)
-                else f"{name} {_format_percent(value)}"
+                f"{name} {value if lower_is_better(name) else 100 * value:.2f}"
                 for name, value in others.items()
             )
 
@@ -404,17 +388,6 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
         console.print("these are tuned first; what is run then follows from what they reach")
 
 
-def _report_lines(folder: Path) -> Iterator[str]:
-    """Yield the paths of a sweep's report page and of its most telling figure."""
-    report = folder / "report"
-    pictures = (report / "figures" / f"{name}.png" for name in ("differences", "curves"))
-    picture = next((path for path in pictures if path.is_file()), None)
-    if picture is not None:
-        yield f"picture: {picture} (others beside it, each also as SVG and PDF)"
-    if (report / "report.html").is_file():
-        yield f"report: {report / 'report.html'}"
-
-
 def show_values(result: SweepResult) -> None:
     """Print what can be concluded from a sweep, and its table."""
     console.print(result.table())
@@ -425,8 +398,13 @@ def show_places(result: SweepResult) -> None:
     from flray.tracking.client import ui_links
 
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
-    for line in _report_lines(result.folder):
+    report = result.folder / "report"
+    pictures = (report / "figures" / f"{name}.png" for name in ("differences", "curves"))
+    if (picture := next((path for path in pictures if path.is_file()), None)) is not None:
+        line = f"picture: {picture} (others beside it, each also as SVG and PDF)"
         console.print(line, soft_wrap=True)
+    if (report / "report.html").is_file():
+        console.print(f"report: {report / 'report.html'}", soft_wrap=True)
     if result.uri is not None:
         for line in ui_links(result.uri, result.folder):
             console.print(line, soft_wrap=True)

@@ -56,11 +56,7 @@ def _data() -> Iterator[tuple[str, str]]:
     from flray.data.sources.cache import data_root
 
     root = data_root()
-    there = (
-        sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        if root.is_dir()
-        else []
-    )
+    there = sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
     yield "data folder", f"{root} ({', '.join(there) or 'empty: try flray data get digits5-local'})"
     absent = [name for name in FETCHABLE if not any(folder.startswith(name) for folder in there)]
     yield "data to be fetched", ", ".join(f"flray data get {name}" for name in absent) or "none"
@@ -69,13 +65,8 @@ def _data() -> Iterator[tuple[str, str]]:
 def _security() -> Iterator[tuple[str, str]]:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-    held = (
-        "in the environment"
-        if os.environ.get("RAY_AUTH_TOKEN")
-        else str(token)
-        if token.is_file()
-        else "none"
-    )
+    held = str(token) if token.is_file() else "none"
+    held = "in the environment" if os.environ.get("RAY_AUTH_TOKEN") else held
     yield "Ray's token", held + (f" (RAY_AUTH_MODE={mode})" if mode else "")
     if token.is_file() and token.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield "WARNING", f"others can read {token}: chmod 600 {token}"

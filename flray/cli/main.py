@@ -10,16 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from flray import errors
 from flray.cli import catalogue, finished, training
-from flray.errors import (
-    FlrayError,
-    MethodError,
-    RunFailedError,
-    brief,
-    disk_is_full,
-    memory_is_short,
-    one_line,
-)
 from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
 from flray.startup import freeze_gc
 
@@ -71,11 +63,9 @@ def main(command: str | None = None) -> None:
             nothing = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115
             setattr(sys, name, nothing)
     module = getattr(sys.modules.get("__main__"), "__spec__", None)
-    typed = (
-        f"python -m {module.name.removesuffix('.__main__')}"
-        if module is not None
-        else Path(sys.argv[0]).name
-    )
+    typed = Path(sys.argv[0]).name
+    if module is not None:
+        typed = f"python -m {module.name.removesuffix('.__main__')}"
     code = invoke(sys.argv[1:], command, typed, alone=True)
     freeze_gc()
     sys.exit(code)
@@ -135,10 +125,10 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
     except InterruptedRunError as error:
         typer.echo(str(error), err=True)
         return error.code
-    except MethodError as error:
-        typer.echo("\n".join(map(one_line, str(error).split("\n"))), err=True)
+    except errors.MethodError as error:
+        typer.echo("\n".join(map(errors.one_line, str(error).split("\n"))), err=True)
         return 1
-    except FlrayError as error:
+    except errors.FlrayError as error:
         if alone and type(error).__name__ == "StartAgainError":
             from flray.bits import (
                 start_again,  # it takes the settings' models, which --help needs not
@@ -146,25 +136,22 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
 
             start_again()
         typer.echo(f"flray: {error}", err=True)
-        return 1 if isinstance(error, RunFailedError) else 2
+        return 1 if isinstance(error, errors.RunFailedError) else 2
     except (MemoryError, RuntimeError) as error:
-        if not memory_is_short(error):
+        if not errors.memory_is_short(error):
             raise
-        typer.echo(
-            f"flray: out of memory: {brief(error)}; smaller data, network or batches", err=True
-        )
+        what = f"{errors.brief(error)}; smaller data, network or batches"
+        typer.echo(f"flray: out of memory: {what}", err=True)
         return 2
     except BrokenPipeError:
         discard_output([1])
         return 1
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        what = (
-            f"no space left on the disk{where}; make room, then go on with flray resume"
-            if disk_is_full(error)
-            else f"a file: {brief(error)}"
-        )
-        typer.echo(one_line(f"flray: {what}"), err=True)
+        what = f"a file: {errors.brief(error)}"
+        if errors.disk_is_full(error):
+            what = f"no space left on the disk{where}; make room, then go on with flray resume"
+        typer.echo(errors.one_line(f"flray: {what}"), err=True)
         return 1
 
 
@@ -173,7 +160,8 @@ def _usage_error(error: Any, typed: str) -> int:
         error.show()
     else:
         path = error.ctx.command_path if error.ctx is not None else typed
-        typer.echo(one_line(f"flray: {error.format_message()} (usage: {path} --help)"), err=True)
+        line = f"flray: {error.format_message()} (usage: {path} --help)"
+        typer.echo(errors.one_line(line), err=True)
     return 2
 
 

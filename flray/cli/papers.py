@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,9 +62,8 @@ class Suite:
     def availability(self) -> str:
         """Availability of the data, in a word."""
         there = sum(name not in self.absent for name in self.data)
-        return (
-            "yes" if there == len(self.data) else f"{there} of {len(self.data)}" if there else "no"
-        )
+        some = f"{there} of {len(self.data)}" if there else "no"
+        return "yes" if there == len(self.data) else some
 
     @property
     def messages(self) -> list[str]:
@@ -101,60 +100,44 @@ def show_papers(names: str | None, timed: bool, as_json: bool = False) -> None:
     if as_json:
         print_json([asdict(suite) for suite in list_suites(names, timed)])
         return
-    found: list[Suite] = []
-    with console.status("") as status:
-        for suite in list_suites(names, timed):
-            found.append(suite)
-            status.update(f"{suite.name} is looked at")
-    console.print(papers_table(found, timed))
-    if timed:
-        console.print(
-            f"hours: {_processor()} hours of all runs one after another on this machine, from two "
-            f"small "
-            "rounds of each method; good to a factor of two"
-        )
-    else:
-        console.print(
-            "hours: flray list papers NAME --time, for example flray list papers fedskc/local "
-            "--time"
-        )
-    for message in dict.fromkeys(text for suite in found for text in suite.messages):
-        console.print(f"- {message}")
-
-
-def papers_table(found: Iterable[Suite], timed: bool) -> Table:
-    """Return the table of suites."""
-    made = Table(
+    table = Table(
         title="suites (flray tune SUITE; with --smoke in minutes)",
         title_justify="left",
         caption_justify="left",
         caption=f"{_ABSENT} is not here: see below",
         box=box.SIMPLE_HEAD,
     )
-    for heading in ("suite", "what it shows", "runs", "data", "here"):
-        made.add_column(
-            heading,
-            justify="right" if heading == "runs" else "left",
-            no_wrap=heading not in ("what it shows", "data"),
-            max_width=33 if heading == "data" else None,
-        )  # so that a row takes two lines of 120 columns
+    table.add_column("suite", no_wrap=True)
+    table.add_column("what it shows")
+    table.add_column("runs", justify="right", no_wrap=True)
+    table.add_column("data", max_width=33)  # so that a row takes two lines of 120 columns
+    table.add_column("here", no_wrap=True)
     if timed:
-        made.add_column("hours", justify="right", no_wrap=True)
-    for suite in found:
-        named = [f"{name}{_ABSENT if name in suite.absent else ''}" for name in suite.data]
-        hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.2g}"]
-        made.add_row(
-            suite.name, suite.title, str(suite.runs), ", ".join(named), suite.availability, *hours
-        )
-    return made
+        table.add_column("hours", justify="right", no_wrap=True)
+    messages: dict[str, None] = {}
+    with console.status("") as status:
+        for suite in list_suites(names, timed):
+            data = ", ".join(f"{n}{_ABSENT if n in suite.absent else ''}" for n in suite.data)
+            hours = [] if not timed else ["" if suite.hours is None else f"{suite.hours:.2g}"]
+            cells = suite.name, suite.title, str(suite.runs), data, suite.availability
+            table.add_row(*cells, *hours)
+            messages |= dict.fromkeys(suite.messages)
+            status.update(f"{suite.name} is looked at")
+    console.print(table)
+    console.print(
+        f"hours: {_processor()} hours of all runs one after another on this machine, from two small "
+        "rounds of each method; good to a factor of two"
+        if timed
+        else "hours: flray list papers NAME --time, for example flray list papers fedskc/local --time"
+    )
+    for message in messages:
+        console.print(f"- {message}")
 
 
 def _describe(name: str, path: Path, timed: bool) -> Suite:
     content = read_with_base(path)
-    title = str(
-        (content.get("paper") or {}).get("title")
-        or "the paper's question on data that can be had offline"
-    )
+    title = (content.get("paper") or {}).get("title")
+    title = str(title or "the paper's question on data that can be had offline")
     runs, named = suites.run_count(content), tuple(suites.data_names(content))
     missing = suites.unknown_names(content)
     if missing:
@@ -222,9 +205,8 @@ def _time_small_run(experiment: Experiment, subset: int) -> tuple[float, float]:
         federation.step()  # the first round also loads and compiles
         begun = time.perf_counter()
         federation.step()
-        return float(
-            sum(len(client.train) for client in spec.data.clients)
-        ), time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        return float(sum(len(client.train) for client in spec.data.clients)), seconds
     finally:
         federation.close()
 

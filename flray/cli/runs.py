@@ -47,11 +47,8 @@ def show_runs(base: str, as_json: bool, watch: bool = False) -> None:
 
 def _runs(base: str) -> Table:
     table = Table("run", "kind", "status", "what", "done", "value", "begun", title=f"{base}/")
-    found = [
-        folder
-        for folder in Path(base).glob("*/*")
-        if folder.name.isdecimal() and directory.folder_kind(folder) is not None
-    ]
+    named = (path for path in Path(base).glob("*/*") if path.name.isdecimal())
+    found = filter(directory.folder_kind, named)
     for folder in sorted(found, key=lambda f: (str(_record(f).get("created", "")), str(f))):
         table.add_row(*_row(folder))
     return table
@@ -81,11 +78,8 @@ def _row(folder: Path) -> Iterator[str]:
             ended = sum(trial["status"] in ("finished", "stopped") for trial in trials)
             tags = {k: v for e in events if e["type"] == "tags" for k, v in e["tags"].items()}
             yield _name(experiment.get("data"))
-            others = Counter(
-                str(trial["status"]).partition(":")[0]
-                for trial in trials
-                if trial["status"] not in ("finished", "stopped")
-            )
+            states = Counter(str(trial["status"]).partition(":")[0] for trial in trials)
+            others = {state: states[state] for state in states.keys() - {"finished", "stopped"}}
             more = "".join(f", {count} {status}" for status, count in sorted(others.items()))
             yield f"{ended} of {len(trials)} trials{more}"
             if "best.score" in tags:
@@ -144,10 +138,7 @@ def remove(target: str, base: str, confirmed: bool) -> str:
         raise FlrayError(
             f"{base}: only folders of this machine are removed; use the storage's tool"
         )
-    named = next(
-        (f for f in (Path(target), Path(base) / target) if directory.folder_kind(f) is not None),
-        None,
-    )
+    named = next(filter(directory.folder_kind, (Path(target), Path(base) / target)), None)
     if named is None:
         newest = directory.find(target, base)
         raise FlrayError(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from rich.table import Table
 
 from flray import registry
-from flray.cli.display import console, show_table
+from flray.cli.display import console, make_table, print_json, show_table
 from flray.errors import DataError, FlrayError, nearest, one_line
+from flray.metrics import catalogue
 
 
 def show_list(what: str, name: str | None, as_json: bool = False) -> None:
@@ -28,41 +29,17 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         meant = nearest(what, kinds) if kind is None else f"; did you mean '{kind} {what}'?"
         raise FlrayError(f"nothing called {what!r} to list{meant}; one of {', '.join(kinds)}")
     entries = registry.ALL[what]
-    if name is None and what == "algorithms":
-        table = Table(
-            "name",
-            "method",
-            "shared",
-            "needs",
-            "evaluated",
-            title_justify="left",
-            title=f"{what} (details: flray list {what} NAME)",
-        )
-        for entry in entries.names():
-            method = entries.outline(entry)
-            shared = method.shared if isinstance(method.shared, str) else "by its settings"
-            table.add_row(
-                f"{entry} (own)" if entries.is_own(entry) else entry,
-                _summary_line(method),
-                shared,
-                ", ".join(sorted(method.needs)),
-                ", ".join(method.views),
-            )
-        show_table(table, as_json)
-        return
     if name is None and what == "datasets":
         show_datasets(as_json)
         return
     if name is None:
-        table = Table(
-            "name",
-            "what it is",
-            title=f"{what} (details: flray list {what} NAME)",
-            title_justify="left",
-        )
+        methods = what == "algorithms"
+        heads = ("method", "shared", "needs", "evaluated") if methods else ("what it is",)
+        table = make_table(f"{what} (details: flray list {what} NAME)", "name", *heads)
         for entry in entries.names():
-            own = " (own)" if entries.is_own(entry) else ""
-            table.add_row(f"{entry}{own}", _first_line(entries.outline(entry)))
+            item = entries.outline(entry)
+            cells = _method_cells(item) if methods else (_first_line(item),)
+            table.add_row(f"{entry} (own)" if entries.is_own(entry) else entry, *cells)
         show_table(table, as_json)
         return
     item = entries.outline(name)
@@ -74,7 +51,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         (found,) = [one for one in list_datasets() if one.name == name]
         console.print(f"source: {found.source}")
         console.print("it is here" if found.present else f"to have it: {found.todo}")
-    table = Table("option", "default", "allowed", "meaning", "source")
+    table = make_table("", "option", "default", "allowed", "meaning", "source")
     options = _options(what, name).model_json_schema()
     for option, field in options.get("properties", {}).items():
         required = option in options.get("required", [])
@@ -105,6 +82,11 @@ def _options(what: str, name: str) -> type[BaseModel]:
     return PartitionChoice.params(name)
 
 
+def _method_cells(method: Any) -> tuple[str, ...]:
+    shared = method.shared if isinstance(method.shared, str) else "by its settings"
+    return _summary_line(method), shared, ", ".join(sorted(method.needs)), ", ".join(method.views)
+
+
 def _summary_line(method: type) -> str:
     """Return the first line of a method's file, or of its class if it extends a method of the same file."""
     is_form = any(base.__module__ == method.__module__ for base in method.__mro__[1:])
@@ -117,6 +99,9 @@ def _first_line(item: Any) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
+_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
 def allowed_values(field: dict[str, Any]) -> str:
     """Return in words what a field of a JSON schema may be."""
     forms = field.get("anyOf", [field])
@@ -125,18 +110,76 @@ def allowed_values(field: dict[str, Any]) -> str:
         if "enum" in form:
             words.append(" | ".join(map(str, form["enum"])))
             continue
-        limits = [
-            f"{sign} {form[key]:g}"
-            for key, sign in (
-                ("minimum", ">="),
-                ("exclusiveMinimum", ">"),
-                ("maximum", "<="),
-                ("exclusiveMaximum", "<"),
-            )
-            if key in form
-        ]
+        limits = [f"{sign} {form[key]:g}" for key, sign in _LIMITS.items() if key in form]
         words.append(" ".join([str(form.get("type", form.get("const", "any"))), *limits]))
     return " or ".join(words)
+
+
+def show_metrics(file: str | None, as_json: bool = False) -> None:
+    """Print what ``sweep.metric`` can be: the parts of names, or the names that an experiment measures.
+
+    Parameters
+    ----------
+    file : str, optional
+        The experiment's YAML file.
+    as_json : bool
+        Whether as JSON: meanings by name.
+    """
+    if file is None:
+        views = {
+            f"{view}/MEASURE": f"{words}; {'validation' if catalogue.is_validation(view) else 'test'} data"
+            for view, words in catalogue.VIEWS_IN_WORDS.items()
+        }
+        own = registry.metrics
+        added = {name: _first_line(own.outline(name)) for name in own.names()}
+        if as_json:
+            measures = {**catalogue.MEASURES_IN_WORDS, **added}
+            print_json(
+                {**views, **measures, **catalogue.SUFFIXES_IN_WORDS, **catalogue.OTHERS_IN_WORDS}
+            )
+            return
+        title = "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)"
+        _print(title, views)
+        _print("MEASURE", catalogue.MEASURES_IN_WORDS)
+        _print("MEASURE, where evaluation.metrics names it", added)
+        _print("behind a name", catalogue.SUFFIXES_IN_WORDS)
+        _print("besides", catalogue.OTHERS_IN_WORDS)
+        return
+    from flray.config.loader import load
+    from flray.config.selection import choose_on_validation
+    from flray.federation.building import build_spec
+    from flray.federation.evaluation import available_metrics
+    from flray.metrics.summary import AUTO, VALIDATION, score_metric
+
+    config = choose_on_validation(load(Path(file)))
+    spec = build_spec(config.experiment)
+    found = {AUTO: spec.primary_metric}
+    if len(spec.data.validation):
+        found[VALIDATION] = score_metric(VALIDATION, spec.primary_metric)
+    for name in available_metrics(spec):
+        view, measure = name.rsplit("/", 1)
+        found[name] = f"{_measure(measure)}: {catalogue.VIEWS_IN_WORDS[view]}"
+    if as_json:
+        print_json(found)
+        return
+    _print(f"metrics of {spec.config.algorithm.name} in {file}", found)
+
+
+def _measure(name: str) -> str:
+    """Return a measure in words, by its name or that of its kind."""
+    if name.startswith("top"):
+        return catalogue.MEASURES_IN_WORDS["topK"].partition(" (")[0]
+    if name in registry.metrics.names():
+        return _first_line(registry.metrics.outline(name))
+    known = catalogue.MEASURES_IN_WORDS
+    return known.get(name, known.get(name.partition("_")[0], name)).partition(";")[0]
+
+
+def _print(title: str, rows: Mapping[str, str]) -> None:
+    table = make_table(title, "name", "what it is")
+    for name, words in rows.items():
+        table.add_row(name, words)
+    console.print(table)
 
 
 def show_datasets(as_json: bool = False) -> None:
@@ -144,21 +187,13 @@ def show_datasets(as_json: bool = False) -> None:
     from flray.data.inventory import list_datasets
     from flray.data.sources.cache import data_root
 
-    table = Table(
-        title=f"datasets; DATA is {data_root()} (details: flray list datasets NAME)",
-        title_justify="left",
-    )
+    table = make_table(f"datasets; DATA is {data_root()} (details: flray list datasets NAME)")
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "source", "to have it", "here"):
         table.add_column(heading, overflow="fold")
     for entry in list_datasets():
-        table.add_row(
-            entry.name,
-            entry.what.removeprefix("Return "),
-            entry.source,
-            entry.todo,
-            "yes" if entry.present else "no",
-        )
+        what, here = entry.what.removeprefix("Return "), "yes" if entry.present else "no"
+        table.add_row(entry.name, what, entry.source, entry.todo, here)
     show_table(table, as_json)
 
 
@@ -220,7 +255,7 @@ def show_doctor(as_json: bool = False) -> None:
     """Print what `flray.cli.doctor.diagnose` finds."""
     from flray.cli.doctor import diagnose
 
-    table = Table("what", "found", title="flray doctor", title_justify="left")
+    table = make_table("flray doctor", "what", "found")
     for name, found in diagnose():
         table.add_row(name, found)
     show_table(table, as_json)

@@ -13,21 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from flray.drawing.canvas import (
-    INK,
-    LIGHT,
-    MAIN,
-    MARKED,
-    PAPER,
-    SOFT,
-    add_legend,
-    create_figure,
-    line_style,
-    name_legend,
-    name_ticks,
-    plain_text,
-    set_title,
-)
+from flray.drawing import canvas
 from flray.metrics.names import lower_is_better
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
@@ -101,13 +87,13 @@ def draw_lines(
         All names in the order of their colours, so that one has the same in several figures.
     """
     single = len(panels) == 1
-    figure, axes = create_figure(len(panels), *((6.0, 3.9) if single else (3.5, 2.7)))
+    figure, axes = canvas.create_figure(len(panels), *((6.0, 3.9) if single else (3.5, 2.7)))
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     coloured = list(dict.fromkeys([*order, *names]))
     handles: dict[str, Any] = {}
     for one, panel in zip(axes, panels, strict=True):
         for line in panel.lines:
-            style = line_style(coloured.index(line.name))
+            style = canvas.line_style(coloured.index(line.name))
             marker = "o" if markers and len(line.x) <= _MAX_MARKERS else ""
             x, y = np.asarray(line.x, float), np.asarray(line.y, float)
             (handles[line.name],) = one.plot(x, y, marker=marker, markersize=3, **style)
@@ -115,26 +101,25 @@ def draw_lines(
                 one.plot(x, values, color=style["color"], linewidth=0.5, alpha=0.5)
             if line.spread is not None and np.any(np.asarray(line.spread) > 0):
                 band = np.asarray(line.spread, float)
-                one.fill_between(
-                    x, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0
-                )
-        set_title(one, panel.title)
+                shade: Any = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+                one.fill_between(x, y - band, y + band, **shade)
+        canvas.set_title(one, panel.title)
         one.set_xlabel(x_label)
         one.margins(x=0.02)
         if x_label == "round":
             one.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=7))
         if panel.x_names is not None:
-            name_ticks(one, panel.x_names)
+            canvas.name_ticks(one, panel.x_names)
         if share:
             low, high = one.get_ylim()
             one.set_ylim(max(low, 0.0), min(high, 1.0))
     for one in axes[:: min(3, len(panels))]:
-        one.set_ylabel(plain_text(y_label))
+        one.set_ylabel(canvas.plain_text(y_label))
     if single:
         sign = 1 if lower_is_better(y_label) else -1
         names.sort(key=lambda name: _last_rank(panels[0].lines, name, sign))
     if len(names) > 1 or not single or names[0] not in (y_label, panels[0].title):
-        add_legend(figure, [handles[name] for name in names], names)
+        canvas.add_legend(figure, [handles[name] for name in names], names)
     return figure
 
 
@@ -169,29 +154,30 @@ def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 
     names, heights = [name for name, _ in finite], [value for _, value in finite]
     worst = max(1, math.ceil(worst_share * len(finite) - 1e-9))
     good = len(finite) - worst
-    figure, (axes,) = create_figure(1, max(5.0, min(12.0, 2.0 + 0.28 * len(finite))), 4.2)
+    figure, (axes,) = canvas.create_figure(1, max(5.0, min(12.0, 2.0 + 0.28 * len(finite))), 4.2)
     width = 0.75 if len(finite) <= _MAX_NAMES else 1.0
-    axes.bar(range(good), heights[:good], width=width, color=MAIN)
-    low = axes.bar(range(good, len(finite)), heights[good:], width=width, color=MARKED)
-    mean = axes.axhline(float(np.mean(heights)), color=INK, linewidth=1.1, linestyle="--")
+    axes.bar(range(good), heights[:good], width=width, color=canvas.MAIN)
+    low = axes.bar(range(good, len(finite)), heights[good:], width=width, color=canvas.MARKED)
+    mean = axes.axhline(float(np.mean(heights)), color=canvas.INK, linewidth=1.1, linestyle="--")
     if len(finite) <= _MAX_VALUES:
         for position, height in enumerate(heights):
             text = axes.annotate(f"{height:.3g}", (position, height), ha="center", va="bottom")
-            text.set(fontsize=7, color=SOFT)
+            text.set(fontsize=7, color=canvas.SOFT)
     axes.grid(axis="x", visible=False)
     if len(finite) <= _MAX_NAMES:
-        name_ticks(axes, names)
+        canvas.name_ticks(axes, names)
     else:
         axes.set_xticks([])
     missing = len(values) - len(finite)
     axes.set_xlabel(f"{len(finite)} clients" + (f", {missing} without a value" if missing else ""))
-    axes.set_ylabel(plain_text(metric))
+    axes.set_ylabel(canvas.plain_text(metric))
     axes.margins(x=0.01)
     names = [
         f"all: mean {np.mean(heights):.3g}",
         f"worst {worst} of {len(finite)}: mean {np.mean(heights[good:]):.3g}",
     ]
-    name_legend(figure, [mean, low[0]], names, loc="outside upper right", ncols=2, fontsize=8)
+    place: Any = {"loc": "outside upper right", "ncols": 2, "fontsize": 8}
+    canvas.name_legend(figure, [mean, low[0]], names, **place)
     return figure
 
 
@@ -218,13 +204,13 @@ def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str =
     ranked = sorted(finite, key=lambda name: sign * float(np.mean(finite[name])))
     if not ranked:
         raise ValueError(f"{metric}: no setting has a finite score")
-    figure, (axes,) = create_figure(1, 7.0, 1.4 + 0.34 * len(ranked))
+    figure, (axes,) = canvas.create_figure(1, 7.0, 1.4 + 0.34 * len(ranked))
     for height, name in enumerate(ranked):
         seeds = finite[name]
         spread = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0
         dots: Any = {"alpha": 0.35, "markersize": 5, "markeredgewidth": 0}
-        axes.plot(seeds, [height] * len(seeds), "o", color=MAIN, **dots)
-        bar: Any = {"fmt": "|", "color": INK, "markersize": 11, "capsize": 3}
+        axes.plot(seeds, [height] * len(seeds), "o", color=canvas.MAIN, **dots)
+        bar: Any = {"fmt": "|", "color": canvas.INK, "markersize": 11, "capsize": 3}
         axes.errorbar(np.mean(seeds), height, xerr=spread, **bar)
     failed = {name: len(scores[name]) - len(finite[name]) for name in ranked}
     labels = [f"{name} ({failed[name]} failed)" if failed[name] else name for name in ranked]
@@ -235,11 +221,11 @@ def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str =
 
 def _name_rows(axes: Axes, names: Sequence[str], most: int, x_label: str, title: str) -> None:
     """Name the rows 0, 1, 2, ... of horizontal axes with room for `most` of them."""
-    axes.set_yticks(range(len(names)), list(map(plain_text, names)))
+    axes.set_yticks(range(len(names)), list(map(canvas.plain_text, names)))
     axes.set_ylim(-0.6, most - 0.4)
-    axes.set_xlabel(plain_text(x_label))
+    axes.set_xlabel(canvas.plain_text(x_label))
     axes.grid(axis="y", visible=False)
-    set_title(axes, title)
+    canvas.set_title(axes, title)
 
 
 _FAINT, _STRONG = 0.12, 0.9
@@ -276,33 +262,34 @@ def draw_parallel(coordinates: Sequence[Coordinate], best: int, title: str = "")
     title : str
         Above the axes.
     """
-    figure, (axes,) = create_figure(1, 1.6 + 1.45 * len(coordinates), 3.4)
+    figure, (axes,) = canvas.create_figure(1, 1.6 + 1.45 * len(coordinates), 3.4)
     places = np.array([one.places for one in coordinates], dtype=float)
     positions = range(len(coordinates))
     order = sorted(range(places.shape[1]), key=lambda line: (line == best, places[-1, line]))
     for line in order:
         marked = line == best
         strength = _FAINT + (_STRONG - _FAINT) * places[-1, line] ** 2
-        colour, width, alpha = (MARKED, 2.2, 1.0) if marked else (MAIN, 1.3, strength)
+        colour, width, alpha = (canvas.MARKED, 2.2, 1.0) if marked else (canvas.MAIN, 1.3, strength)
         axes.plot(positions, places[:, line], color=colour, linewidth=width, alpha=alpha)
     for position, one in enumerate(coordinates):
-        axes.axvline(position, color=INK, linewidth=0.8, ymin=0.045, ymax=0.955)
+        axes.axvline(position, color=canvas.INK, linewidth=0.8, ymin=0.045, ymax=0.955)
         last = position == len(coordinates) - 1
         for text, height in one.ticks.items():
             side: Any = {"ha": "left" if last else "right", "va": "center"}
             shift = 5 if last else -5, 0
             at: Any = {"xytext": shift, "textcoords": "offset points", **side}
-            tick = axes.annotate(plain_text(text), (position, height), **at)
-            tick.set(fontsize=7.5, color=SOFT)
-            tick.set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6})
+            tick = axes.annotate(canvas.plain_text(text), (position, height), **at)
+            tick.set(fontsize=7.5, color=canvas.SOFT)
+            box = {"facecolor": canvas.PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+            tick.set_bbox(box)
     axes.set_xlim(-0.45, len(coordinates) - 0.5)
     axes.set_ylim(-0.05, 1.05)
-    axes.set_xticks(positions, [plain_text(one.name) for one in coordinates])
-    axes.tick_params(axis="x", labelsize=8.5, length=0, colors=INK)
+    axes.set_xticks(positions, [canvas.plain_text(one.name) for one in coordinates])
+    axes.tick_params(axis="x", labelsize=8.5, length=0, colors=canvas.INK)
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
-    set_title(axes, title)
+    canvas.set_title(axes, title)
     return figure
 
 
@@ -338,19 +325,19 @@ def draw_bars(panels: Sequence[BarPanel], x_label: str) -> Figure:
     most = max(len(panel.names) for panel in panels)
     longest = max(len(name) for panel in panels for name in panel.names)
     width = 3.6 + 0.06 * min(longest, 60)
-    figure, axes = create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
+    figure, axes = canvas.create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
     series = list(dict.fromkeys(part for panel in panels for part in panel.parts))
     handles = {}
     for one, panel in zip(axes, panels, strict=True):
         heights = np.arange(len(panel.names))[::-1]
         left = np.zeros(len(panel.names))
         for part, values in panel.parts.items():
-            colour = LIGHT[series.index(part) % len(LIGHT)]
+            colour = canvas.LIGHT[series.index(part) % len(canvas.LIGHT)]
             handles[part] = one.barh(heights, values, left=left, height=0.66, color=colour)[0]
             left = left + np.nan_to_num(np.asarray(values, dtype=float))
         _name_rows(one, panel.names[::-1], most, x_label, panel.title)
     if len(series) > 1:
-        add_legend(figure, [handles[name] for name in series], series)
+        canvas.add_legend(figure, [handles[name] for name in series], series)
     return figure
 
 
@@ -404,11 +391,11 @@ def draw_forest(panels: Sequence[ForestPanel], x_label: str) -> Figure:
     most = max(len(panel.rows) for panel in panels)
     longest = max(len(row.name) for panel in panels for row in panel.rows)
     width = 4.0 + 0.06 * min(longest, 80)
-    figure, axes = create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
+    figure, axes = canvas.create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
     for one, panel in zip(axes, panels, strict=True):
-        one.axvline(0.0, color=INK, linewidth=1.0)
+        one.axvline(0.0, color=canvas.INK, linewidth=1.0)
         for height, row in enumerate(reversed(panel.rows)):
-            colour = MAIN if row.decided else SOFT
+            colour = canvas.MAIN if row.decided else canvas.SOFT
             one.plot([row.low, row.high], [height] * 2, color=colour, linewidth=1.6)
             face = colour if row.decided else "none"
             one.plot(row.mean, height, "o", color=colour, markersize=5, markerfacecolor=face)
@@ -441,30 +428,35 @@ def draw_ranks(
     longest = max(map(len, names))
     depth = 0.5 + 0.35 * len(together)
     lowest = depth + 0.5 * half
-    figure, (axes,) = create_figure(1, 5.0 + 0.13 * min(longest, 60), 1.2 + 0.42 * lowest)
+    figure, (axes,) = canvas.create_figure(1, 5.0 + 0.13 * min(longest, 60), 1.2 + 0.42 * lowest)
     axes.axis("off")
     axes.set_xlim(1 - 0.05 * count, count + 0.05 * count)
     axes.set_ylim(-lowest - 0.3, 1.6)
-    axes.plot([1, count], [0, 0], color=INK, linewidth=1.2)
+    axes.plot([1, count], [0, 0], color=canvas.INK, linewidth=1.2)
     for tick in range(1, count + 1):
-        axes.plot([tick, tick], [0, 0.15], color=INK, linewidth=1.0)
-        axes.text(tick, 0.25, str(tick), ha="center", va="bottom", fontsize=8, color=SOFT)
+        axes.plot([tick, tick], [0, 0.15], color=canvas.INK, linewidth=1.0)
+        axes.text(tick, 0.25, str(tick), ha="center", va="bottom", fontsize=8, color=canvas.SOFT)
     end = 1 + min(critical, count - 1)
-    axes.plot([1, end], [1.1, 1.1], color=SOFT, linewidth=1.6)
+    axes.plot([1, end], [1.1, 1.1], color=canvas.SOFT, linewidth=1.6)
     label = f"critical difference {critical:.2f}"
-    axes.text(1, 1.2, label, ha="left", va="bottom", fontsize=8, color=SOFT)
+    axes.text(1, 1.2, label, ha="left", va="bottom", fontsize=8, color=canvas.SOFT)
     for level, (first, last) in enumerate(together, start=1):
         height = -0.35 * level
         ends = [means[first] - 0.02 * count, means[last] + 0.02 * count]
-        axes.plot(ends, [height] * 2, color=MAIN, linewidth=3.5, solid_capstyle="round")
+        axes.plot(ends, [height] * 2, color=canvas.MAIN, linewidth=3.5, solid_capstyle="round")
     for place, (name, mean) in enumerate(zip(names, means, strict=True)):
         left = place < half
         row = place if left else count - 1 - place
         height = -depth - 0.5 * row
         side = 1 - 0.04 * count if left else count + 0.04 * count
-        axes.plot([mean, mean, side], [0, height, height], color=SOFT, linewidth=0.9)
+        axes.plot([mean, mean, side], [0, height, height], color=canvas.SOFT, linewidth=0.9)
         style: Any = {"ha": "right" if left else "left", "va": "center", "clip_on": False}
         axes.text(
-            side, height, plain_text(f" {name} {mean:.2f} "), fontsize=8.5, color=INK, **style
+            side,
+            height,
+            canvas.plain_text(f" {name} {mean:.2f} "),
+            fontsize=8.5,
+            color=canvas.INK,
+            **style,
         )
     return figure

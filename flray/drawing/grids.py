@@ -88,9 +88,8 @@ def draw_matrices(panels: Sequence[GridPanel]) -> Figure:
     """Draw matrices with entries between -1 and 1: blue above 0, orange below, clear at 0."""
     figure, axes = create_figure(len(panels), 2.6, 2.9, columns=4)
     for one, panel in zip(axes, panels, strict=True):
-        one.imshow(
-            np.nan_to_num(panel.values), cmap=_BLUE_ORANGE, vmin=-1, vmax=1, interpolation="none"
-        )
+        colours: Any = {"cmap": _BLUE_ORANGE, "vmin": -1, "vmax": 1, "interpolation": "none"}
+        one.imshow(np.nan_to_num(panel.values), **colours)
         one.grid(visible=False)
         _frame(one, panel.title)
         one.set_xlabel(" ".join(panel.columns))
@@ -153,10 +152,8 @@ def _class_colours(count: int) -> list[str]:
     """Return a colour per class: the palette, or for many classes evenly spaced hues."""
     if count <= len(LIGHT):
         return list(LIGHT[:count])
-    shades = [
-        colorsys.hls_to_rgb(number / count, (0.48, 0.6)[number % 2], 0.62)
-        for number in range(count)
-    ]
+    lights = [(0.48, 0.6)[number % 2] for number in range(count)]
+    shades = [colorsys.hls_to_rgb(n / count, light, 0.62) for n, light in enumerate(lights)]
     return ["#" + "".join(f"{round(255 * part):02x}" for part in shade) for shade in shades]
 
 
@@ -252,9 +249,8 @@ def _draw_bubbles(held: PartitionCounts, title: str) -> Figure:
         axes.scatter(client, label, s=sizes, color=LIGHT[number % len(LIGHT)], linewidths=0)
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
-    axes.set_xticks(
-        range(num_clients), list(map(plain_text, held.clients)), rotation=90, fontsize=7
-    )
+    names = list(map(plain_text, held.clients))
+    axes.set_xticks(range(num_clients), names, rotation=90, fontsize=7)
     axes.grid(color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
     set_title(axes, f"{title}: training samples (largest bubble {largest})")
@@ -271,10 +267,7 @@ def _draw_columns(held: PartitionCounts, title: str) -> Figure:
     shades = np.sqrt(held.counts.T)
     axes.imshow(shades, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
     set_title(axes, f"{title}: training samples (darkest {int(held.counts.max())})")
-    total = figure.get_size_inches()
-    strip = figure.add_axes(
-        (_left(held) / total[0], 0.4 / total[1], width / total[0], 0.1 / total[1])
-    )
+    strip = _add_axes(figure, _left(held), 0.4, width, 0.1)
     colours = [to_rgb(LIGHT[domains.index(own) % len(LIGHT)]) for own in held.domains]
     strip.imshow(np.array([colours]), aspect="auto", interpolation="nearest")
     strip.set_axis_off()
@@ -287,6 +280,12 @@ def _left(held: PartitionCounts) -> float:
     return _LEFT + 0.08 * max(map(len, held.classes))
 
 
+def _add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Add axes whose place and size are inches."""
+    x, y = figure.get_size_inches()
+    return figure.add_axes((left / x, bottom / y, width / x, height / y))
+
+
 def _create_figure(
     held: PartitionCounts, width: float, height: float, bottom: float
 ) -> tuple[Figure, Axes]:
@@ -294,10 +293,7 @@ def _create_figure(
     left, top = _left(held), 0.5
     figure = Figure(figsize=(left + width + _RIGHT, bottom + height + top), dpi=150)
     FigureCanvasAgg(figure)
-    total = figure.get_size_inches()
-    axes = figure.add_axes(
-        (left / total[0], bottom / total[1], width / total[0], height / total[1])
-    )
+    axes = _add_axes(figure, left, bottom, width, height)
     axes.set_yticks(range(len(held.classes)), list(map(plain_text, held.classes)), fontsize=7)
     axes.set_ylabel("class" if held.has_classes else "", fontsize=8, color=SOFT)
     axes.tick_params(length=2, labelsize=7, colors=SOFT)

@@ -38,14 +38,6 @@ ARRAYS_BYTES = 2**32
 #: Bytes of one file of weights, or of a run's journal.
 WEIGHTS_BYTES = 2**36
 
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISDIR, "a folder"),
-)
-
 
 class Readable(Protocol):
     """A stream of bytes, plain or out of a compressed file."""
@@ -75,11 +67,10 @@ def check_kind(path: Path | str, mode: int) -> None:
     Raises
     ------
     DataError
-        Naming the file and its kind.
+        Naming the file.
     """
     if not stat.S_ISREG(mode):
-        kind = next((words for holds, words in _KINDS if holds(mode)), "of another kind")
-        raise DataError(f"{path}: it is {kind}, and only regular files are read; take it away")
+        raise DataError(f"{path}: not a regular file, and only those are read; take it away")
 
 
 def check_size(path: Path | str, size: int, most: int) -> None:
@@ -231,9 +222,8 @@ def check_links(folder: Path) -> None:
         # A folder may be gone meanwhile: a sweep that is under way removes old checkpoints.
         with contextlib.suppress(FileNotFoundError), os.scandir(left.pop()) as entries:
             for entry in entries:
-                if entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(
-                    whole
-                ):
+                target = Path(os.path.realpath(entry.path))
+                if entry.is_symlink() and not target.is_relative_to(whole):
                     raise DataError(
                         f"{entry.path}: it is a link out of the folder of the run; put the file or "
                         "folder itself there"
@@ -355,9 +345,8 @@ def own_tracking(folder: Path, uri: str | None) -> str | None:
     own = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     if uri is None or not foreign(folder) or redact(resolve_uri(uri)) == redact(resolve_uri(own)):
         return uri
-    raise _not_own(
-        folder, "tracking.uri", uri, "set MLFLOW_TRACKING_URI to your own server's address"
-    )
+    remedy = "set MLFLOW_TRACKING_URI to your own server's address"
+    raise _not_own(folder, "tracking.uri", uri, remedy)
 
 
 def check_settings(folder: Path, experiment: Mapping[str, Any], address: str | None) -> None:
@@ -385,9 +374,8 @@ def check_settings(folder: Path, experiment: Mapping[str, Any], address: str | N
     for number, callback in enumerate(experiment["callbacks"]):
         for option, harmless in (("folder", None), ("mode", "offline")):
             if callback.get(option, harmless) != harmless:
-                raise _not_own(
-                    folder, f"callbacks.{number}.{option}", callback[option], f"write {harmless}"
-                )
+                setting = f"callbacks.{number}.{option}"
+                raise _not_own(folder, setting, callback[option], f"write {harmless}")
 
 
 def _not_own(folder: Path, setting: str, value: str, remedy: str) -> FlrayError:

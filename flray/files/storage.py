@@ -60,6 +60,14 @@ def filesystem(uri: str) -> tuple[Any, str]:
     return PyFileSystem(FSSpecHandler(other)), str(path).rstrip("/")
 
 
+@contextlib.contextmanager
+def _opened(uri: str) -> Iterator[tuple[Any, str]]:
+    """Yield the file system and the path of an address, and convert errors of the storage."""
+    found = filesystem(uri)
+    with storage_errors(uri):
+        yield found
+
+
 def files(uri: str) -> dict[str, int]:
     """Return all files below an address, relative to it, with their sizes; empty if there are none.
 
@@ -70,13 +78,11 @@ def files(uri: str) -> dict[str, int]:
     """
     from pyarrow.fs import FileSelector, FileType
 
-    found, path = filesystem(uri)
-    with storage_errors(uri):
+    with _opened(uri) as (found, path):
+        every = found.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
         return {
             check_name(info.path.removeprefix(path).removeprefix("/"), uri): info.size
-            for info in found.get_file_info(
-                FileSelector(path, allow_not_found=True, recursive=True)
-            )
+            for info in every
             if info.type == FileType.File
         }
 
@@ -85,18 +91,14 @@ def names(uri: str) -> set[str]:
     """Return the names of files and folders directly below an address; empty if there are none."""
     from pyarrow.fs import FileSelector
 
-    found, path = filesystem(uri)
-    with storage_errors(uri):
-        return {
-            check_name(info.base_name, uri)
-            for info in found.get_file_info(FileSelector(path, allow_not_found=True))
-        }
+    with _opened(uri) as (found, path):
+        below = found.get_file_info(FileSelector(path, allow_not_found=True))
+        return {check_name(info.base_name, uri) for info in below}
 
 
 def read(uri: str) -> bytes | None:
     """Return the content of a single small file at an address, or None if it is missing."""
-    found, path = filesystem(uri)
-    with storage_errors(uri):
+    with _opened(uri) as (found, path):
         try:
             with found.open_input_stream(path) as source:
                 return read_at_most(source, uri, FILE_BYTES)
@@ -106,29 +108,25 @@ def read(uri: str) -> bytes | None:
 
 def write(uri: str, data: bytes) -> None:
     """Write a single small file at an address; in object storage the write is atomic."""
-    found, path = filesystem(uri)
-    with storage_errors(uri), found.open_output_stream(path) as stream:
+    with _opened(uri) as (found, path), found.open_output_stream(path) as stream:
         stream.write(data)
 
 
 def remove(uri: str) -> None:
     """Remove a single file; a missing one is not an error."""
-    found, path = filesystem(uri)
-    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
+    with _opened(uri) as (found, path), contextlib.suppress(FileNotFoundError):
         found.delete_file(path)
 
 
 def remove_folder(uri: str) -> None:
     """Remove a folder with its whole content; a missing one is not an error."""
-    found, path = filesystem(uri)
-    with storage_errors(uri), contextlib.suppress(FileNotFoundError):
+    with _opened(uri) as (found, path), contextlib.suppress(FileNotFoundError):
         found.delete_dir(path)
 
 
 def written_at(uri: str) -> float | None:
     """Return a file's write time [s since 1970, by the storage's clock]; None if unknown."""
-    found, path = filesystem(uri)
-    with storage_errors(uri):
+    with _opened(uri) as (found, path):
         time: Any = found.get_file_info([path])[0].mtime_ns
         return None if time is None else time / 1e9
 
@@ -206,8 +204,7 @@ def _check_keys(uri: str) -> None:
     if shown != uri:
         raise FlrayError(
             f"{shown}: keep keys out of addresses, which are written to files; use the environment "
-            f"or the "
-            "node's role"
+            "or the node's role"
         )
 
 

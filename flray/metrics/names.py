@@ -101,8 +101,7 @@ def check_clients(names: Sequence[str]) -> None:
             raise DataError(
                 f"the clients {first[cleaned]!r} and {name!r} have one name in MLflow, "
                 f"{cleaned.removeprefix('client/')!r}: a metric's name holds letters, digits, "
-                f"spaces "
-                "and _ - . : alone; rename one of their domains"
+                "spaces and _ - . : alone; rename one of their domains"
             )
         first[cleaned] = name
 

@@ -107,9 +107,8 @@ def _export(made: Report, path: Path | None) -> Report:
     counts = export_runs(made.source, path)
     line = f"kept: {counts.added} finished runs in {path}"
     line += f"; {counts.existing} were there before" if counts.existing else ""
-    line += (
-        f"; {counts.unfinished} that have not finished are left out" if counts.unfinished else ""
-    )
+    if counts.unfinished:
+        line += f"; {counts.unfinished} that have not finished are left out"
     return replace(made, files=(*made.files, path), notice=line)
 
 

@@ -13,18 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from flray.config.arms import format_value
+from flray.drawing import charts
 from flray.drawing.canvas import plain_text
-from flray.drawing.charts import (
-    BarPanel,
-    Coordinate,
-    ForestPanel,
-    Interval,
-    Line,
-    LinePanel,
-    draw_forest,
-    draw_parallel,
-    draw_ranks,
-)
 from flray.drawing.grids import GridPanel, PointPanel, draw_table
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.metrics.names import is_share, lower_is_better
@@ -46,35 +36,35 @@ def join_names(*names: str) -> str:
 
 
 def _lines(
-    groups: Groups, draw: Callable[[str, Sequence[Trial]], Line | None]
-) -> Iterator[LinePanel]:
+    groups: Groups, draw: Callable[[str, Sequence[Trial]], charts.Line | None]
+) -> Iterator[charts.LinePanel]:
     """Yield a panel for each group with a line for each setting that has one."""
     for group, settings in groups.items():
         found = [draw(label, trials) for label, trials in settings.items()]
         if lines := [line for line in found if line is not None]:
-            yield LinePanel(group, lines)
+            yield charts.LinePanel(group, lines)
 
 
-def learning_curves(groups: Groups) -> Iterator[LinePanel]:
+def learning_curves(groups: Groups) -> Iterator[charts.LinePanel]:
     """Yield the primary metric by round: mean over seeds, with a band of one standard deviation."""
     return _lines(groups, _learning_curve)
 
 
-def _learning_curve(label: str, trials: Sequence[Trial]) -> Line | None:
+def _learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     table = _by_seed(trials)
     if not len(table):
         return None
     spread = table.std(axis=1, ddof=1).fillna(0.0).to_numpy()
     seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
-    return Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
+    return charts.Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
 
 
-def traffic_curves(groups: Groups) -> Iterator[LinePanel]:
+def traffic_curves(groups: Groups) -> Iterator[charts.LinePanel]:
     """Yield the primary metric by the megabytes sent so far, mean over seeds."""
     return _lines(groups, _traffic_curve)
 
 
-def _traffic_curve(label: str, trials: Sequence[Trial]) -> Line | None:
+def _traffic_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     names = ["bytes/up", "bytes/down"]
     histories = [t.history.set_index("round") for t in trials if set(names) <= set(t.history)]
     sent = [history[names].sum(axis=1).cumsum() for history in histories]
@@ -82,7 +72,8 @@ def _traffic_curve(label: str, trials: Sequence[Trial]) -> Line | None:
     if not sent or not len(table):
         return None
     megabytes = pd.concat(sent, axis=1).mean(axis=1).reindex(table.index).to_numpy() / 1e6
-    return Line(label, megabytes, table.mean(axis=1).to_numpy()) if megabytes[-1] > 0 else None
+    mean = table.mean(axis=1).to_numpy()
+    return charts.Line(label, megabytes, mean) if megabytes[-1] > 0 else None
 
 
 def _by_seed(trials: Sequence[Trial]) -> pd.DataFrame:
@@ -127,7 +118,7 @@ def _last_values(every: Sequence[Trial]) -> dict[str, float]:
     return {str(c).removeprefix(prefix): float(v) for c, v in means.items() if np.isfinite(v)}
 
 
-def client_curves(groups: Groups, name: str) -> Iterator[LinePanel]:
+def client_curves(groups: Groups, name: str) -> Iterator[charts.LinePanel]:
     """Yield a metric of every client by round; lines have gaps at rounds without a value."""
     for group, settings in groups.items():
         for label, every in settings.items():
@@ -136,19 +127,16 @@ def client_curves(groups: Groups, name: str) -> Iterator[LinePanel]:
             lines = []
             for client in measures.clients(trials[0], name)[:_MAX_LINES]:
                 column = f"{name}/client/{client}"
-                found = [
-                    trial.history.set_index("round")[column]
-                    for trial in trials
-                    if column in trial.history
-                ]
+                histories = [trial.history for trial in trials if column in trial.history]
+                found = [history.set_index("round")[column] for history in histories]
                 mean = pd.concat(found, axis=1).mean(axis=1).reindex(rounds)
                 if mean.notna().any():
-                    lines.append(Line(client, rounds, mean.to_numpy()))
+                    lines.append(charts.Line(client, rounds, mean.to_numpy()))
             if lines:
-                yield LinePanel(join_names(group, label), lines)
+                yield charts.LinePanel(join_names(group, label), lines)
 
 
-def layer_distances(firsts: Mapping[str, Trial]) -> Iterator[LinePanel]:
+def layer_distances(firsts: Mapping[str, Trial]) -> Iterator[charts.LinePanel]:
     """Yield each client's relative distance from the global model by layer, unless all are zero."""
     for label, trial in firsts.items():
         found = trial.diagnostics()
@@ -156,10 +144,10 @@ def layer_distances(firsts: Mapping[str, Trial]) -> Iterator[LinePanel]:
         if distance is not None and np.isfinite(distance).all() and float(distance.max()) > 0:
             layers = [str(name).removeprefix("features.") for name in found["layers"]]
             lines = [
-                Line(str(name), range(len(layers)), row)
+                charts.Line(str(name), range(len(layers)), row)
                 for name, row in zip(found["names"], distance, strict=False)
             ]
-            yield LinePanel(label, lines, layers)
+            yield charts.LinePanel(label, lines, layers)
 
 
 _MAX_CLASS_NAMES, _MIN_POINTS = 30, 10
@@ -251,11 +239,11 @@ def parallel_coordinates(every: Sequence[Choices]) -> Iterator[Figure]:
         ticks = {f"{value:.3g}": (value - low) / span for value in (low, high)}
         if lower_is_better(one.metric):
             places, ticks = 1 - places, {text: 1 - place for text, place in ticks.items()}
-        last = Coordinate(one.metric.rpartition("/")[2], places, ticks)
-        yield draw_parallel([*columns, last], int(np.argmax(places)), one.name)
+        last = charts.Coordinate(one.metric.rpartition("/")[2], places, ticks)
+        yield charts.draw_parallel([*columns, last], int(np.argmax(places)), one.name)
 
 
-def _coordinate(title: str, one: Choices, column: str) -> Coordinate:
+def _coordinate(title: str, one: Choices, column: str) -> charts.Coordinate:
     values = one.values(column)
     taken = [setting[column] for setting in one.settings]
     if all(map(is_number, values)):
@@ -263,20 +251,21 @@ def _coordinate(title: str, one: Choices, column: str) -> Coordinate:
         low, span = scale(values[0]), scale(values[-1]) - scale(values[0])
         shown = values if len(values) <= _MAX_TICKS else (values[0], values[-1])
         ticks = {format_value(value): float((scale(value) - low) / span) for value in shown}
-        return Coordinate(title, [float((scale(value) - low) / span) for value in taken], ticks)
+        heights = [float((scale(value) - low) / span) for value in taken]
+        return charts.Coordinate(title, heights, ticks)
     steps = len(values) - 1
     places = {str(value): number / steps for number, value in enumerate(values)}
-    return Coordinate(title, [places[str(value)] for value in taken], places)
+    return charts.Coordinate(title, [places[str(value)] for value in taken], places)
 
 
-def importances(every: Sequence[Choices]) -> list[BarPanel]:
+def importances(every: Sequence[Choices]) -> list[charts.BarPanel]:
     """Return a panel for each method with enough settings: how much of the scores' variance each explains."""
     panels = []
     for one in every:
         if len(one.columns) > 1 and len(one.settings) >= _FEWEST_FOR_IMPORTANCE:
             found = one.importance()
             shares = [100 * share for share in found.values()]
-            panels.append(BarPanel(one.name, list(map(_short, found)), {"share": shares}))
+            panels.append(charts.BarPanel(one.name, list(map(_short, found)), {"share": shares}))
     return panels[:_MAX_PLOTS]
 
 
@@ -284,19 +273,19 @@ def _short(column: str) -> str:
     return column.removeprefix("algorithm.")
 
 
-def client_quantiles(groups: Groups) -> Iterator[LinePanel]:
+def client_quantiles(groups: Groups) -> Iterator[charts.LinePanel]:
     """Yield the clients' values, from the worst client to the best, by share of clients."""
     return _lines(groups, _client_quantile)
 
 
-def _client_quantile(label: str, trials: Sequence[Trial]) -> Line | None:
+def _client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     found = [values for trial in trials if len(values := _sorted_clients(trial)) > 2]
     if not found:
         return None
     levels = np.linspace(0, 1, max(map(len, found)))
     each = [np.quantile(values, levels) for values in found]
     thin = each if 1 < len(each) <= _MAX_SEEDS else []
-    return Line(label, 100 * levels, np.mean(each, axis=0), None, thin)
+    return charts.Line(label, 100 * levels, np.mean(each, axis=0), None, thin)
 
 
 def _sorted_clients(trial: Trial) -> NDArray[np.float64]:
@@ -305,7 +294,7 @@ def _sorted_clients(trial: Trial) -> NDArray[np.float64]:
     return values[::-1] if lower_is_better(trial.metric) else values
 
 
-def phase_seconds(groups: Groups) -> Iterator[BarPanel]:
+def phase_seconds(groups: Groups) -> Iterator[charts.BarPanel]:
     """Yield where the seconds of a run went, mean over seeds."""
     for group, settings in groups.items():
         names = dict.fromkeys(
@@ -325,14 +314,14 @@ def phase_seconds(groups: Groups) -> Iterator[BarPanel]:
         sums["other"] = list(np.maximum(0.0, whole - np.sum(list(sums.values()), axis=0)))
         most = float(whole.max())
         parts = {name: values for name, values in sums.items() if max(values) > 0.002 * most}
-        yield BarPanel(group, list(settings), parts)
+        yield charts.BarPanel(group, list(settings), parts)
 
 
 def _mean_total(trials: Sequence[Trial], name: str) -> float:
     return float(np.mean(np.nan_to_num([measures.total(trial, name) for trial in trials])))
 
 
-def profiles(studies: Studies) -> Iterator[LinePanel]:
+def profiles(studies: Studies) -> Iterator[charts.LinePanel]:
     """Yield a performance profile for each measure that several places have."""
     for measure in studies.ranks:
         same = [study for study in studies.each if study.measure == measure]
@@ -345,8 +334,8 @@ def profiles(studies: Studies) -> Iterator[LinePanel]:
             steps = np.unique(np.concatenate([[0.0], behind, [1.05 * most]]))
             x = np.repeat(steps, 2)[1:]
             y = np.repeat([profile(behind, float(step)) for step in steps], 2)[:-1]
-            lines.append(Line(name, x, y))
-        yield LinePanel(measure if len(studies.ranks) > 1 else "", lines)
+            lines.append(charts.Line(name, x, y))
+        yield charts.LinePanel(measure if len(studies.ranks) > 1 else "", lines)
 
 
 MAX_FORESTS, _MAX_ROWS = 8, 20
@@ -359,10 +348,10 @@ def forest(studies: Studies) -> Figure | None:
         return None
     units = {study.unit for study in studies.each}
     unit = f", {units.pop()}" if len(units) == 1 and units != {""} else ""
-    return draw_forest(panels[:MAX_FORESTS], f"how much better the first is{unit}")
+    return charts.draw_forest(panels[:MAX_FORESTS], f"how much better the first is{unit}")
 
 
-def _panel(study: Study, studies: Studies) -> ForestPanel:
+def _panel(study: Study, studies: Studies) -> charts.ForestPanel:
     """Return a study's panel: all pairs, or if they are many, those with the best setting."""
     measures = {one.measure for one in studies.each}
     title = " · ".join(filter(None, [study.place, study.measure if len(measures) > 1 else ""]))
@@ -374,18 +363,18 @@ def _panel(study: Study, studies: Studies) -> ForestPanel:
     shown = [one for one in every if one.verdict != "withheld"]
     rows = [_interval(one) for one in shown if not math.isnan(one.low_corrected)]
     rows.sort(key=lambda row: -row.mean)
-    return ForestPanel(title, rows[:_MAX_ROWS])
+    return charts.ForestPanel(title, rows[:_MAX_ROWS])
 
 
-def _interval(one: Difference) -> Interval:
+def _interval(one: Difference) -> charts.Interval:
     name = f"{one.first} – {one.second}"
     low, high = one.low_corrected, one.high_corrected
     if one.lower:
-        return Interval(name, -one.mean, -high, -low, one.decided)
-    return Interval(name, one.mean, low, high, one.decided)
+        return charts.Interval(name, -one.mean, -high, -low, one.decided)
+    return charts.Interval(name, one.mean, low, high, one.decided)
 
 
 def rank_figures(studies: Studies) -> Iterator[Figure]:
     """Yield a critical-difference diagram for each measure with ranks."""
     for ranks in studies.ranks.values():
-        yield draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)
+        yield charts.draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)

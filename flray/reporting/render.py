@@ -112,9 +112,8 @@ def render_summary(table: Table) -> str:
 
 def _render(template: str, table: Table, **values: object) -> str:
     """Return a template whose texts are data: one line each, escaped as its format needs."""
-    escape = {"html": one_line, "md": _escape_markdown, "tex": _escape_latex}[
-        template.rpartition(".")[2]
-    ]
+    escapes = {"html": one_line, "md": _escape_markdown, "tex": _escape_latex}
+    escape = escapes[template.rpartition(".")[2]]
 
     def finish(value: object) -> object:
         return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -126,15 +125,11 @@ def _render(template: str, table: Table, **values: object) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters |= {
-        "measured": format_measured,
-        "printed": printed_reference,
-        "comment": _comment,
-    }
-    found = {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
-    return environment.get_template(template).render(
-        table=table, concluded=CONCLUSIONS, **found, **values
-    )
+    filters = {"measured": format_measured, "printed": printed_reference, "comment": _comment}
+    environment.filters |= filters
+    values |= {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
+    values |= {"table": table, "concluded": CONCLUSIONS}
+    return environment.get_template(template).render(values)
 
 
 def _comment(text: str) -> Markup:

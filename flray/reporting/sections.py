@@ -268,10 +268,9 @@ def _models(groups: Groups) -> Iterator[Section]:
     few = dict(itertools.islice(firsts.items(), _MAX_MODELS))
     yield Section(
         "Correlation between classes",
-        "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at "
-        "a client with each class's mean logit of all clients; averaged over the clients, "
-        "before the first round and after the last of the first seed's run. Blue: positive, "
-        "orange: negative.",
+        "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at a "
+        "client with each class's mean logit of all clients; averaged over the clients, before the "
+        "first round and after the last of the first seed's run. Blue: positive, orange: negative.",
         _drawn("correlations", draw_matrices, panels.correlations(few)),
     )
     yield Section(

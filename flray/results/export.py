@@ -93,22 +93,15 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     which = [*FIRST, *settings]
     before = set(existing[which].itertuples(index=False, name=None))
     last = max((int(look or 1) for look in existing["look"]), default=0)
-    rows["look"] = [
-        str(int(look) + (last if setting in before else 0))
-        for look, setting in zip(
-            rows["look"], rows[which].itertuples(index=False, name=None), strict=True
-        )
-    ]
+    pairs = zip(rows["look"], rows[which].itertuples(index=False, name=None), strict=True)
+    rows["look"] = [str(int(look) + (last if s in before else 0)) for look, s in pairs]
     known = set(_keys(existing, settings, "sha256"))
     new = rows[[key not in known for key in _keys(rows, settings, "sha256")]]
     if len(new):
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = pd.concat([existing, new], ignore_index=True)
-        whole = whole.drop(
-            columns=[
-                name for name, nothing in OPTIONAL.items() if set(whole[name]) <= {"", nothing}
-            ]
-        )
+        said = {name: set(whole[name]) - {"", nothing} for name, nothing in OPTIONAL.items()}
+        whole = whole.drop(columns=[name for name, values in said.items() if not values])
         write_atomically(path, csv_text(whole).encode())
     return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
 
@@ -338,10 +331,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
             ("value of a run", frame["protocol"].unique()),
             ("rounds", frame["rounds"].unique()),
             ("data", data),
-            (
-                "positive class",
-                [name for name in frame.get("positive", pd.Series()).unique() if name],
-            ),
+            ("positive class", list(filter(None, frame.get("positive", pd.Series()).unique()))),
             ("tuned", _tuned(frame)),
             ("versions", versions),
             ("kept more than once, of which the last counts", list(repeated)),
@@ -356,9 +346,8 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
 def _alike(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with values that may be compared with each other, see `flray.results.result_set.alike`."""
     metrics = pd.Series(alike(list(frame["metric"])), index=frame.index)
-    return frame.assign(
-        metric=metrics, value=frame["value"].where(metrics == frame["metric"], frame["own"])
-    )
+    values = frame["value"].where(metrics == frame["metric"], frame["own"])
+    return frame.assign(metric=metrics, value=values)
 
 
 def _studies(frame: pd.DataFrame, metric: str) -> Studies:

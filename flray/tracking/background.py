@@ -74,9 +74,7 @@ class Tracker:
             if self._thread is None:
                 if self.uri.startswith("http"):
                     self._limits.enter_context(http_limits())
-                self._thread = threading.Thread(
-                    target=self._work, name="flray-tracking", daemon=True
-                )
+                self._thread = threading.Thread(None, self._work, "flray-tracking", daemon=True)
                 self._thread.start()
         self._on_event(run_dir / JOURNAL)
 
@@ -129,9 +127,8 @@ class Tracker:
                 ]
             began = time.thread_time()
             self._flush_all(senders)
-            self._rested_at = time.monotonic() + min(
-                _REST * (time.thread_time() - began), _LONGEST_REST
-            )
+            rest = min(_REST * (time.thread_time() - began), _LONGEST_REST)
+            self._rested_at = time.monotonic() + rest
 
     def _until_due(self) -> float | None:
         """Return the seconds until the next flush: 0 for now, None for not before an event."""
@@ -151,12 +148,10 @@ class Tracker:
                 sender.flush(self._late)
             except FlrayError as error:
                 self._give_up(sender, str(error))
-            except (
-                Exception
-            ) as error:  # a full disk, a broken journal: not a reason to end the training
-                self._give_up(
-                    sender, without_secrets(f"{type(error).__name__}: {error}", self._address)
-                )
+            # a full disk, a broken journal: not a reason to end the training
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                self._give_up(sender, without_secrets(why, self._address))
             for notice in sender.notices:
                 self._say(notice)
             sender.notices.clear()
@@ -177,8 +172,7 @@ class Tracker:
     def _on_outage(self, reason: str) -> None:
         if not self._away:
             self._say(
-                f"tracking at {self.uri} is away: {reason}; training goes on, values are kept and "
-                f"sent later"
+                f"tracking at {self.uri} is away: {reason}; training goes on, values are sent later"
             )
         else:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)

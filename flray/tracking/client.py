@@ -1,5 +1,7 @@
 """A connection to an MLflow tracking server or database that fails quickly, quietly and with one clear line.
 
+What a journal has sent to it is in ``tracking.json``, a `Cursor`.
+
 The only module that imports mlflow, and only once a connection is wanted: the import takes a second
 or more.
 """
@@ -7,6 +9,7 @@ or more.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -15,14 +18,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, ParamSpec, TypeVar
 
 from flray.errors import FlrayError
-from flray.files.atomic import BusyError, hold_lock
+from flray.files.atomic import BusyError, hold_lock, write_atomically
+from flray.files.border import WEIGHTS_BYTES, open_file, read_json
 from flray.files.tracking_address import check, database_path, redact, without_secrets
+from flray.records.events import JOURNAL
 from flray.startup import environment, gc_disabled
-from flray.tracking import cursor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +51,75 @@ _PERMANENT = (
     "no such table",
 )
 _LOCK_ATTEMPTS = 6
+CURSOR = "tracking.json"
+
+
+@dataclass
+class Cursor:
+    """The sent part of a journal, and the MLflow run it was sent to.
+
+    Parameters
+    ----------
+    uri : str
+        The tracking address.
+    run_id, experiment_id : str, optional
+        MLflow's ids of the run; None before it exists.
+    offset : int
+        Bytes of the journal that have been sent.
+    """
+
+    uri: str
+    run_id: str | None = None
+    experiment_id: str | None = None
+    offset: int = 0
+
+
+def read_cursor(run_dir: Path) -> Cursor | None:
+    """Return the cursor of `run_dir`, or None if nothing was sent or the file is unreadable."""
+    try:
+        content = read_json(
+            run_dir / CURSOR,
+            {"uri": str},
+            {"run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int},
+        )
+        cursor = Cursor(**content)
+        return cursor if 0 <= cursor.offset <= WEIGHTS_BYTES else None
+    except (FlrayError, TypeError):
+        return None
+
+
+def load_cursor(run_dir: Path, uri: str) -> Cursor:
+    """Return where to resume sending to `uri`; the beginning is always safe, as MLflow stores each point once."""
+    cursor = read_cursor(run_dir)
+    if cursor is None or redact(cursor.uri) != uri:
+        return Cursor(uri)
+    try:
+        with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as file:
+            file.seek(max(cursor.offset - 1, 0))
+            if cursor.offset and file.read(1) != b"\n":
+                cursor.offset = 0  # a crash of the machine shortened the journal
+    except FileNotFoundError:
+        cursor.offset = 0
+    return cursor
+
+
+def save_cursor(run_dir: Path, cursor: Cursor) -> None:
+    """Write the cursor atomically."""
+    write_atomically(run_dir / CURSOR, json.dumps(asdict(cursor)).encode())
+
+
+def unsent_lines(run_dir: Path, offset: int) -> Iterator[tuple[bytes, int]]:
+    """Yield each complete line of the journal from byte `offset` on, with the offset of its end."""
+    journal = run_dir / JOURNAL
+    if not journal.exists():
+        return
+    with open_file(journal, WEIGHTS_BYTES) as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield line, offset
 
 
 class TrackingUnavailableError(Exception):
@@ -86,11 +161,10 @@ def connect(uri: str) -> Any:
         check(uri)
     mlflow = _import_mlflow()
     with silence_mlflow_logs():
-        if database is not None:
-            _prepare_database(uri, database)
-        with (
-            contextlib.nullcontext(uri) if database is None else _store_address(database) as address
-        ):
+        if database is None:
+            return call(uri, mlflow.MlflowClient, tracking_uri=uri)
+        _prepare_database(uri, database)
+        with _store_address(database) as address:
             return call(uri, mlflow.MlflowClient, tracking_uri=address)
 
 
@@ -113,9 +187,8 @@ def _prepare_database(uri: str, database: Path) -> None:
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        if database.is_dir() or not os.access(
-            database if database.exists() else database.parent, os.W_OK
-        ):
+        written = database if database.exists() else database.parent
+        if database.is_dir() or not os.access(written, os.W_OK):
             raise PermissionError("not a file that can be written")
         if database.exists() and database.stat().st_size > 0:
             return
@@ -146,8 +219,7 @@ def _store_address(database: Path) -> Iterator[str]:
     address = str(URL.create("sqlite", database=str(database)).render_as_string())
     if make_url(address).database != str(database):  # before 2.1 it could not escape them
         raise TrackingRejectedError(
-            f"tracking database {database}: SQLAlchemy cannot be told a name with ? or %; name "
-            f"another"
+            f"tracking database {database}: SQLAlchemy takes no name with ? or %; name another"
         )
     try:
         yield address
@@ -245,11 +317,8 @@ def _one_line(text: str) -> str:
     """Return an error's text without line breaks and the retry machinery's wrapping."""
     text = " ".join(text.split())
     if "NewConnectionError" in text or "Connection refused" in text:
-        return (
-            "nobody answers there (connection refused)"
-            if "refused" in text
-            else "the host cannot be reached"
-        )
+        refused = "nobody answers there (connection refused)"
+        return refused if "refused" in text else "the host cannot be reached"
     return text if len(text) <= 300 else text[:299] + "…"
 
 
@@ -270,14 +339,13 @@ def http_limits() -> Iterator[None]:
     with _limits_lock:
         _limits_held += 1
         if _limits_held == 1:
+            timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
             limits = {
                 "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+                "MLFLOW_HTTP_REQUEST_TIMEOUT": timeout,
                 "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
             }
-            timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
-            _limits_stack.enter_context(
-                environment(limits | {"MLFLOW_HTTP_REQUEST_TIMEOUT": timeout})
-            )
+            _limits_stack.enter_context(environment(limits))
     try:
         yield
     finally:
@@ -295,9 +363,8 @@ def silence_mlflow_logs() -> Iterator[None]:
     def from_elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != own
 
-    loggers = [
-        logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic.runtime.migration")
-    ]
+    names = ("mlflow.store.db.utils", "alembic.runtime.migration")
+    loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addFilter(from_elsewhere)
     try:
@@ -319,18 +386,13 @@ def ui_links(uri: str, folder: Path) -> list[str]:
     """
     served = uri.startswith("http")
     shown = redact(uri)
-    lines = [
-        f"see it: {shown}"
-        if served
-        else f"see it: mlflow ui --backend-store-uri {shlex.quote(shown)}"
-    ]
-    known = cursor.read(folder)
+    command = "" if served else "mlflow ui --backend-store-uri "
+    lines = [f"see it: {command}{shown if served else shlex.quote(shown)}"]
+    known = read_cursor(folder)
     if known is not None and known.experiment_id is not None:
         # MLflow's start page is for language models; this one has the runs' charts, which are four
         # clicks from there.
-        lines += [
-            "charts: "
-            f"{redact(uri).rstrip('/') if served else 'http://127.0.0.1:5000'}/#/experiments/{known.experiment_id}"
-            "/runs?workflowType=machine_learning&compareRunsMode=CHART"
-        ]
+        server = shown.rstrip("/") if served else "http://127.0.0.1:5000"
+        charts = "runs?workflowType=machine_learning&compareRunsMode=CHART"
+        lines.append(f"charts: {server}/#/experiments/{known.experiment_id}/{charts}")
     return lines

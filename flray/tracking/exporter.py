@@ -16,17 +16,6 @@ from flray.files.tracking_address import database_path, redact, resolve_uri, wit
 from flray.metrics.names import clean_name
 from flray.records.events import JOURNAL, Event, decode
 from flray.tracking import client
-from flray.tracking.client import (  # fmt: skip
-    TrackingRejectedError,
-    TrackingUnavailableError,
-    call,
-    connect,
-    http_limits,
-    in_time,
-    lock,
-    silence_mlflow_logs,
-)
-from flray.tracking.cursor import Cursor, load, read, save, unsent_lines
 
 UID_TAG = "flray.uid"
 # MLflow's limits of one request, and of the length of a value in characters.
@@ -100,23 +89,26 @@ class MlflowExporter:
             with self._session(seconds=0.0):
                 try:
                     self._send(stop)
-                except TrackingRejectedError as error:
-                    if (
-                        error.code != "RESOURCE_DOES_NOT_EXIST"
-                        or load(self.run_dir, self.uri).run_id is None
-                    ):
+                except client.TrackingRejectedError as error:
+                    known = client.load_cursor(self.run_dir, self.uri).run_id is not None
+                    if error.code != "RESOURCE_DOES_NOT_EXIST" or not known:
                         raise
                     # The server forgot the run (its database was removed): start over, once.
-                    save(self.run_dir, Cursor(self.uri))
+                    client.save_cursor(self.run_dir, client.Cursor(self.uri))
                     self._rounds_there.clear()
                     self._send(stop)
-        except TrackingUnavailableError as error:
+        except client.TrackingUnavailableError as error:
             self.reason = str(error)
         return self.unsent()
 
     def unsent(self) -> int:
         """Return the number of complete, unsent events."""
-        return sum(1 for _ in unsent_lines(self.run_dir, load(self.run_dir, self.uri).offset))
+        return sum(
+            1
+            for _ in client.unsent_lines(
+                self.run_dir, client.load_cursor(self.run_dir, self.uri).offset
+            )
+        )
 
     def open_run(self) -> str | None:
         """Return the MLflow run id, creating the run if needed; None if the journal does not name the run yet.
@@ -128,13 +120,12 @@ class MlflowExporter:
         TrackingRejectedError
             If the server rejected the request.
         """
-        cursor = load(self.run_dir, self.uri)
+        cursor = client.load_cursor(self.run_dir, self.uri)
         if cursor.run_id is None:
             with self._session(seconds=10.0):
-                cursor = load(
-                    self.run_dir, self.uri
-                )  # another process may have created it meanwhile
-                for line, _ in unsent_lines(self.run_dir, 0):
+                # another process may have created it meanwhile
+                cursor = client.load_cursor(self.run_dir, self.uri)
+                for line, _ in client.unsent_lines(self.run_dir, 0):
                     event = decode(line)
                     if event["type"] == "start":
                         self._start(event, cursor)
@@ -144,31 +135,32 @@ class MlflowExporter:
     @contextlib.contextmanager
     def _session(self, seconds: float) -> Iterator[None]:
         """Lock the run directory and yield a client."""
-        limits = http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
-        with lock(self.run_dir, seconds=seconds), limits, silence_mlflow_logs():
-            if read(self.run_dir) is None:
-                save(
-                    self.run_dir, Cursor(self.uri)
-                )  # so that `flray sync` knows the address if this fails
+        limits = client.http_limits() if self.uri.startswith("http") else contextlib.nullcontext()
+        with client.lock(self.run_dir, seconds=seconds), limits, client.silence_mlflow_logs():
+            # so that `flray sync` knows the address if this fails
+            if client.read_cursor(self.run_dir) is None:
+                client.save_cursor(self.run_dir, client.Cursor(self.uri))
             if self._client is None:
-                self._client = connect(self._address)
+                self._client = client.connect(self._address)
             yield
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        ask = partial(call, self._address, getattr(self._client, method), *args, **kwargs)
+        ask = partial(client.call, self._address, getattr(self._client, method), *args, **kwargs)
         if not self.uri.startswith("http"):
             return ask()
         upload = method.startswith("log_artifact")
-        return in_time(self.uri, ask, client.UPLOAD_SECONDS if upload else client.REQUEST_SECONDS)
+        return client.in_time(
+            self.uri, ask, client.UPLOAD_SECONDS if upload else client.REQUEST_SECONDS
+        )
 
     def _send(self, stop: Callable[[], bool]) -> None:
-        cursor = load(self.run_dir, self.uri)
+        cursor = client.load_cursor(self.run_dir, self.uri)
         # Sent events must survive a machine crash, or the rounds run again after it would be
         # recorded with a new time and appear twice.
         sync_file(self.journal)
         metrics: list[_Point] = []
         gathered = cursor.offset  # end of the last round in `metrics`
-        for line, end in unsent_lines(self.run_dir, cursor.offset):
+        for line, end in client.unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
             new = [
                 (name, value, event["time"], event["round"])
@@ -190,12 +182,12 @@ class MlflowExporter:
             else:
                 self._handle(event, cursor)
                 cursor.offset = gathered = end
-                save(self.run_dir, cursor)
+                client.save_cursor(self.run_dir, cursor)
         if gathered > cursor.offset:
             self._log_metrics(cursor, metrics, gathered)
 
     def _log_metrics(
-        self, cursor: Cursor, metrics: list[_Point], end: int, again: bool = False
+        self, cursor: client.Cursor, metrics: list[_Point], end: int, again: bool = False
     ) -> None:
         from mlflow.entities import Metric
 
@@ -205,21 +197,17 @@ class MlflowExporter:
             batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
             self._call("log_batch", self._run_id(cursor), metrics=batch, synchronous=True)
         cursor.offset = end
-        save(self.run_dir, cursor)
+        client.save_cursor(self.run_dir, cursor)
 
-    def _filter_unsent(self, cursor: Cursor, metrics: list[_Point]) -> list[_Point]:
+    def _filter_unsent(self, cursor: client.Cursor, metrics: list[_Point]) -> list[_Point]:
         """Return the values that MLflow lacks; a round counts as sent if its first metric is there."""
         first: dict[int, str] = {}
         for name, _, _, round_ in metrics:
             first.setdefault(round_, name)
-        there = {
-            round_ for round_, name in first.items() if round_ in self._sent_rounds(cursor, name)
-        }
+        sent = {name: self._sent_rounds(cursor, name) for name in set(first.values())}
+        there = {round_ for round_, name in first.items() if round_ in sent[name]}
         if not there:
-            latest = max(
-                (max(self._sent_rounds(cursor, name), default=-1) for name in set(first.values())),
-                default=-1,
-            )
+            latest = max((max(rounds, default=-1) for rounds in sent.values()), default=-1)
             self._compare = not all(round_ > latest for round_ in first)
             return metrics
         return [
@@ -228,22 +216,22 @@ class MlflowExporter:
             if point[3] not in there or point[3] not in self._sent_rounds(cursor, point[0])
         ]
 
-    def _sent_rounds(self, cursor: Cursor, name: str) -> set[int]:
+    def _sent_rounds(self, cursor: client.Cursor, name: str) -> set[int]:
         """Return the rounds that MLflow has a metric's values of."""
         if name not in self._rounds_there:
             history = self._call("get_metric_history", self._run_id(cursor), name)
             self._rounds_there[name] = {int(metric.step) for metric in history}
         return self._rounds_there[name]
 
-    def _run_id(self, cursor: Cursor) -> str:
+    def _run_id(self, cursor: client.Cursor) -> str:
         if cursor.run_id is None:
-            raise TrackingRejectedError(
+            raise client.TrackingRejectedError(
                 f"{self.journal}: the run's start is missing, so MLflow cannot be told which run "
                 f"this is"
             )
         return cursor.run_id
 
-    def _handle(self, event: Event, cursor: Cursor) -> None:
+    def _handle(self, event: Event, cursor: client.Cursor) -> None:
         kind = event["type"]
         if kind == "start":
             if cursor.run_id is None:
@@ -252,10 +240,8 @@ class MlflowExporter:
         elif kind == "params":
             self._log_params(cursor, event["params"])
         elif kind == "tags":
-            for name, value in event["tags"].items():
-                self._call(
-                    "set_tag", self._run_id(cursor), clean_name(name), _shorten(value, _TAG_LENGTH)
-                )
+            for name, value in _tags(event).items():
+                self._call("set_tag", self._run_id(cursor), name, value)
         elif kind == "artifact":
             self._upload(cursor, event)
         elif kind == "data":
@@ -263,57 +249,41 @@ class MlflowExporter:
         elif kind == "resume":
             self._call("update_run", self._run_id(cursor), status="RUNNING")
         elif kind == "end":
-            self._call(
-                "set_terminated",
-                self._run_id(cursor),
-                status=event["status"],
-                end_time=event["time"],
-            )
+            end = {"status": event["status"], "end_time": event["time"]}
+            self._call("set_terminated", self._run_id(cursor), **end)
         else:
             self.notices.append(
                 f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know "
                 f"it"
             )
 
-    def _start(self, event: Event, cursor: Cursor) -> None:
+    def _start(self, event: Event, cursor: client.Cursor) -> None:
         """Find or create the run, and store its id before anything else is sent."""
         cursor.experiment_id = self._experiment(event["experiment"])
         cursor.run_id = self._find(cursor.experiment_id, event["uid"])
         if cursor.run_id is None:
-            tags = {
-                clean_name(name): _shorten(value, _TAG_LENGTH)
-                for name, value in event["tags"].items()
-            }
-            tags[UID_TAG] = event["uid"]
+            tags = {**_tags(event), UID_TAG: event["uid"]}
             parent = self._parent(event, cursor.experiment_id)
             if parent is not None:
                 tags["mlflow.parentRunId"] = parent
             self._compare = False
-            run = self._call(
-                "create_run",
-                cursor.experiment_id,
-                start_time=event["time"],
-                tags=tags,
-                run_name=event["name"],
-            )
-            cursor.run_id = run.info.run_id
-        save(self.run_dir, cursor)
+            about = {"start_time": event["time"], "tags": tags, "run_name": event["name"]}
+            cursor.run_id = self._call("create_run", cursor.experiment_id, **about).info.run_id
+        client.save_cursor(self.run_dir, cursor)
 
     def _experiment(self, name: str) -> str:
         found = self._call("get_experiment_by_name", name)
         if found is None:
             try:
-                return str(
-                    self._call("create_experiment", name, artifact_location=self._artifacts(name))
-                )
-            except TrackingRejectedError as error:
-                found = self._call(
-                    "get_experiment_by_name", name
-                )  # another process may have created it meanwhile
+                where = self._artifacts(name)
+                return str(self._call("create_experiment", name, artifact_location=where))
+            except client.TrackingRejectedError as error:
+                # another process may have created it meanwhile
+                found = self._call("get_experiment_by_name", name)
                 if error.code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
         if found.lifecycle_stage != "active":
-            raise TrackingRejectedError(
+            raise client.TrackingRejectedError(
                 f"tracking at {self.uri}: experiment {name!r} is deleted there; restore it "
                 f"(mlflow experiments restore -x {found.experiment_id}) or choose another name"
             )
@@ -327,12 +297,8 @@ class MlflowExporter:
         return (database.parent / "mlruns" / re.sub(r"[^\w.\-]", "_", name)).as_uri()
 
     def _find(self, experiment_id: str, uid: str) -> str | None:
-        runs = self._call(
-            "search_runs",
-            [experiment_id],
-            filter_string=f"tags.`{UID_TAG}` = '{uid}'",
-            max_results=1,
-        )
+        tagged = f"tags.`{UID_TAG}` = '{uid}'"
+        runs = self._call("search_runs", [experiment_id], filter_string=tagged, max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
     def _parent(self, event: Event, experiment_id: str) -> str | None:
@@ -343,27 +309,20 @@ class MlflowExporter:
             run_id = self._find(experiment_id, event["parent"])
         return run_id
 
-    def _log_params(self, cursor: Cursor, params: dict[str, str]) -> None:
+    def _log_params(self, cursor: client.Cursor, params: dict[str, str]) -> None:
         from mlflow.entities import Param
 
-        entries = [
-            Param(clean_name(name), _shorten(value, _PARAM_LENGTH))
-            for name, value in params.items()
-        ]
+        entries = [Param(clean_name(n), _shorten(v, _PARAM_LENGTH)) for n, v in params.items()]
         for first in range(0, len(entries), _PARAMS):
+            few = entries[first : first + _PARAMS]
             try:
-                self._call(
-                    "log_batch",
-                    self._run_id(cursor),
-                    params=entries[first : first + _PARAMS],
-                    synchronous=True,
-                )
-            except TrackingRejectedError as error:
+                self._call("log_batch", self._run_id(cursor), params=few, synchronous=True)
+            except client.TrackingRejectedError as error:
                 if error.code != "INVALID_PARAMETER_VALUE":
                     raise
                 self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
 
-    def _log_data(self, cursor: Cursor, event: Event) -> None:
+    def _log_data(self, cursor: client.Cursor, event: Event) -> None:
         """List a data set among the run's inputs."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -377,7 +336,7 @@ class MlflowExporter:
         tags = [InputTag("mlflow.data.context", "training, test")]
         self._call("log_inputs", self._run_id(cursor), datasets=[DatasetInput(found, tags)])
 
-    def _upload(self, cursor: Cursor, event: Event) -> None:
+    def _upload(self, cursor: client.Cursor, event: Event) -> None:
         """Upload a file or folder. A file that fails is reported and left out; later metrics are still sent."""
         path = (self.run_dir / event["path"]).resolve()
         if not path.is_relative_to(self.run_dir.resolve()) or not path.exists():
@@ -386,13 +345,18 @@ class MlflowExporter:
         method = "log_artifacts" if path.is_dir() else "log_artifact"
         try:
             self._call(method, self._run_id(cursor), str(path), event["to"] or None)
-        except TrackingUnavailableError:
+        except client.TrackingUnavailableError:
             raise
         except Exception as error:  # every artifact store has its own errors
             self._call("get_run", self._run_id(cursor))  # a run that is gone is no such error
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )
+
+
+def _tags(event: Event) -> dict[str, str]:
+    """Return an event's tags as MLflow takes them."""
+    return {clean_name(n): _shorten(v, _TAG_LENGTH) for n, v in event["tags"].items()}
 
 
 def _shorten(value: object, length: int) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from flray.errors import DataError, FlrayError
 from flray.files.border import WEIGHTS_BYTES, open_file
 from flray.records.events import JOURNAL, decode, read_events
-from flray.tracking import cursor
-from flray.tracking.client import http_limits
+from flray.tracking.client import http_limits, read_cursor
 from flray.tracking.exporter import MlflowExporter
 
 SETTINGS = "settings"
@@ -50,12 +49,8 @@ def run_directories(path: Path) -> list[tuple[Path, Path | None]]:
         ``trials/``, or both at once.
     """
     own = [(path, parent_of(path))] if (path / JOURNAL).exists() else []
-    inside = [
-        file.parent
-        for part in (SETTINGS, "trials")
-        for file in sorted(path.glob(f"{part}/*/{JOURNAL}"))
-    ]
-    return own + [(folder, parent_of(folder)) for folder in inside]
+    parts = (sorted(path.glob(f"{part}/*/{JOURNAL}")) for part in (SETTINGS, "trials"))
+    return own + [(file.parent, parent_of(file.parent)) for files in parts for file in files]
 
 
 def parent_of(run_dir: Path) -> Path | None:
@@ -92,17 +87,15 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
     directories = run_directories(path)
     if not directories:
         raise FlrayError(
-            f"{path}: no run here; expected {JOURNAL} or trials/*/{JOURNAL} in a run or sweep "
-            f"directory"
+            f"{path}: no run here; expected {JOURNAL} or trials/*/{JOURNAL} in its directory"
         )
     sent = 0
     notices: list[str] = []
     uris: set[str] = set()
     with http_limits():
         for run_dir, parent_dir in directories:
-            sender = MlflowExporter(
-                run_dir, uri or _known_uri(run_dir, parent_dir), parent_dir=parent_dir
-            )
+            address = uri or _known_uri(run_dir, parent_dir)
+            sender = MlflowExporter(run_dir, address, parent_dir=parent_dir)
             uris.add(sender.uri)
             read_events(run_dir)  # names the invalid line
             before = sender.unsent()
@@ -117,15 +110,14 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
             if left:
                 raise FlrayError(
                     f"tracking at {sender.uri} is still away: {sender.reason}; {left} events of "
-                    f"{run_dir} and what "
-                    f"comes after it wait; sent so far: {sent}; run the same command again later"
+                    f"{run_dir} and later runs wait; sent so far: {sent}; run this again later"
                 )
     return SyncReport(len(directories), sent, tuple(sorted(uris)), tuple(notices))
 
 
 def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
     for folder in (run_dir, parent_dir, parent_dir and parent_of(parent_dir)):
-        known = cursor.read(folder) if folder is not None else None
+        known = read_cursor(folder) if folder is not None else None
         if known is not None:
             return known.uri
     raise FlrayError(

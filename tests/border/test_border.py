@@ -42,7 +42,11 @@ def test_files_of_other_kinds_and_sizes_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(2**37)
     (tmp_path / "small").write_bytes(b"abc")
-    for name, problem in {"pipe": "a pipe", "link": "a device", "huge": "128 GiB"}.items():
+    for name, problem in {
+        "pipe": "a regular file",
+        "link": "a regular file",
+        "huge": "128 GiB",
+    }.items():
         with pytest.raises(DataError, match=problem):
             border.read(tmp_path / name)
     with pytest.raises(DataError, match="3 bytes"):

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from flray.records.events import JOURNAL
 from flray.records.journal import Journal
-from flray.tracking import cursor
+from flray.tracking import client
 from flray.tracking.exporter import MlflowExporter
 
 Point = tuple[int, float, int]
@@ -70,7 +70,7 @@ class Sending:
 
     def run_id(self, name: str = "run") -> str:
         """Return the id under which a run was sent."""
-        found = cursor.read(self.folder / name)
+        found = client.read_cursor(self.folder / name)
         assert found is not None and found.run_id is not None
         return found.run_id
 

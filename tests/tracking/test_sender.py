@@ -13,7 +13,7 @@ import pytest
 from flray.errors import FlrayError
 from flray.files.tracking_address import resolve_uri
 from flray.records.journal import Journal
-from flray.tracking import cursor
+from flray.tracking import client
 from flray.tracking.client import TrackingRejectedError, http_limits
 from flray.tracking.exporter import MlflowExporter
 from tests.tracking.helpers import Sending, recorded
@@ -56,12 +56,12 @@ def test_sending_everything_again_changes_nothing(to: Sending) -> None:
         journal.record_round(round_, {"loss": 1 / (round_ + 1), "bad": math.nan, "up": math.inf})
     to.send()
     first = to.run_id()
-    sent = cursor.load(to.folder / "run", to.uri)
+    sent = client.load_cursor(to.folder / "run", to.uri)
     for lost in ("the cursor", "only its offset"):
         (to.folder / "run" / "tracking.json").unlink()
         if lost == "only its offset":
-            known = cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, 0)
-            cursor.save(to.folder / "run", known)
+            known = client.Cursor(sent.uri, sent.run_id, sent.experiment_id, 0)
+            client.save_cursor(to.folder / "run", known)
         journal.record_round(len(journal.rounds()), {"loss": 7.0, "bad": math.nan, "up": math.inf})
         to.send()
         assert to.run_id() == first
@@ -78,7 +78,7 @@ def test_killed_between_making_the_run_and_writing_the_cursor(to: Sending) -> No
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from flray.tracking import exporter\n"
-        "exporter.save = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "exporter.client.save_cursor = lambda _, cursor: cursor.run_id and os.kill(os.getpid(), signal.SIGKILL)\n"
         "exporter.MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )
     command = [sys.executable, "-c", code, str(to.folder / "run"), to.uri]
@@ -96,7 +96,7 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(to: Sending) -> 
     for round_ in range(1, 5):
         journal.record_round(round_, {"loss": 1 / round_, **others})
     to.send()
-    sent = cursor.load(to.folder / "run", resolve_uri(to.uri))
+    sent = client.load_cursor(to.folder / "run", resolve_uri(to.uri))
     # The copy in object storage is older than what MLflow has: it ends after round 2, and so does
     # its cursor.
     copy = to.start("copy", uid=f"{to.folder.name}-run")
@@ -104,7 +104,9 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(to: Sending) -> 
         copy.append(event)
     size = copy.path.stat().st_size
     copy.close()
-    cursor.save(to.folder / "copy", cursor.Cursor(sent.uri, sent.run_id, sent.experiment_id, size))
+    client.save_cursor(
+        to.folder / "copy", client.Cursor(sent.uri, sent.run_id, sent.experiment_id, size)
+    )
     again = Journal(copy.path)
     for round_ in range(3, 8):
         again.record_round(round_, {"loss": 1 / round_, **others})
@@ -187,7 +189,7 @@ def test_a_run_the_server_forgot_is_sent_again_from_its_start(left: str, to: Sen
     journal.record_round(0, {"loss": 0.5})
     (to.folder / "run" / "curve.png").write_bytes(b"picture")
     offset = journal.path.stat().st_size if left == "a file" else 0
-    cursor.save(to.folder / "run", cursor.Cursor(resolve_uri(to.uri), "f" * 32, "1", offset))
+    client.save_cursor(to.folder / "run", client.Cursor(resolve_uri(to.uri), "f" * 32, "1", offset))
     journal.artifact("curve.png", "figures")
     assert not to.send().notices
     assert to.points("loss") == recorded(journal, "loss")

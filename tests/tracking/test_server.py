@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flray.records.journal import Journal
-from flray.tracking import cursor
+from flray.tracking import client
 from flray.tracking.background import Tracker
 from flray.tracking.sync import sync
 from tests.tracking.helpers import Sending, Server, recorded, wait
@@ -88,7 +88,7 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
 
     server.start()
     training = train(0, 10**6)
-    wait(lambda: (known := cursor.read(run)) is not None and known.offset >= 5000)
+    wait(lambda: (known := client.read_cursor(run)) is not None and known.offset >= 5000)
     training.send_signal(signal.SIGKILL)
     training.communicate()
     server.kill()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flray.records.journal import Journal
-from flray.tracking import background, cursor
+from flray.tracking import background, client
 from flray.tracking.background import Tracker
 from tests.tracking.helpers import Sending, recorded, wait
 
@@ -30,7 +30,7 @@ def test_rounds_arrive_while_training_and_the_thread_ends(to: Sending) -> None:
     assert tracking_threads() == ["flray-tracking"]
     for round_ in range(20):
         journal.record_round(round_, {"loss": 1 / (round_ + 1)})
-    wait(lambda: cursor.load(trial, tracker.uri).offset == journal.path.stat().st_size)
+    wait(lambda: client.load_cursor(trial, tracker.uri).offset == journal.path.stat().st_size)
     for run in (sweep, journal):
         run.end("FINISHED")
     for _ in range(2):
@@ -46,7 +46,7 @@ def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(to: Sending) 
     journal, run, seen = to.start(), to.folder / "run", set()
     tracker = Tracker(to.uri, print)
     tracker.register(run)
-    wait(lambda: cursor.load(run, tracker.uri).offset > 0)
+    wait(lambda: client.load_cursor(run, tracker.uri).offset > 0)
     time.sleep(0.2)
     before = time.process_time()
     time.sleep(0.5)
@@ -54,7 +54,7 @@ def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(to: Sending) 
     for round_ in range(50):
         journal.record_round(round_, {"loss": 1.0})
         time.sleep(0.02)
-        seen.add(cursor.load(run, tracker.uri).offset)
+        seen.add(client.load_cursor(run, tracker.uri).offset)
     assert tracker.close(30) == 0
     assert len(seen) < 10  # it keeps still for many times as long as it worked
 
@@ -91,7 +91,7 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
     )
     assert longest < 0.1
     assert retries[1] - retries[0] >= 0.5 and retries[2] - retries[1] >= 1.0
-    assert cursor.read(to.folder / "run") == cursor.Cursor(NOWHERE)
+    assert client.read_cursor(to.folder / "run") == client.Cursor(NOWHERE)
 
 
 def test_a_refusal_is_said_once_and_the_other_runs_go_on(to: Sending) -> None:

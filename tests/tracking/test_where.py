@@ -4,8 +4,7 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
-from flray.tracking.client import ui_links
-from flray.tracking.cursor import Cursor, save
+from flray.tracking.client import Cursor, save_cursor, ui_links
 from tests.tracking.helpers import Sending
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
@@ -19,7 +18,7 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     assert ui_links("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(
         " 'sqlite:////some where/mlflow.db'"
     )
-    save(tmp_path, Cursor(local, "run", "7"))
+    save_cursor(tmp_path, Cursor(local, "run", "7"))
     assert ui_links(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
     served = ui_links("http://me:secret@host:5000/", tmp_path)
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
