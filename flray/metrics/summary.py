@@ -269,6 +269,6 @@ class RunningReport:
         return {"values": self._values, "best": self._best}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state`."""
+        """Continue from a `state`."""
         self._values = [float(value) for value in state["values"]]
         self._best = None if state["best"] is None else float(state["best"])

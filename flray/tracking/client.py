@@ -1,6 +1,6 @@
 """A connection to an MLflow tracking server or database that fails quickly, quietly and with one clear line.
 
-What a journal has sent to it is in ``tracking.json``, a `Cursor`.
+The sent part of a journal is in ``tracking.json``, as a `Cursor`.
 
 The only module that imports mlflow, and only once a connection is wanted: the import takes a second
 or more.
