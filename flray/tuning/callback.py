@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ray.tune import Callback
 
@@ -30,11 +30,20 @@ from flray.runs.session import EndStatus, RunSession, record_data
 from flray.tracking.background import Tracker
 from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests
-from flray.tuning.setting_runs import SettingRuns
 from flray.tuning.space import TrialSpec
 from flray.tuning.standing import ReportPage, Standing, SweepProgress
-from flray.tuning.trial_store import TrialFolder
-from flray.tuning.tune_types import Report, TuneTrial
+from flray.tuning.trial_store import SettingRuns, TrialFolder
+
+# The result of a trial's step, with Tune's own values.
+Report = dict[str, Any]
+
+
+class TuneTrial(Protocol):
+    """A trial as Tune sees it, which has no types; its text is its number."""
+
+    config: dict[str, Any]
+    last_result: Report | None
+    error_file: str | None
 
 
 class TrialRecorder(Callback):  # type: ignore[misc]

@@ -1,103 +1,90 @@
-"""Tune schedulers that survive an interrupted sweep, and Optuna's suggestions."""
+"""The search and the stopping rule of a sweep, which read what earlier sessions left, for Ray Tune."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
+import numpy as np
+from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from flray import rng
 from flray.config.experiment import Config, Experiment
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from flray.errors import FlrayError
-from flray.tuning.space import TrialSpec, Values
-from flray.tuning.tune_types import EarlyStopRule, Report
+from flray.tuning.space import TrialSpec, Values, trial_specs
+from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder
 
-TIME = "training_iteration"
-"""The count of rounds in a trial's result."""
 MAX_INFEASIBLE = 50
 """Consecutive infeasible suggestions before the search gives up."""
-Scores = Sequence[tuple[int, float]]
 
 
-class _PastTrial:
-    """A trial that ended before this session."""
+class Asha(FIFOScheduler):  # type: ignore[misc]
+    """Asynchronous successive halving of comparable trials, across sessions.
 
-    def __init__(self, name: str) -> None:
-        self.trial_id = self._name = name
-
-    def __str__(self) -> str:
-        return self._name
-
-
-class EarlyStopping(FIFOScheduler):  # type: ignore[misc]
-    """One of Tune's stopping rules per group of comparable trials, across sessions.
-
-    Scores from before an interruption are reported to the rules again; otherwise the first trials
-    after a resume would have none to be compared with.
+    At each rung a trial stops if its score is below the quantile of those that were there before.
+    Tune's own scheduler forgets the trials of earlier sessions.
 
     Parameters
     ----------
-    make : callable
-        Creates the rule of a group.
-    group : callable
-        Returns a trial's group, given its number.
+    config : Config
+        The sweep.
+    points : mapping of str to TrialSpec
+        The trials by number; a search that suggests adds to it.
     past : mapping of str to sequence of (int, float)
         Rounds and scores of trials from earlier sessions.
-    ended : sequence of str
-        Those of them that will not run again.
     """
 
     def __init__(
         self,
-        make: Callable[[], EarlyStopRule],
-        group: Callable[[str], str],
-        past: Mapping[str, Scores],
-        ended: Sequence[str],
+        config: Config,
+        points: Mapping[str, TrialSpec],
+        past: Mapping[str, Sequence[tuple[int, float]]],
     ) -> None:
         super().__init__()
-        self._make, self._group, self._past = make, group, past
-        self._rules: dict[str, EarlyStopRule] = {}
-        for name in ended:
-            self.on_trial_add(None, _PastTrial(name))
+        rule = config.sweep.scheduler
+        assert rule is not None
+        self._rule, self._points = rule, points
+        self._sign = 1.0 if config.sweep.mode == "max" else -1.0
+        self._reached: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        rounds = config.experiment.rounds
+        first = min(rule.grace_period, rounds)
+        count = int(np.log(rounds / first) / np.log(rule.reduction_factor) + 1)
+        self._rungs = [first * rule.reduction_factor**k for k in range(count)]
+        for number, scores in past.items():  # decided on before
+            for round_, score in scores:
+                self._is_worse(number, round_, score)
 
-    def on_trial_add(self, controller: object, trial: object) -> None:
-        """Add a trial with its scores of earlier sessions; decisions on those were made then."""
-        rule = self._rule(trial)
-        rule.on_trial_add(controller, trial)
-        for round_, score in self._past.get(str(trial), ()):
-            rule.on_trial_result(controller, trial, {TIME: round_, "score": score})
+    def on_trial_result(self, controller: object, trial: object, result: dict[str, Any]) -> str:
+        """Return whether the trial continues."""
+        worse = self._is_worse(str(trial), result["training_iteration"], result["score"])
+        return str(self.STOP if worse else self.CONTINUE)
 
-    def on_trial_result(self, controller: object, trial: object, result: Report) -> str:
-        """Return the decision of the group's rule."""
-        return str(self._rule(trial).on_trial_result(controller, trial, result))
-
-    def on_trial_complete(self, controller: object, trial: object, result: Report) -> None:
-        """Notify the group's rule."""
-        self._rule(trial).on_trial_complete(controller, trial, result)
-
-    def on_trial_error(self, controller: object, trial: object) -> None:
-        """Notify the group's rule."""
-        self._rule(trial).on_trial_error(controller, trial)
-
-    def on_trial_remove(self, controller: object, trial: object) -> None:
-        """Notify the group's rule."""
-        self._rule(trial).on_trial_remove(controller, trial)
+    def on_trial_complete(self, controller: object, trial: object, result: dict[str, Any]) -> None:
+        """Record the last score."""
+        self._is_worse(str(trial), result["training_iteration"], result["score"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
-    def _rule(self, trial: object) -> EarlyStopRule:
-        group = self._group(str(trial))
-        if group not in self._rules:
-            self._rules[group] = self._make()
-        return self._rules[group]
+    def _is_worse(self, number: str, round_: int, score: float) -> bool:
+        """Record a score at the highest rung that is new to the trial; return whether it stops there."""
+        group = ""
+        if self._rule.compared == "alike":
+            group = comparison_group(self._points[number].experiment)
+        for k, rung in reversed(list(enumerate(self._rungs))):
+            reached = self._reached[group, k]
+            if round_ >= rung and number not in reached:
+                others = list(reached.values())
+                reached[number] = value = self._sign * score
+                quantile = 100 * (1 - 1 / self._rule.reduction_factor)
+                return bool(others) and value < np.nanpercentile(others, quantile)
+        return False
 
 
 def comparison_group(experiment: Experiment) -> str:
@@ -108,65 +95,23 @@ def comparison_group(experiment: Experiment) -> str:
     return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
-def scheduler(
-    config: Config,
-    points: Mapping[str, TrialSpec],
-    past: Mapping[str, Scores],
-    ended: Sequence[str],
-) -> EarlyStopping | None:
-    """Return Tune's scheduler of a sweep, or None.
-
-    Parameters
-    ----------
-    config : Config
-        The sweep.
-    points : mapping of str to TrialSpec
-        The trials by number; a search that suggests adds to it.
-    past : mapping of str to Scores
-        See `EarlyStopping`.
-    ended : sequence of str
-        See `EarlyStopping`.
-    """
-    chosen, rounds = config.sweep.scheduler, config.experiment.rounds
-    if chosen is None:
-        return None
-
-    def rule() -> EarlyStopRule:
-        made: EarlyStopRule = ASHAScheduler(
-            time_attr=TIME,
-            metric="score",
-            mode=config.sweep.mode,
-            max_t=rounds,
-            grace_period=min(chosen.grace_period, rounds),
-            reduction_factor=chosen.reduction_factor,
-        )
-        return made
-
-    def group(number: str) -> str:
-        return comparison_group(points[number].experiment) if chosen.compared == "alike" else ""
-
-    return EarlyStopping(rule, group, past, ended)
-
-
 class OptunaSearch(Searcher):  # type: ignore[misc]
     """Suggestions of Optuna's tree-structured Parzen estimator, each repeated with every seed.
 
-    Ray's wrapper inside a ``Repeater`` keeps its state in pickles as old as Tune's last save. This
-    one receives all trials of the sweep's folder and therefore resumes after any kill. A suggestion
-    depends on the sweep's seed, its number and the results reported before it. With one trial at a
-    time, a resumed sweep suggests the same settings as an uninterrupted one; with several trials at
-    a time, other trials may have ended by then.
+    A suggestion depends on the sweep's seed, its number and the trials that have ended, which are
+    read from their folders. So with one trial at a time, a resumed sweep suggests the same settings
+    as an uninterrupted one; with several at a time, other trials may have ended by then.
 
     Parameters
     ----------
     config : Config
         The sweep.
-    known : sequence of (dict, sequence of TrialSpec, sequence of float)
-        Settings suggested before, in order: the setting, its remaining trials, and the last scores
-        of its ended ones.
-    make : callable
-        Creates the trials of a new setting, given the number of earlier ones; returns those to be
-        run, and the last scores of those that were taken over.
+    sweep : Path
+        Its folder.
+    points : dict of str to TrialSpec
+        The trials suggested before, by number and in order; new ones are added.
+    create : callable
+        Creates the folders of a new setting's trials; raises if it is infeasible.
     describe : callable
         Returns Tune's configuration of a trial.
     """
@@ -174,40 +119,31 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def __init__(
         self,
         config: Config,
-        known: Sequence[tuple[Values, Sequence[TrialSpec], Sequence[float]]],
-        make: Callable[[Values, int], tuple[Sequence[TrialSpec], Sequence[float]]],
+        sweep: Path,
+        points: dict[str, TrialSpec],
+        create: Callable[[Sequence[TrialSpec]], object],
         describe: Callable[[TrialSpec], dict[str, Any]],
     ) -> None:
         super().__init__(metric="score", mode=config.sweep.mode)
-        self._config, self._make, self._describe = config, make, describe
-        self._asked: list[_Asked] = []
-        self._waiting: deque[tuple[_Asked, TrialSpec]] = deque()
-        self._running: dict[str, _Asked] = {}
-        for setting, left, scores in known:
-            self._add(setting, left, scores)
+        self._config, self._folder, self._points = config, sweep, points
+        self._create, self._describe = create, describe
+        self._scores: dict[str, float] = {}
+        self._waiting = deque(p for p in points.values() if self._score(p) is None)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Return the next trial: another seed of the current setting, or a new setting."""
         while not self._waiting:
-            if len(self._asked) >= self._config.sweep.samples:
+            if len(self._points) >= self._config.sweep.samples * len(self._config.sweep.seeds):
                 return str(Searcher.FINISHED)
             self._ask()
-        asked, point = self._waiting.popleft()
-        self._running[trial_id] = asked
-        return self._describe(point)
+        return {"point": self._describe(self._waiting.popleft())}
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Record a trial's last score; its setting counts once all its seeds have ended."""
-        asked = self._running.pop(trial_id)
-        asked.scores.append(float((result or {}).get("score", math.nan)))
-        asked.open -= 1
-
-    def save(self, checkpoint_path: str) -> None:
         """Do nothing: everything is in the trials' folders."""
 
-    def restore(self, checkpoint_path: str) -> None:
+    def save(self, checkpoint_path: str) -> None:
         """Do nothing: everything is in the trials' folders."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -215,41 +151,42 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
 
     def past(self) -> list[tuple[Values, float | None]]:
         """Return the settings with their mean scores: NaN if all trials failed, None while any trial remains."""
-        return [(asked.setting, None if asked.open else asked.score) for asked in self._asked]
+        points, seeds = list(self._points.values()), len(self._config.sweep.seeds)
+        found: list[tuple[Values, float | None]] = []
+        for start in range(0, len(points), seeds):
+            scores = [self._score(point) for point in points[start : start + seeds]]
+            ended = [score for score in scores if score is not None]
+            known = [score for score in ended if not math.isnan(score)]
+            mean = sum(known) / len(known) if known else math.nan
+            found.append((points[start].setting, mean if len(ended) == seeds else None))
+        return found
+
+    def _score(self, point: TrialSpec) -> float | None:
+        """Return a trial's last score: NaN if it failed, None unless it has ended."""
+        folder = TrialFolder(self._folder, point.number)
+        if point.number not in self._scores and (status := folder.status) in ENDED_STATUSES:
+            scores = folder.scores() if status != "failed" else []
+            self._scores[point.number] = scores[-1][1] if scores else math.nan
+        return self._scores.get(point.number)
 
     def _ask(self) -> None:
-        sweep, index = self._config.sweep, len(self._asked)
+        sweep = self._config.sweep
+        index = len(self._points) // len(sweep.seeds)
         # A single stream would restart at a resume and repeat the suggestions of the first session.
         seed = rng.key(sweep.seed, "sampling", extra=f"optuna/{index}")
         found = suggestions(self._config.space, self.past(), seed, sweep.mode)
         for attempt, setting in enumerate(found, start=1):
             try:
-                self._add(setting, *self._make(setting, index))
-                return
+                made = trial_specs(self._config, [setting], first=index)
+                self._create(made)
             except FlrayError:
                 # Options of one method with another's name: not every combination is feasible.
                 if attempt == MAX_INFEASIBLE:
                     raise
-
-    def _add(self, setting: Values, left: Sequence[TrialSpec], scores: Sequence[float]) -> None:
-        asked = _Asked(setting, list(scores), len(left))
-        self._asked.append(asked)
-        self._waiting.extend((asked, point) for point in left)
-
-
-@dataclass
-class _Asked:
-    """A suggested setting: the last scores of its ended trials, and the number of the others."""
-
-    setting: Values
-    scores: list[float]
-    open: int
-
-    @property
-    def score(self) -> float:
-        """The mean of the scores; NaN if no trial brought one."""
-        known = [score for score in self.scores if not math.isnan(score)]
-        return sum(known) / len(known) if known else math.nan
+            else:
+                self._points |= {point.number: point for point in made}
+                self._waiting.extend(point for point in made if self._score(point) is None)
+                return
 
 
 def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:

@@ -1,22 +1,24 @@
-"""Expand a search space into settings: grids and keyed draws."""
+"""From a search space to trials: grids and keyed draws, and their names and tags in MLflow."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flray import rng
 from flray.config import arms
-from flray.config.arms import label
+from flray.config.arms import flatten_setting, format_value, label, registry_paths
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
 from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
 from flray.errors import ConfigError
+from flray.records.directory import flatten_settings
+from flray.records.events import FIRST, PHASE, TUNED
 
 Values = dict[str, Any]
 Phase = Literal["comparison", "tuning"]
@@ -74,104 +76,92 @@ def resolve_sweep(config: Config) -> Config:
     if not config.sweep.seeds:
         sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
         config = config.model_copy(update={"sweep": sweep})
-    errors: list[ConfigError] = []
-    tune = config.sweep.tune
-    if tune is not None and set(config.sweep.seeds) & set(tune.seeds):
-        errors.append(
-            ConfigError(
-                "sweep.tune.seeds",
-                str(list(tune.seeds)),
-                "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
-            )
+    if errors := [ConfigError(*mistake) for mistake in _mistakes(config)]:
+        raise ConfigErrors(errors)
+    return choose_on_validation(config)
+
+
+def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield for each mistake the setting, what was found, and what is allowed."""
+    sweep, whole = config.sweep, "a setting of the whole sweep"
+    if sweep.tune is not None and set(sweep.seeds) & set(sweep.tune.seeds):
+        yield (
+            "sweep.tune.seeds",
+            str(list(sweep.tune.seeds)),
+            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
         )
     spelled: dict[str, str] = {}
     for path in config.space:
-        relative = path.removeprefix("experiment.")
+        relative, where = path.removeprefix("experiment."), f"space.{path}"
         if relative.split(".")[0] in _OF_THE_SWEEP:
-            errors.append(
-                ConfigError(
-                    f"space.{path}", "a setting of the whole sweep", "it cannot vary within it"
-                )
-            )
+            yield where, whole, "it cannot vary within it"
         elif relative == "resources.bits":
-            errors.append(
-                ConfigError(
-                    f"space.{path}", "a setting of the whole sweep", "all trials compute alike"
-                )
-            )
+            yield where, whole, "all trials compute alike"
         elif relative == "seed":
-            errors.append(
-                ConfigError(
-                    f"space.{path}",
-                    "seeds as part of the space",
-                    "list them in sweep.seeds, so that they are averaged over",
-                )
-            )
+            repeated = "list them in sweep.seeds, so that they are averaged over"
+            yield where, "seeds as part of the space", repeated
         elif relative in spelled:
-            errors.append(
-                ConfigError(
-                    f"space.{path}",
-                    f"the setting of space.{spelled[relative]} once more",
-                    "paths are relative to experiment; leave one of the two out",
-                )
-            )
+            once = "paths are relative to experiment; leave one of the two out"
+            yield where, f"the setting of space.{spelled[relative]} once more", once
         spelled.setdefault(relative, path)
     changed = {
         **{
             f"arms.{axis}.{name}": c for axis, one in config.arms.items() for name, c in one.items()
         },
-        **{f"sweep.where.{i}.settings": rule.settings for i, rule in enumerate(config.sweep.where)},
+        **{f"sweep.where.{i}.settings": rule.settings for i, rule in enumerate(sweep.where)},
     }
-    errors += [
-        ConfigError(where, path, "a setting of the whole sweep; it cannot vary within it")
-        for where, changes in changed.items()
-        for path in changes
-        if path.removeprefix("experiment.") == "resources.bits"
-        or path.removeprefix("experiment.").split(".")[0]
-        in (*_OF_THE_SWEEP, "seed", "arms", "sweep", *(() if config.sweep.tune else (arms.SPACE,)))
-    ]
-    errors += _phase_errors(config)
-    if config.arms and config.sweep.search == "optuna" and config.sweep.tune is None:
-        errors.append(
-            ConfigError(
-                "sweep.search",
-                "'optuna' with arms",
-                "all arms are run, none is searched for; set random, write the space without arms, "
-                "or tune each arm by sweep.tune",
-            )
+    refused = (*_OF_THE_SWEEP, "seed", "arms", "sweep", *(() if sweep.tune else (arms.SPACE,)))
+    for where, changes in changed.items():
+        for path in changes or ():
+            relative = path.removeprefix("experiment.")
+            if relative == "resources.bits" or relative.split(".")[0] in refused:
+                yield where, path, f"{whole}; it cannot vary within it"
+    yield from _phase_mistakes(config)
+    if config.arms and sweep.search == "optuna" and sweep.tune is None:
+        yield (
+            "sweep.search",
+            "'optuna' with arms",
+            "all arms are run, none is searched for; set random, write the space without arms, "
+            "or tune each arm by sweep.tune",
         )
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
-    if config.sweep.search == "grid" and random:
-        names = ", ".join(random)
-        errors.append(
-            ConfigError(
-                "sweep.search",
-                f"'grid', and {names} is no grid",
-                "write the values as {grid: [...]}, or set sweep.search to random",
-            )
+    if sweep.search == "grid" and random:
+        yield (
+            "sweep.search",
+            f"'grid', and {', '.join(random)} is no grid",
+            "write the values as {grid: [...]}, or set sweep.search to random",
         )
-    if config.sweep.samples > 1 and not random and config.sweep.search != "optuna":
-        errors.append(
-            ConfigError(
-                "sweep.samples",
-                str(config.sweep.samples),
-                "without a random domain in the space every sample is the same; set 1, and list "
-                "repetitions in sweep.seeds",
-            )
+    if sweep.samples > 1 and not random and sweep.search != "optuna":
+        yield (
+            "sweep.samples",
+            str(sweep.samples),
+            "without a random domain in the space every sample is the same; set 1, and list "
+            "repetitions in sweep.seeds",
         )
-    if config.sweep.search == "optuna" and not config.space and config.sweep.tune is None:
-        errors.append(
-            ConfigError(
-                "sweep.search", "'optuna' with an empty space", "there is nothing to search"
-            )
-        )
+    if sweep.search == "optuna" and not config.space and sweep.tune is None:
+        yield "sweep.search", "'optuna' with an empty space", "there is nothing to search"
     if not any(True for _ in arms.combine_arms(config)):
-        errors.append(
-            ConfigError("sweep.skip", "every combination of arms", "leave at least one to be run")
-        )
-    if errors:
-        raise ConfigErrors(errors)
-    return choose_on_validation(config)
+        yield "sweep.skip", "every combination of arms", "leave at least one to be run"
+
+
+def _phase_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield each setting that contradicts ``sweep.tune`` or ``sweep.until``."""
+    sweep = config.sweep
+    for name in ("tune", "until"):
+        if getattr(sweep, name) is None:
+            continue
+        for other, value, default in (
+            ("samples", sweep.samples, 1),
+            ("search", sweep.search, "random"),
+            ("scheduler", sweep.scheduler, None),
+        ):
+            if value != default and not (name == "until" and other == "samples" and not sweep.tune):
+                where = f"sweep.tune.{other}" if sweep.tune is not None else "sweep.tune"
+                yield (
+                    f"sweep.{other}",
+                    f"{getattr(value, 'name', value)!r} beside sweep.{name}",
+                    f"what is compared runs to the end; set {where}, by which it is chosen before",
+                )
 
 
 def enumerate_settings(config: Config) -> list[Values]:
@@ -262,24 +252,68 @@ def trial_number(index: int) -> str:
     return f"{index + 1:04d}"
 
 
-def _phase_errors(config: Config) -> Iterable[ConfigError]:
-    """Yield an error for each setting that contradicts ``sweep.tune`` or ``sweep.until``."""
-    sweep = config.sweep
-    for name in ("tune", "until"):
-        if getattr(sweep, name) is None:
-            continue
-        for other, value, default in (
-            ("samples", sweep.samples, 1),
-            ("search", sweep.search, "random"),
-            ("scheduler", sweep.scheduler, None),
-        ):
-            if name == "until" and other == "samples" and sweep.tune is None:
-                continue
-            if value != default:
-                where = f"sweep.tune.{other}" if sweep.tune is not None else "sweep.tune"
-                shown = getattr(value, "name", value)
-                yield ConfigError(
-                    f"sweep.{other}",
-                    f"{shown!r} beside sweep.{name}",
-                    f"what is compared runs to the end; set {where}, by which it is chosen before",
-                )
+def setting_title(point: TrialSpec) -> str:
+    """Return the name of a trial's setting: method, data, other varied settings."""
+    named = {
+        path.removeprefix(arms.PREFIX): str(value)
+        for path, value in point.setting.items()
+        if path.startswith(arms.PREFIX)
+    }
+    experiment = point.experiment
+    method = named.pop("method", experiment.algorithm.name)
+    parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
+    rest = {
+        path: value
+        for path, value in flatten_setting(point.setting).items()
+        if not path.startswith(arms.PREFIX) and path not in registry_paths()
+    }
+    said = set(named) or any(
+        path.startswith("partition") for path in rest
+    )  # arms besides the method name the differences
+    if not said:
+        parts += partition_label(experiment)
+    parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
+    return " · ".join(dict.fromkeys(parts))
+
+
+def partition_label(experiment: Experiment) -> list[str]:
+    """Return a short label of the partition, empty for one client per domain."""
+    name, options = experiment.partition.name, experiment.partition.options
+    if "alpha" in options:
+        return [f"α={options['alpha']:g}"]
+    if "classes_per_client" in options:
+        return [f"{options['classes_per_client']} classes each"]
+    return [] if name == "domains" else [name]
+
+
+def sweep_tags(config: Config) -> dict[str, str]:
+    """Return tags to find the runs of a sweep by: its paper and table."""
+    paper = config.paper
+    return {} if paper is None else {"paper": paper.name, "table": paper.table}
+
+
+def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
+    """Return tags to find a trial by, which tell tuning from comparison and which parameters were tuned."""
+    algorithm = point.experiment.algorithm
+    found = {
+        **sweep_tags(config),
+        "method": algorithm.name,
+        "data": point.experiment.data.name,
+        PHASE: point.phase,
+        "setting": setting_title(point),
+    }
+    if "variant" in algorithm.options:
+        found["variant"] = str(algorithm.options["variant"])
+    if point.compared is not None:
+        tuned = {path: v for path, v in point.setting.items() if path not in point.compared}
+        found[TUNED] = ",".join(flatten_setting(tuned))
+    return found
+
+
+def setting_params(point: TrialSpec) -> dict[str, str]:
+    """Return a trial's settings as parameters; those that vary sort first."""
+    varied = {
+        f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
+        for path, value in flatten_setting(point.setting).items()
+    }
+    return {**varied, **dict(flatten_settings(point.experiment.model_dump(mode="json")))}

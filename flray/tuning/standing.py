@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
-from flray.tuning import naming
-from flray.tuning.space import TrialSpec
+from flray.tuning.space import TrialSpec, setting_title
 from flray.tuning.trial_store import TrialFolder
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Standing:
         }
         found: dict[str, dict[str, list[float]]] = {}
         for number, score in (compared or self._scores).items():
-            title = naming.setting_title(self._points[number])
+            title = setting_title(self._points[number])
             found.setdefault(self._metrics[number], {}).setdefault(title, []).append(score)
         if len(found) == 1:
             return _best(*found.popitem())

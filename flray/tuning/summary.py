@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,18 +19,29 @@ from flray.drawing.canvas import save_figure
 from flray.drawing.charts import draw_scores
 from flray.files.csv_files import csv_text
 from flray.records import directory
+from flray.records.events import read_events
 from flray.records.journal import Journal
 from flray.results.choices import tuning_frame
 from flray.results.sweep import TEST, SweepResult
+from flray.runs.figures import draw_figures
+from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.session import NOTE
-from flray.tuning.setting_runs import complete_settings
-from flray.tuning.trial_figures import draw_trials
-from flray.tuning.trial_store import RESULTS, SUMMARY, TABLE
+from flray.startup import usable_cpus
+from flray.tuning.trial_store import (
+    RESULTS,
+    SUMMARY,
+    TABLE,
+    TrialFolder,
+    complete_settings,
+    trial_folders,
+)
 
 OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
 _NOTE_LENGTH = 4000
 CURVES = "curves.csv"
 """A row per trial and round."""
+TRIALS_PER_PROCESS = 20
+"""Trials whose figures take about ten times as long as starting a process for them."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
 """A function that writes a sweep folder's report into another folder, and returns its files."""
 
@@ -133,3 +149,58 @@ def text_table(result: SweepResult) -> str:
     )
     console.print(result.table())
     return buffer.getvalue()
+
+
+def draw_trials(folder: Path, notify: Callable[[str], None]) -> None:
+    """Draw the figures of each trial that has none, as for a single run, and list them for MLflow.
+
+    Parameters
+    ----------
+    folder : Path
+        The sweep's folder.
+    notify : callable
+        Called with a line if the drawing takes long.
+    """
+    left = [trial.number for trial in trial_folders(folder) if not _is_listed(trial)]
+    count = min(usable_cpus(), len(left) // TRIALS_PER_PROCESS)
+    if count > 1:
+        notify(f"the figures of {len(left)} trials are drawn, in {count} processes")
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-m", __name__, str(folder.resolve())]
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        environment = os.environ | {"PYTHONPATH": path}
+        processes = [
+            subprocess.Popen([*command, *left[start::count]], env=environment, **quiet)
+            for start in range(count)
+        ]
+        try:
+            for process in processes:
+                process.wait()
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    _draw(folder, left)  # all of few, and what a process that failed left
+
+
+def _draw(folder: Path, numbers: Sequence[str]) -> None:
+    for trial in (TrialFolder(folder, number) for number in numbers):
+        if _is_listed(trial):
+            continue
+        with Journal(trial.path / directory.JOURNAL) as journal:
+            tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
+            if tracking.get("model") and trial.status == "finished":
+                save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
+            draw_figures(trial.path, journal, str(trial.identity.get("metric") or ""))
+
+
+def _is_listed(trial: TrialFolder) -> bool:
+    return any(
+        event["type"] == "artifact" and event["path"] == directory.CONFIG
+        for event in read_events(trial.path / directory.JOURNAL)
+    )
+
+
+if __name__ == "__main__":
+    _draw(Path(sys.argv[1]), sys.argv[2:])

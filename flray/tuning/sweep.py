@@ -36,11 +36,10 @@ from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
 from flray.tracking.background import Tracker
 from flray.tracking.sync import run_directories
-from flray.tuning import naming
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, sweep_tags, trial_specs
 from flray.tuning.standing import SweepProgress
 from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
@@ -270,7 +269,7 @@ class _Sweep:
             name=f"{experiment.name} {folder.name}",
             # Names of arms are the user's own words, not names of parameters.
             params={key: v for key, v in settings.items() if not key.startswith("arms.")},
-            tags={**naming.tags(config), "flray.kind": "sweep"},
+            tags={**sweep_tags(config), "flray.kind": "sweep"},
             labels=labels,
         )
         self._stack.callback(session.close)
@@ -379,7 +378,7 @@ class _Sweep:
         """Run the unfinished trials in Tune."""
         with gc_disabled("flray.tuning.callback", "flray.tuning.tuner"):
             from flray.tuning.callback import TrialRecorder
-            from flray.tuning.tuner import SweepTuner, quiet_ray
+            from flray.tuning.tuner import quiet_ray, run_trials
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
@@ -409,15 +408,17 @@ class _Sweep:
                     self._write_report is not None,
                 )
                 try:
-                    SweepTuner(
+                    run_trials(
                         self._config,
                         folder,
                         self._resources,
                         self._points,
                         lambda points: self._create(folder, points, lambda line: None),
-                        self.other_gpus,
-                        self._address is not None,
-                    ).run(callback, batch.until)
+                        callback,
+                        until=batch.until,
+                        other_gpus=self.other_gpus,
+                        joined=self._address is not None,
+                    )
                 finally:
                     callback.close()
                 if not all(

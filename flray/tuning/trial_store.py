@@ -1,10 +1,17 @@
-"""A sweep's folder: one run folder per trial, all that a resume needs."""
+"""A sweep's folder: a run folder per trial, all that a resume needs, and a run in MLflow for each setting.
+
+The run of a setting stands between the sweep and its seeds, with the mean of their curves and the
+deviation.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +19,32 @@ from flray.config.experiment import Config
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.files.border import shape_problem
+from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.directory import RunStatus
-from flray.records.events import read_events
+from flray.records.events import JOURNAL, read_events
 from flray.records.journal import Journal
 from flray.records.trial_checkpoints import TRIALS
 from flray.runs.code import Code
-from flray.runs.session import EndStatus, RunSession
-from flray.tuning import naming
-from flray.tuning.setting_runs import begin_setting
-from flray.tuning.space import TrialSpec, Values, trial_number
+from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
+from flray.tracking.sync import SETTINGS
+from flray.tuning.space import (
+    TrialSpec,
+    Values,
+    setting_params,
+    setting_tags,
+    setting_title,
+    trial_number,
+)
 
 RESULTS, SUMMARY, TABLE = "results.csv", "summary.csv", "table.txt"
 TERMINAL_STATUSES = ("finished", "stopped")
 """Statuses in run.json of trials that need not run again."""
+ENDED_STATUSES = (*TERMINAL_STATUSES, "failed")
+STD = "seed_std"
+"""Behind a metric's name: its standard deviation over seeds (n - 1), beside their mean under the name itself."""
+_BESIDES = ("score", "train/loss", "bytes/up", "bytes/down", "time/round")
+Rounds = dict[int, dict[str, float]]
 
 
 class TrialFolder:
@@ -67,7 +86,7 @@ class TrialFolder:
         if directory.folder_kind(self.path) is not None:
             held = self.identity
             if held["status"] not in TERMINAL_STATUSES and held.get("identity") != identity:
-                began = (self.path / directory.JOURNAL).exists()
+                began = (self.path / JOURNAL).exists()
                 changes = {"identity": None} if began else {"identity": identity, "code": code}
                 directory.update(self.path, **changes)
             return
@@ -101,7 +120,7 @@ class TrialFolder:
         """Record that a paused trial does not continue."""
         if self.status in TERMINAL_STATUSES:
             return
-        with Journal(self.path / directory.JOURNAL) as journal:
+        with Journal(self.path / JOURNAL) as journal:
             journal.tags({"trial.status": "stopped", "stopped_early": "true"})
             journal.end("FINISHED")
         status: RunStatus = "stopped"
@@ -137,18 +156,12 @@ class TrialFolder:
 
     def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> RunSession:
         """Start or resume the trial."""
-        settings = directory.flatten_settings(point.experiment.model_dump(mode="json"))
         return RunSession(
             self.path,
             point.experiment,
-            name=naming.title(point),
-            tags={
-                **naming.tags(sweep, point.experiment),
-                "trial": point.number,
-                **naming.phase_tags(point),
-                "setting": naming.setting_title(point),
-            },
-            params={**naming.varied_params(point.setting), **dict(settings)},
+            name=f"{setting_title(point)} · seed {point.seed}",
+            tags={**setting_tags(sweep, point), "trial": point.number},
+            params=setting_params(point),
             parent=begin_setting(self.sweep, point, parent, sweep),
             failure=None,
         )
@@ -166,9 +179,7 @@ class TrialFolder:
     def rounds_recorded(self) -> int:
         """Return the last round before the journal's first gap."""
         there = {
-            event["round"]
-            for event in read_events(self.path / directory.JOURNAL)
-            if event["type"] == "round"
+            event["round"] for event in read_events(self.path / JOURNAL) if event["type"] == "round"
         }
         return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
 
@@ -176,7 +187,7 @@ class TrialFolder:
         """Return round and score of every recorded round."""
         return [
             (event["round"], event["metrics"]["score"])
-            for event in read_events(self.path / directory.JOURNAL)
+            for event in read_events(self.path / JOURNAL)
             if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))
         ]
 
@@ -205,3 +216,167 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
         if position % seeds == 0:
             settings.append(folder.identity["setting"])
     return settings
+
+
+def setting_key(setting: Mapping[str, Any], phase: str) -> str:
+    """Return the name of the folder of a setting's run: the same for all its seeds, and after a resume."""
+    text = json.dumps([setting, phase], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def begin_setting(sweep: Path, point: TrialSpec, parent: Mapping[str, Any], config: Config) -> str:
+    """Begin the run of a trial's setting, or take it up again, and return its unique name."""
+    key = setting_key(point.setting, point.phase)
+    uid = f"{parent['uid']}-{key}"
+    folder = sweep / SETTINGS / key
+    if (folder / JOURNAL).exists():
+        events = read_events(folder / JOURNAL)
+        if not events or events[-1]["type"] != "end":
+            return uid
+    with Journal(folder / JOURNAL) as journal:
+        began = journal.start(
+            uid=uid,
+            experiment=config.experiment.tracking.experiment,
+            parent=parent["uid"],
+            name=setting_title(point),
+            tags={**identity_tags(sweep), **setting_tags(config, point), "flray.kind": "setting"},
+            params={name: v for name, v in setting_params(point).items() if name != "seed"},
+        )
+        if not began:
+            journal.resume()
+    return uid
+
+
+class SettingRuns:
+    """The curves of a sweep's settings while it runs: a round is recorded when all seeds have done it.
+
+    Where seeds are added as long as nothing is decided, the curves come at the end.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    config : Config
+        The sweep.
+    points : mapping of str to TrialSpec
+        The trials by number; new ones may be added while the sweep runs.
+    """
+
+    def __init__(self, sweep: Path, config: Config, points: Mapping[str, TrialSpec]) -> None:
+        self._sweep, self._points = sweep, points
+        self._live = config.sweep.until is None
+        self._seeds = len(config.sweep.seeds)
+        self._journals: dict[str, Journal] = {}
+        self._rounds: dict[str, Rounds] = {}
+        self._keys: dict[str, str] = {}
+
+    def open(self, trial: str) -> Path:
+        """Open the run of a trial's setting, which has begun, and return its folder."""
+        key = self._key(trial)
+        folder = self._sweep / SETTINGS / key
+        if key not in self._journals:
+            self._journals[key] = Journal(folder / JOURNAL)
+        for member in self._members(trial):
+            if member not in self._rounds:
+                self._rounds[member] = _recorded(self._sweep, member)
+        return folder
+
+    def add(self, trial: str, round_: int, metrics: Mapping[str, float]) -> None:
+        """Take in a round of a trial."""
+        # As in the journal, a round stays as it was first recorded: one that is run again after a
+        # kill took another time.
+        self._rounds.setdefault(trial, {}).setdefault(round_, _compared(metrics))
+        members = self._members(trial)
+        found = [self._rounds.get(member, {}).get(round_) for member in members]
+        whole = [one for one in found if one is not None]
+        enough = self._points[trial].phase == "tuning" or len(members) >= self._seeds
+        if self._live and enough and len(whole) == len(members):
+            self._journals[self._key(trial)].record_round(round_, mean_and_deviation(whole))
+
+    def data(self, trial: str, held: Mapping[str, Any]) -> None:
+        """Record the data set of a trial for its setting; all seeds have the same."""
+        record_data(self._journals[self._key(trial)], held)
+
+    def close(self) -> None:
+        """Close the journals; a setting without an end event may continue later."""
+        for journal in self._journals.values():
+            journal.close()
+        self._journals.clear()
+
+    def _key(self, trial: str) -> str:
+        if trial not in self._keys:
+            point = self._points[trial]
+            self._keys[trial] = setting_key(point.setting, point.phase)
+        return self._keys[trial]
+
+    def _members(self, trial: str) -> list[str]:
+        key = self._key(trial)
+        return [number for number in self._points if self._key(number) == key]
+
+
+def complete_settings(sweep: Path) -> None:
+    """End the runs of a sweep's settings: rounds that not all seeds have done are means over those that have.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder, whose trials have all ended.
+    """
+    members: dict[str, list[Path]] = {}
+    for path in sorted((sweep / TRIALS).glob("*/run.json")):
+        held = directory.read(path.parent)
+        key = setting_key(held.get("setting", {}), held.get("phase", "comparison"))
+        members.setdefault(key, []).append(path.parent)
+    for path in sorted((sweep / SETTINGS).glob(f"*/{JOURNAL}")):
+        events = read_events(path)
+        if events and events[-1]["type"] == "end":
+            continue
+        known = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
+        trials = members.get(path.parent.name, [])
+        rounds = [found for trial in trials if (found := _recorded(sweep, trial.name))]
+        with Journal(path) as journal:
+            for trial in trials:
+                record_held(journal, trial)
+            for round_ in sorted({round_ for found in rounds for round_ in found}):
+                values = mean_and_deviation([one[round_] for one in rounds if round_ in one])
+                if known.get(round_) != values:  # a failed seed may have been repaired
+                    journal.record_round(round_, values, replace=True)
+            journal.tags({"seeds": str(len(rounds))})
+            journal.end("FINISHED" if rounds else "FAILED")
+
+
+def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over seeds, and its sample deviation under ``NAME/seed_std``.
+
+    A metric that is not a finite number at every seed has neither, because a round was not evaluated
+    or a seed's loss diverged.
+    """
+    return dict(_over_seeds(seeds))
+
+
+def _over_seeds(seeds: list[dict[str, float]]) -> Iterator[tuple[str, float]]:
+    for name in seeds[0]:
+        values = [one[name] for one in seeds if name in one]
+        if not all(map(math.isfinite, values)):
+            continue
+        yield name, statistics.fmean(values)
+        if len(values) > 1:
+            yield f"{name}/{STD}", statistics.stdev(values)
+
+
+def _compared(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that settings are compared by: means over clients, and costs."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name in _BESIDES or name.rpartition("/")[0] in VIEWS
+    }
+
+
+def _recorded(sweep: Path, trial: str) -> Rounds:
+    """Return the rounds in a trial's journal."""
+    return {
+        event["round"]: _compared(event["metrics"])
+        for event in read_events(sweep / TRIALS / trial / JOURNAL)
+        if event["type"] == "round"
+    }

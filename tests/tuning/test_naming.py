@@ -2,20 +2,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from flray.tuning.naming import tags, title, varied_params
+from flray.tuning.space import TrialSpec, setting_params, setting_tags, setting_title, sweep_tags
 from tests.tuning.helpers import specs
+
+
+def varied(point: TrialSpec) -> dict[str, str]:
+    """Return the parameters that sort first."""
+    return {name: v for name, v in setting_params(point).items() if name.startswith("_")}
 
 
 def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[str, Any]) -> None:
     content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
     content["experiment"]["algorithm"] = "fedskc"
     config, made = specs(content)
-    assert title(made[1]) == "fedskc · digits-sklearn · α=0.2 · lr=0.02 · seed 1"
-    assert varied_params(made[1].setting) == {"_local.lr": "0.02"}
-    assert tags(config, made[1].experiment) == {
+    name = "fedskc · digits-sklearn · α=0.2 · lr=0.02"
+    assert varied(made[1]) == {"_local.lr": "0.02"}
+    assert setting_params(made[1])["seed"] == "1"
+    assert setting_tags(config, made[1]) == {
         "method": "fedskc",
         "data": "digits-sklearn",
         "variant": "paper",
+        "flray.phase": "comparison",
+        "setting": name,
     }
 
 
@@ -36,7 +44,7 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
         ({"method": {"fedavg": {}}}, "fedavg · digits-sklearn · α=0.2"),
     ):
         config, (point, *_) = specs({**content, "arms": arms})
-        assert title(point) == f"{name} · seed 0"
-        assert tags(config) == {"paper": "fedskc", "table": "table5"}
+        assert setting_title(point) == name
+        assert sweep_tags(config) == {"paper": "fedskc", "table": "table5"}
         if "data" in arms:
-            assert varied_params(point.setting) == {"_method": "LCL alone", "_data": "Digits"}
+            assert varied(point) == {"_method": "LCL alone", "_data": "Digits"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flray.records.events import read_events
-from flray.tuning import trial_figures
+from flray.tuning import summary
 
 SWEEP = Path(__file__).parents[1] / "fixtures" / "begun_sweep"
 
@@ -21,13 +21,13 @@ def test_several_processes_draw_what_one_does(
     """Also where they fail: what they leave is drawn here."""
     lines: list[str] = []
     monkeypatch.setattr(sys, "executable", python)
-    monkeypatch.setattr(trial_figures, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(summary, "usable_cpus", lambda: 2)
     found = []
     for least in (20, 1):
-        monkeypatch.setattr(trial_figures, "TRIALS_PER_PROCESS", least)
+        monkeypatch.setattr(summary, "TRIALS_PER_PROCESS", least)
         folder = tmp_path / str(least)
         shutil.copytree(SWEEP, folder)
-        trial_figures.draw_trials(folder, lines.append)
+        summary.draw_trials(folder, lines.append)
         found.append(
             {
                 trial.name: [
@@ -42,7 +42,7 @@ def test_several_processes_draw_what_one_does(
     assert found[0] == found[1] and len(found[0]) == 2
     assert "figures/curves.png" in found[0]["0001"]
     assert lines == ["the figures of 2 trials are drawn, in 2 processes"]
-    trial_figures.draw_trials(folder, lines.append)  # once
+    summary.draw_trials(folder, lines.append)  # once
     assert [event["type"] for event in read_events(folder / "trials" / "0001")].count(
         "artifact"
     ) == len(found[1]["0001"])
