@@ -71,15 +71,8 @@ def tune(
     InterruptedRunError
         If the user stopped it; the message tells how to continue.
     """
-    return sweep.tune(
-        source,
-        overrides,
-        address=address,
-        progress=progress,
-        smoke=smoke,
-        write_report=write_report,
-        **replaced,
-    )
+    config = sweep.resolved(source, overrides, smoke, replaced)
+    return sweep.tune(config, address=address, progress=progress, write_report=write_report)
 
 
 def plan(
@@ -116,10 +109,10 @@ def plan(
     FlrayError
         As `tune`.
     """
-    found = sweep.plan(source, overrides, address=address, smoke=smoke, **replaced)
+    config = sweep.resolved(source, overrides, smoke, replaced)
     return [
         PlannedTrial(point.number, point.label, "" if taken is None else taken.name, point.phase)
-        for point, taken in found
+        for point, taken in sweep.plan(config, address)
     ]
 
 

@@ -144,6 +144,17 @@ def download(uri: str, folder: Path) -> int:
     return len(names)
 
 
+@contextlib.contextmanager
+def local_folder(uri: str) -> Iterator[Path]:
+    """Yield a folder with everything below an address: a temporary copy, or the folder itself."""
+    if not is_remote(uri):
+        yield Path(uri)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        download(uri, Path(folder))
+        yield Path(folder)
+
+
 def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
     """Download everything below an address into a folder atomically, once per node; False if there is nothing.
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,25 +32,15 @@ class CheckpointRef:
     uri: str
     round: int
 
-    @contextlib.contextmanager
-    def local(self) -> Iterator[Path]:
-        """Yield a local folder with its content."""
-        if not storage.is_remote(self.uri):
-            yield Path(self.uri)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            storage.download(self.uri, Path(folder))
-            yield Path(folder)
-
 
 def checkpoint_uri(folder: str, trial: str, round_: int) -> str:
     """Return the place of a trial's new checkpoint."""
-    return f"{folder}/{SESSION}/{trial}/checkpoint_{round_:06d}"
+    return f"{folder}/{SESSION}/{trial}/round_{round_:06d}"
 
 
 def in_order(folder: Path) -> list[Path]:
     """Return the files of a checkpoint, last the one that names the others."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = sorted(path for path in folder.iterdir() if path.is_file())
     return sorted(files, key=lambda path: path.match("round-*.json"))
 
 

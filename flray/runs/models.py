@@ -19,6 +19,7 @@ from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.resources import thread_count
+from flray.files import storage
 from flray.records import directory
 from flray.runs import resume_checks
 
@@ -195,7 +196,7 @@ def checkpoint_of(folder: Path) -> Iterator[Path]:
     newest = next(iter(checkpoints(f"{base}/{TUNE}", folder.name)), None)
     if newest is None:
         raise FlrayError(f"{folder}: the trial's checkpoint is gone; run it again")
-    with newest.local() as place:
+    with storage.local_folder(newest.uri) as place:
         yield place
 
 

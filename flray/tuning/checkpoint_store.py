@@ -70,7 +70,7 @@ class CheckpointStore:
     def read(self, stored: CheckpointRef) -> Iterator[Path]:
         """Yield a local folder with a checkpoint's content."""
         if not self._is_far:
-            with stored.local() as folder:
+            with storage.local_folder(stored.uri) as folder:
                 yield folder
             return
         with tempfile.TemporaryDirectory() as name:

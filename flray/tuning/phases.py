@@ -17,7 +17,7 @@ from flray.config.loader import experiment_at
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
 from flray.results.build_studies import Comparison
-from flray.tuning.space import Phase, TrialSpec, Values, trial_number
+from flray.tuning.space import Phase, TrialSpec, Values, first_values, trial_number
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
 from flray.tuning.units import STARTUP, Unit, units
 
@@ -74,10 +74,7 @@ class Phases:
     def probes(self) -> Iterator[TrialSpec]:
         """Yield a trial of everything that is compared, with the first value of each domain, to be checked."""
         for unit in self._units:
-            first = {
-                path: next(iter(domain.model_dump().values()))[0]
-                for path, domain in unit.space.items()
-            }
+            first = first_values(unit.space)
             yield self._spec(0, unit, first, self._config.sweep.seeds[0], "comparison")
 
     @property

@@ -8,13 +8,11 @@ of the last round. A trial without a checkpoint is copied only if this user owns
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -82,16 +80,6 @@ class FinishedTrial:
     name: str
     record: dict[str, Any]
 
-    @contextlib.contextmanager
-    def local(self) -> Iterator[Path]:
-        """Yield a local folder with its files."""
-        if not storage.is_remote(self.place):
-            yield Path(self.place)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            storage.download(self.place, Path(folder))
-            yield Path(folder)
-
 
 class FinishedTrials:
     """The finished trials of all sweeps in an output folder or bucket.
@@ -133,7 +121,7 @@ class FinishedTrials:
         """
         for found in self._same(sought):
             try:
-                with found.local() as source:
+                with storage.local_folder(found.place) as source:
                     verify_files(source, found.record)
                     if not self._take_checkpoint(found, folder.number, sweep, source, point):
                         _check_owner(found)
@@ -206,7 +194,7 @@ class FinishedTrials:
         newest = next(iter(checkpoints(f"{base}/{TUNE}", name)), None)
         if newest is None or newest.round != found.record["rounds"]:
             return False
-        with newest.local() as folder:
+        with storage.local_folder(newest.uri) as folder:
             digest = learnt_sha256(folder)
             if digest != found.record["sha256"]:
                 raise FlrayError(
@@ -217,15 +205,12 @@ class FinishedTrials:
             if evaluated:
                 _check_values(folder, source, found.record["metric"], point.experiment)
             place = f"{TUNE}/{TAKEN_OVER}/{number}/checkpoint_000000"
-            files = in_order(folder)
-            if storage.is_remote(self._output):
-                target = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
-                for path in files:
-                    relative = path.relative_to(folder).as_posix()
-                    storage.write(f"{target}/{relative}", read(path))
-            else:
-                for path in files:
-                    _link(path, sweep / place / path.relative_to(folder))
+            address = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
+            for path in in_order(folder):
+                if storage.is_remote(address):
+                    storage.write(f"{address}/{path.name}", read(path))
+                else:
+                    _link(path, sweep / place / path.name)
         return evaluated
 
 

@@ -15,9 +15,9 @@ from ray.tune.search import Searcher
 
 from flray import rng
 from flray.config.experiment import Config, Experiment
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
 from flray.errors import FlrayError
-from flray.tuning.space import TrialSpec, Values, trial_specs
+from flray.tuning.space import TrialSpec, Values, bounds, trial_specs, values_of
 from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder
 
 MAX_INFEASIBLE = 50
@@ -189,45 +189,16 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
                 return
 
 
-def distributions(space: Mapping[str, Domain]) -> dict[str, Any]:
-    """Return a space in Optuna's form; of grids and choices the indices of their values."""
+def _distribution(domain: Domain) -> Any:
+    """Return a domain in Optuna's form; of grids and choices the indices of their values."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    found: dict[str, Any] = {}
-    for path, domain in space.items():
-        match domain:
-            case Grid() | Choice():
-                found[path] = CategoricalDistribution(range(len(values_of(domain))))
-            case Uniform():
-                found[path] = FloatDistribution(*domain.uniform)
-            case LogUniform():
-                found[path] = FloatDistribution(*domain.loguniform, log=True)
-            case RandInt():
-                found[path] = IntDistribution(domain.randint[0], domain.randint[1] - 1)
-    return found
-
-
-def values_of(domain: Grid | Choice) -> list[Any]:
-    """Return the values of a grid or a choice."""
-    return domain.grid if isinstance(domain, Grid) else domain.choice
-
-
-def setting_of(space: Mapping[str, Domain], params: Mapping[str, Any]) -> Values:
-    """Return the setting of Optuna's parameters."""
-    return {
-        path: values_of(domain)[params[path]] if isinstance(domain, Grid | Choice) else params[path]
-        for path, domain in space.items()
-    }
-
-
-def params_of(space: Mapping[str, Domain], setting: Values) -> dict[str, Any]:
-    """Return a setting as Optuna's parameters."""
-    return {
-        path: values_of(domain).index(setting[path])
-        if isinstance(domain, Grid | Choice)
-        else setting[path]
-        for path, domain in space.items()
-    }
+    if isinstance(domain, Grid | Choice):
+        return CategoricalDistribution(range(len(values_of(domain) or ())))
+    low, high = bounds(domain)
+    if isinstance(domain, RandInt):
+        return IntDistribution(low, high - 1)
+    return FloatDistribution(low, high, log=isinstance(domain, LogUniform))
 
 
 def suggestions(
@@ -254,18 +225,21 @@ def suggestions(
         direction="maximize" if mode == "max" else "minimize",
         sampler=optuna.samplers.TPESampler(seed=seed % 2**32),
     )
-    known, failed = distributions(space), optuna.trial.TrialState.FAIL
+    known = {path: _distribution(domain) for path, domain in space.items()}
+    lists = {path: values_of(d) or () for path, d in space.items() if isinstance(d, Grid | Choice)}
+    failed = optuna.trial.TrialState.FAIL
     for setting, score in past:
         if score is None:
             outcome: dict[str, Any] = {"state": optuna.trial.TrialState.RUNNING}
         else:
             outcome = {"state": failed} if math.isnan(score) else {"value": score}
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=params_of(space, setting), distributions=known, **outcome
-            )
-        )
+        taken = {
+            path: lists[path].index(setting[path]) if path in lists else setting[path]
+            for path in space
+        }
+        study.add_trial(optuna.trial.create_trial(params=taken, distributions=known, **outcome))
     while True:
         asked = study.ask(known)
-        yield setting_of(space, asked.params)
+        given = asked.params
+        yield {path: lists[path][given[path]] if path in lists else given[path] for path in space}
         study.tell(asked, state=failed)

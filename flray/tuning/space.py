@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from flray import rng
@@ -15,7 +17,7 @@ from flray.config.arms import flatten_setting, format_value, label, registry_pat
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import ConfigErrors, experiment_at
 from flray.config.selection import choose_on_validation
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Uniform
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
 from flray.errors import ConfigError
 from flray.records.directory import flatten_settings
 from flray.records.events import FIRST, PHASE, TUNED
@@ -54,6 +56,11 @@ class TrialSpec:
     phase: Phase = "comparison"
     compared: Values | None = None
 
+    @cached_property
+    def key(self) -> str:
+        """The name of the folder of its setting's run; see `setting_key`."""
+        return setting_key(self.setting, self.phase)
+
     @property
     def values(self) -> Values:
         """The setting with its seed."""
@@ -63,6 +70,12 @@ class TrialSpec:
     def label(self) -> str:
         """A short label of the trial."""
         return f"{label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
+
+
+def setting_key(setting: Mapping[str, Any], phase: str) -> str:
+    """Return the name of the folder of a setting's run: the same for all its seeds, and after a resume."""
+    text = json.dumps([setting, phase], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def resolve_sweep(config: Config) -> Config:
@@ -187,21 +200,38 @@ def enumerate_settings(config: Config) -> list[Values]:
     return list(found.values())
 
 
-def draw_setting(domain: Domain, seed: int, sample: int, path: str) -> Any:
-    """Return one value of a random domain; the same for the same seed, sample and path."""
-    generator = rng.numpy_generator(seed, "sampling", extra=f"sweep/{sample}/{path}")
+def values_of(domain: Domain) -> Sequence[Any] | None:
+    """Return the values of a domain; None for an interval of real numbers."""
     match domain:
+        case Grid():
+            return domain.grid
         case Choice():
-            return domain.choice[int(generator.integers(len(domain.choice)))]
-        case Uniform():
-            return float(generator.uniform(*domain.uniform))
-        case LogUniform():
-            return math.exp(
-                generator.uniform(math.log(domain.loguniform[0]), math.log(domain.loguniform[1]))
-            )
+            return domain.choice
         case RandInt():
-            return int(generator.integers(*domain.randint))
-    raise TypeError(f"{path}: a grid is not drawn from")
+            return range(*domain.randint)
+    return None
+
+
+def bounds(domain: Domain) -> tuple[float, float]:
+    """Return the ends of an interval."""
+    low, high = next(iter(domain.model_dump().values()))
+    return low, high
+
+
+def first_values(space: Mapping[str, Domain]) -> Values:
+    """Return the first value of every domain."""
+    return {path: (values_of(domain) or bounds(domain))[0] for path, domain in space.items()}
+
+
+def draw_setting(domain: Domain, seed: int, sample: int, path: str) -> Any:
+    """Return one value of a domain; the same for the same seed, sample and path."""
+    generator = rng.numpy_generator(seed, "sampling", extra=f"sweep/{sample}/{path}")
+    if (values := values_of(domain)) is not None:
+        return values[int(generator.integers(len(values)))]
+    low, high = bounds(domain)
+    if isinstance(domain, LogUniform):
+        return math.exp(generator.uniform(math.log(low), math.log(high)))
+    return float(generator.uniform(low, high))
 
 
 def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list[TrialSpec]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
 from flray.tuning.space import TrialSpec, setting_title
-from flray.tuning.trial_store import TrialFolder
+from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
@@ -70,9 +70,8 @@ class Standing:
 
     def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
         self._points = points
-        self._statuses: dict[str, str] = {}
-        self._scores: dict[str, float] = {}
-        self._metrics: dict[str, str] = {}
+        # The status, score and metric of each trial.
+        self._trials: dict[str, tuple[str, float, str]] = {}
         for number in points:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
@@ -82,15 +81,12 @@ class Standing:
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
-        self._statuses[number] = status
-        if status == "finished" and not math.isnan(score):
-            self._scores[number] = score
-            self._metrics[number] = metric or next(iter(self._metrics.values()), "")
+        self._trials[number] = status, score, metric
 
     def line(self) -> str:
         """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
-        found = Counter(self._statuses.get(number, "waiting") for number in self._points)
-        ended = sum(found[status] for status in ("finished", "stopped", "failed"))
+        found = Counter(status for status, _, _ in self._trials.values())
+        ended = sum(found[status] for status in ENDED_STATUSES)
         parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
         parts += [f"{found['failed']} failed"] if found["failed"] else []
         best = self.best()
@@ -102,15 +98,16 @@ class Standing:
         Scores of different metrics say nothing of each other: with global and clients' own models in
         one sweep, that is the best by each.
         """
-        compared = {
-            number: score
-            for number, score in self._scores.items()
-            if self._points[number].phase != "tuning"
+        ended = {
+            number: (score, metric)
+            for number, (status, score, metric) in self._trials.items()
+            if status == "finished" and not math.isnan(score)
         }
+        compared = {n: one for n, one in ended.items() if self._points[n].phase != "tuning"}
         found: dict[str, dict[str, list[float]]] = {}
-        for number, score in (compared or self._scores).items():
+        for number, (score, metric) in (compared or ended).items():
             title = setting_title(self._points[number])
-            found.setdefault(self._metrics[number], {}).setdefault(title, []).append(score)
+            found.setdefault(metric, {}).setdefault(title, []).append(score)
         if len(found) == 1:
             return _best(*found.popitem())
         return "; ".join(

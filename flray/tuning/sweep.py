@@ -39,7 +39,14 @@ from flray.tracking.sync import run_directories
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, sweep_tags, trial_specs
+from flray.tuning.space import (
+    TrialSpec,
+    enumerate_settings,
+    first_values,
+    resolve_sweep,
+    sweep_tags,
+    trial_specs,
+)
 from flray.tuning.standing import SweepProgress
 from flray.tuning.summary import ReportWriter, finish
 from flray.tuning.trial_store import (
@@ -51,17 +58,13 @@ from flray.tuning.trial_store import (
 
 
 def tune(
-    source: str | Path | Mapping[str, Any] | Config,
-    overrides: Iterable[str] = (),
+    config: Config,
     *,
     address: str | None = None,
     progress: SweepProgress | None = None,
-    smoke: bool = False,
     write_report: ReportWriter | None = None,
-    **replaced: Any,
 ) -> SweepResult:
-    """Run a sweep; see `flray.api.tune`, which passes the report writer."""
-    config = _resolved(source, overrides, smoke, replaced)
+    """Run a sweep, given its `resolved` configuration; see `flray.api.tune`, which passes the report writer."""
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
         sweep.check()
@@ -83,28 +86,21 @@ def tune(
             return sweep.drive(folder)
 
 
-def plan(
-    source: str | Path | Mapping[str, Any] | Config,
-    overrides: Iterable[str] = (),
-    *,
-    address: str | None = None,
-    smoke: bool = False,
-    **replaced: Any,
-) -> list[tuple[TrialSpec, FinishedTrial | None]]:
-    """Return the trials of a sweep; see `flray.api.plan`."""
-    config = _resolved(source, overrides, smoke, replaced)
+def plan(config: Config, address: str | None) -> list[tuple[TrialSpec, FinishedTrial | None]]:
+    """Return the trials of a sweep, given its `resolved` configuration; see `flray.api.plan`."""
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(config, address, NullProgress(), stack, None)
         sweep.check()
         return sweep.find()
 
 
-def _resolved(
+def resolved(
     source: str | Path | Mapping[str, Any] | Config,
     overrides: Iterable[str],
     smoke: bool,
     replaced: Mapping[str, Any],
 ) -> Config:
+    """Return the checked configuration of a sweep; see `flray.api.tune`."""
     config = load(source, [*overrides, *replaced.items()])
     return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
 
@@ -227,7 +223,9 @@ class _Sweep:
             probes = list(self._phases.probes())
         else:
             self._points = {point.number: point for point in trial_specs(self._config, known)}
-            probes = list(self._points.values()) if known else list(self._probes())
+            probes = list(self._points.values())
+            if not known:  # a search has suggested none so far
+                probes = trial_specs(self._config, [first_values(self._config.space)])
         if known or self._phases is not None:
             _check_reference(self._config, probes)
         import ray
@@ -241,14 +239,6 @@ class _Sweep:
         self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
         self._resources.check(probes)
         self.code = code_of(*(point.experiment for point in probes))
-
-    def _probes(self) -> Iterator[TrialSpec]:
-        """Yield one trial to check before a search has suggested any: the first value of every domain."""
-        setting = {
-            path: next(iter(domain.model_dump().values()))[0]
-            for path, domain in self._config.space.items()
-        }
-        yield from trial_specs(self._config, [setting])
 
     def drive(self, folder: Path, labels: Mapping[str, str] | None = None) -> SweepResult:
         """Run the remaining trials, finish the parent run, and return the result."""
@@ -344,7 +334,6 @@ class _Sweep:
         """Create the folders of trials, and take over what other sweeps have finished of them."""
         finished = self._finished(notify)
         taken: list[str] = []
-        other_code = 0
         for point in points:
             trial, sought = TrialFolder(folder, point.number), self._sought(point)
             trial.create(point, self._config, sought.identity, sought.code)
@@ -356,10 +345,6 @@ class _Sweep:
             ):
                 found = finished.take(trial, point, sought, folder, self._config)
                 taken += [found.name.rpartition("/")[0]] if found else []
-            other_code += (
-                trial.status in TERMINAL_STATUSES
-                and trial.identity.get("identity", sought.identity) != sought.identity
-            )
         for line in finished.of_other_code if finished is not None else ():
             notify(line)
         if taken:
@@ -367,11 +352,6 @@ class _Sweep:
                 f"{len(taken)} of {len(points)} trials are taken over from "
                 f"{', '.join(dict.fromkeys(taken))}, which finished them (sweep.reuse=false runs "
                 "everything)"
-            )
-        if other_code:
-            notify(
-                f"{other_code} trials ended under other code or data than are here now; they are "
-                "kept as they are (a new sweep runs them again)"
             )
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
@@ -382,8 +362,6 @@ class _Sweep:
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
-        if self._phases is None and over == self._total:
-            return
         notify = logged(self._progress.say)
         with quiet_ray():
             for batch in self._batches(folder):
@@ -392,17 +370,18 @@ class _Sweep:
                 if self._phases is not None:
                     self._points = {point.number: point for point in batch.points}
                     self._create(folder, batch.points, notify)
-                left = [p for p in batch.points if not has_reached(folder, p, batch.until)]
-                if not left and self._phases is not None:
+                left = sum(not has_reached(folder, p, batch.until) for p in batch.points)
+                if self._config.sweep.search == "optuna":
+                    left = self._total - over
+                if not left:
                     continue
                 if not self._connected:
                     self._connect()
-                rounds = self._total - over if self._phases is None else len(left)
-                callback = TrialRecorder(
+                recorder = TrialRecorder(
                     folder,
                     self._config,
                     self._points,
-                    rounds * (batch.until or self._config.experiment.rounds),
+                    left * (batch.until or self._config.experiment.rounds),
                     tracker,
                     self._progress,
                     self._write_report is not None,
@@ -414,20 +393,16 @@ class _Sweep:
                         self._resources,
                         self._points,
                         lambda points: self._create(folder, points, lambda line: None),
-                        callback,
+                        recorder,
                         until=batch.until,
                         other_gpus=self.other_gpus,
                         joined=self._address is not None,
                     )
                 finally:
-                    callback.close()
-                if not all(
-                    has_reached(folder, point, batch.until) for point in self._points.values()
-                ):
+                    recorder.close()
+                reached = [has_reached(folder, p, batch.until) for p in self._points.values()]
+                if not all(reached) or (self._phases is None and len(reached) < self._total):
                     raise KeyboardInterrupt  # Tune has recorded it, and let the trials end their steps
-        ended = sum(f.status in (*TERMINAL_STATUSES, "failed") for f in trial_folders(folder))
-        if self._phases is None and ended < self._total:
-            raise KeyboardInterrupt
         if not any(trial.identity.get("phase") != "tuning" for trial in trial_folders(folder)):
             reasons = [f.identity.get("failure") for f in trial_folders(folder)]
             first = next((str(reason).splitlines()[0] for reason in reasons if reason), "unknown")

@@ -18,7 +18,7 @@ import torch
 from ray import tune
 
 from flray import bits, registry
-from flray.config.experiment import Checkpointing, Config, Experiment
+from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
 from flray.devices.identity import GpuIdentity, check_alike, difference
 from flray.errors import DataError, FlrayError, nearest
@@ -116,20 +116,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     Tune knows of no checkpoints: a trial writes its own, and continues from the newest whenever it
     starts, after a crash of its process as after one of the driver.
     """
-
-    _shared: SweepContext
-    _step_seconds: float
-    _rounds: int
-    _pause: int
-    _metric: str
-    _course: RunningReport
-    _recent: list[tuple[float, int, dict[str, float]]]
-    _carried: list[tuple[int, dict[str, float]]]
-    _saved_at: float
-    _unsaved: float
-    _written: list[int]
-    _checkpointing: Checkpointing
-    _gpus: list[GpuIdentity]
 
     def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
         """Open the federation of a trial."""
@@ -247,7 +233,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._opened: Federation | None = None
         self._lines: list[str] = []
         self._metric = ""
-        self._recent, self._carried, self._gpus, self._written = [], [], [], []
+        self._recent: list[tuple[float, int, dict[str, float]]] = []
+        self._carried: list[tuple[int, dict[str, float]]] = []
+        self._gpus: list[GpuIdentity] = []
+        self._written: list[int] = []
         self._recorded = int(point.get("recorded", 0))
         self._saved_at = time.monotonic()
         scheduler = self._shared.config.sweep.scheduler
@@ -256,16 +245,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             experiment = experiment_at(self._shared.config, dict(point["values"]))
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
-            self._rounds, self._checkpointing = experiment.rounds, experiment.checkpoint
+            self._checkpointing = experiment.checkpoint
             self._unsaved = self._checkpointing.pause(0.0)
-            self._pause = min(self._rounds, point.get("until") or self._rounds)
-            data = self._shared.data.get(data_key(experiment))
-            outline, samples, fingerprint = data if data is not None else (None, None, "")
-            shared = (
-                SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
-                if data is not None
-                else None
-            )
+            self._pause = min(experiment.rounds, point.get("until") or experiment.rounds)
+            shared = samples = None
+            if data := self._shared.data.get(data_key(experiment)):
+                outline, samples, fingerprint = data
+                shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
             spec = build_spec(experiment, shared)
             chosen = point.get("metric", self._shared.config.sweep.metric)
             self._metric = score_metric(chosen, spec.primary_metric)

@@ -6,12 +6,10 @@ deviation.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from flray.tracking.sync import SETTINGS
 from flray.tuning.space import (
     TrialSpec,
     Values,
+    setting_key,
     setting_params,
     setting_tags,
     setting_title,
@@ -143,12 +142,6 @@ class TrialFolder:
         return content
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The trial's resolved experiment."""
-        content: dict[str, Any] = directory.read_config(self.path)["experiment"]
-        return content
-
-    @property
     def status(self) -> RunStatus:
         """waiting, running, finished, stopped (early) or failed."""
         status: RunStatus = self.identity["status"]
@@ -218,17 +211,9 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
     return settings
 
 
-def setting_key(setting: Mapping[str, Any], phase: str) -> str:
-    """Return the name of the folder of a setting's run: the same for all its seeds, and after a resume."""
-    text = json.dumps([setting, phase], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
 def begin_setting(sweep: Path, point: TrialSpec, parent: Mapping[str, Any], config: Config) -> str:
     """Begin the run of a trial's setting, or take it up again, and return its unique name."""
-    key = setting_key(point.setting, point.phase)
-    uid = f"{parent['uid']}-{key}"
-    folder = sweep / SETTINGS / key
+    uid, folder = f"{parent['uid']}-{point.key}", sweep / SETTINGS / point.key
     if (folder / JOURNAL).exists():
         events = read_events(folder / JOURNAL)
         if not events or events[-1]["type"] != "end":
@@ -268,11 +253,10 @@ class SettingRuns:
         self._seeds = len(config.sweep.seeds)
         self._journals: dict[str, Journal] = {}
         self._rounds: dict[str, Rounds] = {}
-        self._keys: dict[str, str] = {}
 
     def open(self, trial: str) -> Path:
         """Open the run of a trial's setting, which has begun, and return its folder."""
-        key = self._key(trial)
+        key = self._points[trial].key
         folder = self._sweep / SETTINGS / key
         if key not in self._journals:
             self._journals[key] = Journal(folder / JOURNAL)
@@ -287,15 +271,15 @@ class SettingRuns:
         # kill took another time.
         self._rounds.setdefault(trial, {}).setdefault(round_, _compared(metrics))
         members = self._members(trial)
-        found = [self._rounds.get(member, {}).get(round_) for member in members]
-        whole = [one for one in found if one is not None]
+        whole = [self._rounds[m][round_] for m in members if round_ in self._rounds.get(m, {})]
         enough = self._points[trial].phase == "tuning" or len(members) >= self._seeds
         if self._live and enough and len(whole) == len(members):
-            self._journals[self._key(trial)].record_round(round_, mean_and_deviation(whole))
+            journal = self._journals[self._points[trial].key]
+            journal.record_round(round_, mean_and_deviation(whole))
 
     def data(self, trial: str, held: Mapping[str, Any]) -> None:
         """Record the data set of a trial for its setting; all seeds have the same."""
-        record_data(self._journals[self._key(trial)], held)
+        record_data(self._journals[self._points[trial].key], held)
 
     def close(self) -> None:
         """Close the journals; a setting without an end event may continue later."""
@@ -303,15 +287,9 @@ class SettingRuns:
             journal.close()
         self._journals.clear()
 
-    def _key(self, trial: str) -> str:
-        if trial not in self._keys:
-            point = self._points[trial]
-            self._keys[trial] = setting_key(point.setting, point.phase)
-        return self._keys[trial]
-
     def _members(self, trial: str) -> list[str]:
-        key = self._key(trial)
-        return [number for number in self._points if self._key(number) == key]
+        key = self._points[trial].key
+        return [number for number, point in self._points.items() if point.key == key]
 
 
 def complete_settings(sweep: Path) -> None:
@@ -351,17 +329,14 @@ def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
     A metric that is not a finite number at every seed has neither, because a round was not evaluated
     or a seed's loss diverged.
     """
-    return dict(_over_seeds(seeds))
-
-
-def _over_seeds(seeds: list[dict[str, float]]) -> Iterator[tuple[str, float]]:
+    found: dict[str, float] = {}
     for name in seeds[0]:
         values = [one[name] for one in seeds if name in one]
-        if not all(map(math.isfinite, values)):
-            continue
-        yield name, statistics.fmean(values)
-        if len(values) > 1:
-            yield f"{name}/{STD}", statistics.stdev(values)
+        if all(map(math.isfinite, values)):
+            found[name] = statistics.fmean(values)
+            if len(values) > 1:
+                found[f"{name}/{STD}"] = statistics.stdev(values)
+    return found
 
 
 def _compared(metrics: Mapping[str, float]) -> dict[str, float]:

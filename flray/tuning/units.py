@@ -16,9 +16,9 @@ from flray.config.arms import label, registry_paths
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.selection import PLACES
-from flray.config.sweep import Choice, Domain, Grid, RandInt, Tune
-from flray.errors import ConfigError, FlrayError, nearest
-from flray.tuning.space import Values, draw_setting
+from flray.config.sweep import Domain, Grid, Tune
+from flray.errors import ConfigError, nearest
+from flray.tuning.space import Values, bounds, draw_setting, values_of
 
 STARTUP = 10
 """Settings of an arm that are common to all arms before Optuna looks at any score."""
@@ -60,15 +60,8 @@ class Unit:
     @property
     def size(self) -> int | None:
         """How many settings there are; None for intervals of real numbers."""
-        sizes = []
-        for domain in self.space.values():
-            if isinstance(domain, RandInt):
-                sizes.append(domain.randint[1] - domain.randint[0])
-            elif isinstance(domain, Grid | Choice):
-                sizes.append(len(_values(domain)))
-            else:
-                return None
-        return math.prod(sizes)
+        values = [values_of(domain) for domain in self.space.values()]
+        return None if None in values else math.prod(len(one) for one in values if one is not None)
 
     def suggest(
         self,
@@ -97,9 +90,9 @@ class Unit:
             Whether a score is better high or low.
         """
         if self.size is not None and self.size <= tune.samples:
-            axes = {path: _values(domain) for path, domain in self.space.items()}
-            combination = next(itertools.islice(itertools.product(*axes.values()), index, None))
-            return dict(zip(axes, combination, strict=True))
+            axes = [values_of(domain) or () for domain in self.space.values()]
+            combination = next(itertools.islice(itertools.product(*axes), index, None))
+            return dict(zip(self.space, combination, strict=True))
         if tune.search != "optuna" or index < STARTUP:
             found = self._common(seed)
         else:
@@ -187,19 +180,15 @@ def _value_at(content: Any, path: str) -> Any:
 
 
 def _holds(domain: Domain, value: Any) -> bool:
-    if isinstance(domain, Grid | Choice):
-        return value in _values(domain)
-    low, high = next(iter(domain.model_dump().values()))
-    if isinstance(value, bool) or not isinstance(
-        value, int if isinstance(domain, RandInt) else int | float
-    ):
-        return False
-    return bool(low <= value < high if isinstance(domain, RandInt) else low <= value <= high)
+    values = values_of(domain)
+    if values is not None:
+        return value in values and (type(value) is int or not isinstance(values, range))
+    low, high = bounds(domain)
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def _draw(domain: Domain, seed: int, number: int, path: str) -> Any:
-    one = Choice(choice=domain.grid) if isinstance(domain, Grid) else domain
-    return draw_setting(one, seed, number, path.removeprefix("experiment."))
+    return draw_setting(domain, seed, number, path.removeprefix("experiment."))
 
 
 def _is_compared(path: str) -> bool:
@@ -273,14 +262,3 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
                 f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
                 "have the same budget; or search by random or optuna",
             )
-
-
-def _values(domain: Domain) -> list[Any]:
-    match domain:
-        case Grid():
-            return list(domain.grid)
-        case Choice():
-            return list(domain.choice)
-        case RandInt():
-            return list(range(*domain.randint))
-    raise FlrayError("an interval has no list of values")

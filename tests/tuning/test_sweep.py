@@ -194,7 +194,7 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
-    script = "import sys; from flray.tuning.sweep import tune; tune(sys.argv[1])"
+    script = "import sys; from flray.api import tune; tune(sys.argv[1])"
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
