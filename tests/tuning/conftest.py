@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+ONE = {"concurrency": 1}
+"""Trials one after the other share a process, whose start takes longer than such a trial."""
+
 
 @pytest.fixture
 def content(tmp_path: Path) -> dict[str, Any]:
@@ -23,8 +26,14 @@ def content(tmp_path: Path) -> dict[str, Any]:
             "tracking": {"uri": None},
         },
         "space": {"local.lr": {"grid": [0.02, 0.1]}},
-        "sweep": {"seeds": [0, 1]},
+        "sweep": {"seeds": [0, 1], **ONE},
     }
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a database of MLflow, which takes seconds to make; tests name their experiments."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
 
 
 @pytest.fixture

@@ -28,14 +28,15 @@ from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.tuning.helpers import Seen, digests
 
-ARMS = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
+LOCAL = {"local": {"algorithm": "local"}}
 
 
 @pytest.fixture
 def armed(content: dict[str, Any]) -> dict[str, Any]:
-    """Two methods at one seed, two rounds each."""
+    """A method at one seed, two rounds."""
     content["experiment"] |= {"rounds": 2, "checkpoint": {"min_seconds": 0}}
-    return {**content, "space": {}, "arms": ARMS, "sweep": {"seeds": [0]}}
+    content["sweep"]["seeds"] = [0]
+    return {**content, "space": {}, "arms": {"method": {"fedavg": {}}}}
 
 
 def _by_trial(result: SweepResult) -> dict[tuple[str, int], str]:
@@ -49,36 +50,36 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     armed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = api.tune(armed)
-    armed["arms"] = {"method": {**ARMS["method"], "fedbn": {"algorithm": "fedbn"}}}
-    armed["sweep"] = {"seeds": [0, 1]}
+    armed["arms"]["method"] |= LOCAL
+    armed["sweep"]["seeds"] = [0, 1]
     file = tmp_path / "more.yaml"
     file.write_text(yaml.safe_dump(armed))
 
     assert invoke(["tune", str(file), "--plan"]) == 0
     shown = capsys.readouterr().out
-    assert "6 trials: 2 taken over, 4 to be run" in shown and "small/001/0002" in shown
+    assert "4 trials: 1 taken over, 3 to be run" in shown and "small/001/0001" in shown
     assert not (tmp_path / "runs" / "small" / "002").exists()
 
     seen = Seen()
     more = api.tune(file, progress=seen)
     assert more.folder.name == "002"
-    ran = ["fedavg seed=1", "fedbn seed=0", "fedbn seed=1", "local seed=1"]
+    ran = ["fedavg seed=1", "local seed=0", "local seed=1"]
     assert sorted(seen.started) == ran
     assert [line for line in seen.lines if "taken over" in line] == [
-        "2 of 6 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
+        "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
         "everything)"
     ]
     whole = api.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
-    assert _by_trial(more) == _by_trial(whole) and len(_by_trial(whole)) == 6
+    assert _by_trial(more) == _by_trial(whole) and len(_by_trial(whole)) == 4
     assert _by_trial(first).items() <= _by_trial(more).items()
     same = ["arms.method", "seed", "status", "rounds", "score", "global/common/accuracy"]
     assert more.results[same].equals(whole.results[same])
     texts = [(one.folder / "table.txt").read_text() for one in (more, whole)]
     tables = [[line for line in text.splitlines() if line.startswith("│")] for text in texts]
-    assert "2 of 6 trials were taken over from small/001" in texts[0] and tables[0] == tables[1]
+    assert "1 of 4 trials were taken over from small/001" in texts[0] and tables[0] == tables[1]
 
     taken = [f for f in trial_folders(more.folder) if f.identity.get("taken_over")]
-    assert len(taken) == 2
+    assert len(taken) == 1
     for folder in taken:
         (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
         assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
@@ -133,7 +134,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any]) -> None
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict[str, Any]) -> None:
     """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
-    armed["arms"] = {"method": {**ARMS["method"], "fedbn": {"algorithm": "fedbn"}}}
+    armed["arms"]["method"] |= {**LOCAL, "fedbn": {"algorithm": "fedbn"}}
     first = api.tune(armed)
     edited, gone, _ = trial_folders(first.folder)
     for trial in (edited, gone):

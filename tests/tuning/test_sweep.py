@@ -31,13 +31,13 @@ CURVES = ("score", "global/common/accuracy", "train/loss")
 
 @pytest.mark.usefixtures("ray_here")
 def test_killed_it_ends_with_one_parent_and_four_children(
-    content: dict[str, Any], tmp_path: Path
+    content: dict[str, Any], tmp_path: Path, store: str
 ) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
     content["experiment"] |= {
-        "tracking": {"uri": uri, "experiment": "sweeps"},
+        "tracking": {"uri": store, "experiment": "killed"},
         "checkpoint": {"min_seconds": 0.0},
     }
+    content["sweep"]["concurrency"] = 2
     content["space"] = {"local.lr": {"grid": [0.02, 0.1]}, "algorithm": {"grid": ["fedavg"]}}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
@@ -60,11 +60,11 @@ def test_killed_it_ends_with_one_parent_and_four_children(
     for run in (trial.path, alone.folder):
         drawn = sorted(path.name for path in (run / "figures").iterdir())
         assert drawn == ["clients.png", "curves.png", "partition.png"]
-    _check_tracked(uri, folder)
+    _check_tracked(store, folder)
     _check_tables(folder)
     # A finished sweep gives the same result; nothing is run or tracked again.
     assert digests(api.resume_sweep(folder)) == digests(result)
-    _check_tracked(uri, folder)
+    _check_tracked(store, folder)
 
 
 def _check_tracked(uri: str, folder: Path) -> None:
@@ -74,7 +74,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         points = client.get_metric_history(run.info.run_id, name)
         return [point.step for point in points], [point.value for point in points]
 
-    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("killed").experiment_id])
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     settings = [run for run in runs if run.data.tags.get("flray.kind") == "setting"]
     children = [run for run in runs if "trial" in run.data.tags]
@@ -188,13 +188,16 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
 
 
 @pytest.mark.slow
-def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    content["experiment"] |= {"rounds": 1, "tracking": {"uri": uri, "experiment": "sweeps"}}
+def test_two_sweeps_of_one_name_at_once(
+    content: dict[str, Any], tmp_path: Path, store: str
+) -> None:
+    content["experiment"] |= {"rounds": 1, "tracking": {"uri": store, "experiment": "at once"}}
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
-    script = "import sys; from flray.api import tune; tune(sys.argv[1])"
+    script = (
+        "import sys; from flray import api; api.write_report = lambda *_: []; api.tune(sys.argv[1])"
+    )
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -205,8 +208,8 @@ def test_two_sweeps_of_one_name_at_once(content: dict[str, Any], tmp_path: Path)
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (SweepResult(tmp_path / "runs" / "small" / n) for n in ("001", "002"))
     assert digests(first) == digests(second)
-    client = connect(uri)
-    runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+    client = connect(store)
+    runs = client.search_runs([client.get_experiment_by_name("at once").experiment_id])
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
@@ -287,21 +290,21 @@ def test_a_mistake_is_refused_before_anything_is_created(
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
-    content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str
 ) -> None:
-    uri, own, file = (f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "own.py", tmp_path / "s.yaml")
+    own, file = tmp_path / "own.py", tmp_path / "s.yaml"
     own.write_text(f"MARK = ''\n{OWN_METHODS}".replace("own-bad", "own-worse"))
     content["experiment"] |= {
         "rounds": 2,
         "plugins": [str(own)],
         "algorithm": "own-worse",
-        "tracking": {"uri": uri, "experiment": "sweeps"},
+        "tracking": {"uri": store, "experiment": "failures"},
     }
     file.write_text(yaml.safe_dump(content))
 
     def parent() -> Any:
-        client = connect(uri)
-        runs = client.search_runs([client.get_experiment_by_name("sweeps").experiment_id])
+        client = connect(store)
+        runs = client.search_runs([client.get_experiment_by_name("failures").experiment_id])
         (found,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
         return found
 
@@ -339,7 +342,7 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
     import ray
 
     content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
-    content["space"] = {}
+    content["space"], content["sweep"]["concurrency"] = {}, "auto"
     progress = _Free()
     ray.shutdown()  # the one without a GPU
     ray.init(

@@ -44,9 +44,10 @@ def left(folder: Path) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_killed_while_tuning_and_while_comparing(tuned: dict[str, Any], tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    tuned["experiment"]["tracking"] = {"uri": uri, "experiment": "tuned"}
+def test_killed_while_tuning_and_while_comparing(
+    tuned: dict[str, Any], tmp_path: Path, store: str
+) -> None:
+    tuned["experiment"]["tracking"] = {"uri": store, "experiment": "tuned"}
     file = tmp_path / "tuned.yaml"
     file.write_text(yaml.safe_dump(tuned))
     folder = tmp_path / "runs" / "small" / "001"
@@ -56,7 +57,7 @@ def test_killed_while_tuning_and_while_comparing(tuned: dict[str, Any], tmp_path
     resumed = api.resume_sweep(folder)
 
     changes = ["sweep.reuse=false", f"output={tmp_path / 'whole'}", "tracking.uri=null"]
-    whole = api.tune(file, changes)
+    whole = api.tune(file, [*changes, "sweep.concurrency=1"])
     assert left(resumed.folder) == left(whole.folder)
     tables = [build_table(load_folder(one.folder)) for one in (resumed, whole)]
     assert tables[0].conclusions == tables[1].conclusions
@@ -65,13 +66,13 @@ def test_killed_while_tuning_and_while_comparing(tuned: dict[str, Any], tmp_path
     assert (resumed.folder / "tuning.csv").read_text().count("\n") == 1 + 2 + 2
     assert "tuning of local: " in (resumed.folder / "table.txt").read_text()
 
-    client = connect(uri)
+    client = connect(store)
     runs = client.search_runs([client.get_experiment_by_name("tuned").experiment_id])
     assert sum("mlflow.parentRunId" not in run.data.tags for run in runs) == 1
     phases = [run.data.tags["flray.phase"] for run in runs if "trial" in run.data.tags]
     assert (phases.count("tuning"), phases.count("comparison")) == (4, 4)
     assert {run.info.status for run in runs} == {"FINISHED"}
-    read = load_mlflow(uri, "tuned", tmp_path / "read")
+    read = load_mlflow(store, "tuned", tmp_path / "read")
     assert list(build_table(read).rows) == list(tables[0].rows) and len(read.tuning) == 4
 
     planned = api.plan(file, ["tracking.uri=null"])
