@@ -14,7 +14,7 @@ from flray.runs import runner
 from flray.runs.progress import Progress
 from flray.runs.runner import Result
 from flray.tuning import sweep
-from flray.tuning.standing import SweepProgress
+from flray.tuning.summary import SweepProgress
 
 
 class PlannedTrial(NamedTuple):

@@ -31,7 +31,7 @@ from flray.tracking.background import Tracker
 from flray.tracking.sync import parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
-from flray.tuning.standing import ReportPage, Standing, SweepProgress
+from flray.tuning.summary import ReportPage, Standing, SweepProgress
 from flray.tuning.trial_store import SettingRuns, TrialFolder
 
 # The result of a trial's step, with Tune's own values.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
+from flray.config.sweep import Tune
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
 from flray.results.build_studies import Comparison
@@ -56,10 +57,9 @@ class Phases:
     """
 
     def __init__(self, config: Config, settings: Sequence[Values] = ()) -> None:
-        self._config, self._tune, self._until = config, config.sweep.tune, config.sweep.until
-        self._units = [Unit(setting, {}) for setting in settings]
-        if self._tune is not None:
-            self._units = units(config)
+        self._config, self._until = config, config.sweep.until
+        self._is_tuned, self._tune = config.sweep.tune is not None, config.sweep.tune or Tune()
+        self._units = units(config) if self._is_tuned else [Unit(one, {}) for one in settings]
 
     def next(self, sweep: Path) -> Batch | None:
         """Return the next batch; None where all is done.
@@ -81,15 +81,18 @@ class Phases:
     def most(self) -> int:
         """How many trials there will be at most."""
         seeds = self._until.at_most if self._until else len(self._config.sweep.seeds)
-        tuned = sum(unit.budget(self._tune) for unit in self._units) if self._tune else 0
-        return tuned * len(self._tune.seeds if self._tune else ()) + len(self._units) * seeds
+        tuned = sum(unit.budget(self._tune) for unit in self._units)
+        return tuned * len(self._tune.seeds) + len(self._units) * seeds
 
     # Tuning
 
     @cached_property
+    def _most(self) -> int:
+        return max((unit.budget(self._tune) for unit in self._units), default=0)
+
+    @cached_property
     def _generations(self) -> list[tuple[int, int]]:
-        assert self._tune is not None
-        most = max((unit.budget(self._tune) for unit in self._units), default=0)
+        most = self._most
         if self._tune.search != "optuna":
             return [(0, most)]
         ends = [*range(STARTUP, most, GENERATION), most]
@@ -98,7 +101,6 @@ class Phases:
     @cached_property
     def _rungs(self) -> list[int]:
         """The rounds that end a rung: the worse settings stop there. Empty without a scheduler."""
-        assert self._tune is not None
         found, scheduler = [], self._tune.scheduler
         rung = float(scheduler.grace_period) if scheduler else math.inf
         while math.isfinite(rung) and round(rung) < self._config.experiment.rounds:
@@ -107,8 +109,6 @@ class Phases:
         return list(dict.fromkeys(found))
 
     def _tuning(self, sweep: Path) -> Batch | None:
-        if self._tune is None:
-            return None
         for start, stop in self._generations:
             entries = [
                 (u, k)
@@ -143,7 +143,6 @@ class Phases:
 
         A suggestion depends on the scores of earlier generations and on the settings before it.
         """
-        assert self._tune is not None
         before = [
             [self._tuned(sweep, u, i) for i in range(min(start, unit.budget(self._tune)))]
             for u, unit in enumerate(self._units)
@@ -182,12 +181,10 @@ class Phases:
         return {path: setting[path] for path in self._units[u].space}
 
     def _tuned_index(self, u: int, k: int) -> int:
-        assert self._tune is not None
         return (k * len(self._units) + u) * len(self._tune.seeds)
 
     @property
     def _mode(self) -> str:
-        assert self._tune is not None
         return "min" if lower_is_better(self._tune.metric) else self._config.sweep.mode
 
     def _score(
@@ -204,7 +201,6 @@ class Phases:
         whole : bool
             Whether the score is NaN unless every trial has run to the end.
         """
-        assert self._tune is not None
         scores = []
         for s in range(len(self._tune.seeds)):
             folder = self._folder(sweep, u, k, s)
@@ -215,7 +211,6 @@ class Phases:
         return math.fsum(scores) / len(scores)
 
     def _failed(self, sweep: Path, u: int, k: int) -> bool:
-        assert self._tune is not None
         seeds = range(len(self._tune.seeds))
         return any(self._folder(sweep, u, k, s).status == "failed" for s in seeds)
 
@@ -227,7 +222,7 @@ class Phases:
         rung: int,
     ) -> list[tuple[int, int]]:
         """Return the best part of each unit's settings; the others' trials are stopped."""
-        assert self._tune is not None and self._tune.scheduler is not None
+        assert self._tune.scheduler is not None
         kept = set()
         for u in range(len(self._units)):
             mine = [entry for entry in alive if entry[0] == u]
@@ -247,7 +242,7 @@ class Phases:
         """Return the best finished setting of each unit; units without a finished setting are missing."""
         found: dict[int, Values] = {}
         for u, unit in enumerate(self._units):
-            count = unit.budget(self._tune) if self._tune else 0
+            count = unit.budget(self._tune)
             if count == 0:
                 found[u] = {}
                 continue
@@ -265,7 +260,7 @@ class Phases:
         given = self._config.sweep.seeds
         if position < len(given):
             return given[position]
-        used = {*given, *(self._tune.seeds if self._tune else ())}
+        used = {*given, *(self._tune.seeds if self._is_tuned else ())}
         number = -1
         for _ in range(position - len(given) + 1):
             number += 1
@@ -274,11 +269,7 @@ class Phases:
         return number
 
     def _compared(self, u: int, tuned: Values, position: int) -> TrialSpec:
-        first = 0
-        if self._tune is not None:
-            most = max(unit.budget(self._tune) for unit in self._units)
-            first = self._tuned_index(0, most)
-        index = first + position * len(self._units) + u
+        index = self._tuned_index(0, self._most) + position * len(self._units) + u
         return self._spec(index, self._units[u], tuned, self._seed(position), "comparison")
 
     def _comparison(self, sweep: Path) -> Batch | None:
@@ -330,7 +321,7 @@ class Phases:
     def _spec(self, index: int, unit: Unit, tuned: Values, seed: int, phase: Phase) -> TrialSpec:
         setting = {**unit.setting, **tuned}
         experiment = experiment_at(self._config, {**setting, "seed": seed})
-        compared = unit.setting if self._tune is not None else None
+        compared = unit.setting if self._is_tuned else None
         return TrialSpec(trial_number(index), setting, seed, experiment, phase, compared)
 
 

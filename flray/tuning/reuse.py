@@ -90,11 +90,13 @@ class FinishedTrials:
         ``experiment.output``.
     notify : callable
         Called with a line for each trial that cannot be taken over although it is the same.
+    empty : bool
+        Find nothing.
     """
 
-    def __init__(self, output: str, notify: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, output: str, notify: Callable[[str], None], empty: bool) -> None:
         self._output, self._notify = output.rstrip("/"), notify
-        self._found: dict[str, list[FinishedTrial]] | None = None
+        self._found: dict[str, list[FinishedTrial]] | None = {} if empty else None
         self._of_other_code: dict[str, list[str]] = {}
 
     def find(self, sought: Sought) -> FinishedTrial | None:
@@ -296,12 +298,11 @@ def verify_files(folder: Path, record: Mapping[str, Any]) -> None:
         Naming the first that is not.
     """
     found = file_digests(folder)
-    for name in (*FILES, "history"):
-        left = record["history"] if name == "history" else record["files"].get(name)
-        here = found["history"] if name == "history" else found["files"].get(name)
-        if left is not None and left != here:
-            what = directory.JOURNAL if name == "history" else name
-            raise FlrayError(f"{folder / what} is not what it left (SHA-256)")
+    left = {**record["files"], directory.JOURNAL: record["history"]}
+    here = {**found["files"], directory.JOURNAL: found["history"]}
+    for name in left:
+        if left[name] != here.get(name):
+            raise FlrayError(f"{folder / name} is not what it left (SHA-256)")
 
 
 def _rounds(folder: Path) -> list[dict[str, Any]]:

@@ -1,23 +1,29 @@
-"""Summary of a finished sweep: tables, figures, and the parent run's metrics."""
+"""What a sweep shows: its status while it runs, then its tables, figures and the parent run's tags."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from flray.config.experiment import Config
 from flray.drawing.canvas import save_figure
 from flray.drawing.charts import draw_scores
+from flray.errors import FlrayError
 from flray.files.csv_files import csv_text
+from flray.metrics.names import lower_is_better
 from flray.records import directory
 from flray.records.events import read_events
 from flray.records.journal import Journal
@@ -27,21 +33,18 @@ from flray.runs.figures import draw_figures
 from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.session import NOTE
 from flray.startup import usable_cpus
-from flray.tuning.trial_store import (
-    RESULTS,
-    SUMMARY,
-    TABLE,
-    TrialFolder,
-    complete_settings,
-    trial_folders,
-)
+from flray.tuning.space import TrialSpec, setting_title
+from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder, complete_settings, trial_folders
 
-OVERVIEW_LIMIT, REPORT, TUNING = 40, "report", "tuning.csv"
+OVERVIEW_LIMIT, REPORT = 40, "report"
+RESULTS, SUMMARY, TABLE, TUNING = "results.csv", "summary.csv", "table.txt", "tuning.csv"
 _NOTE_LENGTH = 4000
 CURVES = "curves.csv"
 """A row per trial and round."""
 TRIALS_PER_PROCESS = 20
 """Trials whose figures take about ten times as long as starting a process for them."""
+REPORT_SECONDS = 300.0
+"""Seconds between two report pages of a sweep that runs; each takes some seconds of one CPU."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
 """A function that writes a sweep folder's report into another folder, and returns its files."""
 
@@ -200,6 +203,153 @@ def _is_listed(trial: TrialFolder) -> bool:
         event["type"] == "artifact" and event["path"] == directory.CONFIG
         for event in read_events(trial.path / directory.JOURNAL)
     )
+
+
+class SweepProgress(Protocol):
+    """Displays the progress of a sweep."""
+
+    def begin(self, total: int, done: int) -> None:
+        """Show that `done` of `total` trials have ended already."""
+
+    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
+        """Show that a trial runs; `rounds_done` is above 0 if it resumes after an interruption."""
+
+    def round(
+        self, number: str, label: str, done: int, rounds: int, score: float, left: float
+    ) -> None:
+        """Show a trial's finished round: its score (NaN before the first), and seconds left for the whole sweep."""
+
+    def trial_done(
+        self, number: str, label: str, status: str, rounds_done: int, score: float
+    ) -> None:
+        """Show that a trial is finished, stopped (early) or failed."""
+
+    def standing(self, line: str) -> None:
+        """Show the status of the sweep; called again whenever a trial begins or ends."""
+
+    def values(self, result: SweepResult) -> None:
+        """Show the final table, before figures and report are made."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Close the display."""
+
+
+class Standing:
+    """The status of a sweep: its trials' statuses and scores so far.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder; trials that ended before are read from there.
+    points : mapping of str to TrialSpec
+        The trials by number; new ones may be added while the sweep runs.
+    """
+
+    def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
+        self._points = points
+        # The status, score and metric of each trial.
+        self._trials: dict[str, tuple[str, float, str]] = {}
+        for number in points:
+            with contextlib.suppress(FlrayError):  # a search creates some folders later
+                folder = TrialFolder(sweep, number)
+                scores = folder.scores()
+                metric = str(folder.identity.get("metric") or "")
+                self.add(number, folder.status, scores[-1][1] if scores else math.nan, metric)
+
+    def add(self, number: str, status: str, score: float, metric: str) -> None:
+        """Record a trial's status and its score (NaN if it has none)."""
+        self._trials[number] = status, score, metric
+
+    def line(self) -> str:
+        """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
+        found = Counter(status for status, _, _ in self._trials.values())
+        ended = sum(found[status] for status in ENDED_STATUSES)
+        parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
+        parts += [f"{found['failed']} failed"] if found["failed"] else []
+        best = self.best()
+        return ", ".join(parts) + (f"; best so far: {best}" if best else "")
+
+    def best(self) -> str:
+        """Return the best setting of those that ended, with the interval of its mean; empty while none has.
+
+        Scores of different metrics say nothing of each other: with global and clients' own models in
+        one sweep, that is the best by each.
+        """
+        ended = {
+            number: (score, metric)
+            for number, (status, score, metric) in self._trials.items()
+            if status == "finished" and not math.isnan(score)
+        }
+        compared = {n: one for n, one in ended.items() if self._points[n].phase != "tuning"}
+        found: dict[str, dict[str, list[float]]] = {}
+        for number, (score, metric) in (compared or ended).items():
+            title = setting_title(self._points[number])
+            found.setdefault(metric, {}).setdefault(title, []).append(score)
+        if len(found) == 1:
+            return _best(*found.popitem())
+        return "; ".join(
+            f"by {metric}: {_best(metric, settings)}" for metric, settings in sorted(found.items())
+        )
+
+
+def _best(metric: str, settings: Mapping[str, list[float]]) -> str:
+    """Return the best of settings by the mean of their scores, with its interval."""
+    sign = -1 if lower_is_better(metric) else 1
+    title, scores = max(
+        settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+    )
+    mean = statistics.fmean(scores)
+    if len(scores) == 1 or not math.isfinite(mean):
+        return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
+    from scipy import special  # start-up: not before a setting has two seeds
+
+    half = statistics.stdev(scores) / math.sqrt(len(scores))
+    half *= float(special.stdtrit(len(scores) - 1, 0.975))
+    interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
+    return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
+
+
+class ReportPage:
+    """Rewrites the report page periodically while a sweep runs, in a separate process with low priority.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder.
+    every : float
+        Seconds between the starts of two rewrites.
+    """
+
+    def __init__(self, sweep: Path, every: float = REPORT_SECONDS) -> None:
+        self._sweep, self._every = sweep, every
+        self._begun = time.monotonic()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def trial_ended(self) -> None:
+        """Begin a new page if the last one is old enough."""
+        if time.monotonic() - self._begun < self._every or self._is_writing():
+            return
+        self._begun = time.monotonic()
+        with contextlib.suppress(OSError):  # the page at the end says more
+            self._process = subprocess.Popen(
+                ["nice", sys.executable, "-m", "flray", "report", str(self._sweep.resolve())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End the process, if it still writes: the last page is written by the sweep itself."""
+        if self._process is not None and self._is_writing():
+            self._process.kill()
+            self._process.wait()
+
+    def _is_writing(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ from flray.tuning.space import (
     sweep_tags,
     trial_specs,
 )
-from flray.tuning.standing import SweepProgress
-from flray.tuning.summary import ReportWriter, finish
+from flray.tuning.summary import ReportWriter, SweepProgress, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
     TrialFolder,
@@ -194,11 +193,14 @@ class _Sweep:
         write_report: ReportWriter | None,
     ) -> None:
         self._config, self._progress, self._stack = config, progress, stack
-        self._address = chosen_address(address, logged(progress.say))
+        self._notify = logged(progress.say)
+        self._address = chosen_address(address, self._notify)
         self._write_report = write_report
         self._points: dict[str, TrialSpec] = {}
         self._phases: Phases | None = None
-        self._others: FinishedTrials | None = None
+        self._others = FinishedTrials(
+            config.experiment.output, self._notify, empty=not config.sweep.reuse
+        )
         self._connected = False
         self.other_gpus = False
         self.code: Code = {}
@@ -245,13 +247,11 @@ class _Sweep:
         config, experiment = self._config, self._config.experiment
         content = config.model_dump(mode="json")
         for line in filter(None, [suites.stand_in_line(content), choice_line(content)]):
-            logged(self._progress.say)(line)
+            self._notify(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
         remote = directory.remote_uri(folder, experiment.output)
-        self._stack.enter_context(
-            mirrored(folder, remote, logged(self._progress.say), leave=(TUNE,))
-        )
+        self._stack.enter_context(mirrored(folder, remote, self._notify, leave=(TUNE,)))
         settings = resume_checks.settings_text(config, "sweep")
         session = RunSession(
             folder,
@@ -263,7 +263,7 @@ class _Sweep:
             labels=labels,
         )
         self._stack.callback(session.close)
-        self._create(folder, list(self._points.values()), logged(self._progress.say))
+        self._create(folder, list(self._points.values()), self._notify)
         for trial in trial_folders(folder):
             if trial.status == "failed":
                 directory.update(trial.path, status="waiting")
@@ -273,7 +273,7 @@ class _Sweep:
         }:
             session.journal.data(name, digest, "see the trials", {})
         begun = iter(run_directories(folder)[1:])
-        uri, notify = experiment.tracking.uri, logged(self._progress.say)
+        uri, notify = experiment.tracking.uri, self._notify
         with (
             tracking(folder, uri, notify, begun, patience=60.0) as tracker,
             recording_failure(session),
@@ -296,14 +296,11 @@ class _Sweep:
 
     def find(self) -> list[tuple[TrialSpec, FinishedTrial | None]]:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
-        finished = self._finished(logged(self._progress.say))
         first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
-        found = [
-            (point, finished.find(self._sought(point)) if finished else None)
-            for point in (first.points if first is not None else ())
-        ]
-        for line in finished.of_other_code if finished else ():
-            logged(self._progress.say)(line)
+        points = first.points if first is not None else ()
+        found = [(point, self._others.find(self._sought(point))) for point in points]
+        for line in self._others.of_other_code:
+            self._notify(line)
         return found
 
     def _batches(self, folder: Path) -> Iterator[Batch]:
@@ -313,14 +310,6 @@ class _Sweep:
             return
         while (batch := self._phases.next(folder)) is not None:
             yield batch
-
-    def _finished(self, notify: Callable[[str], None]) -> FinishedTrials | None:
-        """Return the finished trials of other sweeps; None if the sweep may not reuse any."""
-        if not self._config.sweep.reuse:
-            return None
-        if self._others is None:
-            self._others = FinishedTrials(self._config.experiment.output, notify)
-        return self._others
 
     def _sought(self, point: TrialSpec) -> Sought:
         experiment = point.experiment
@@ -332,20 +321,15 @@ class _Sweep:
         self, folder: Path, points: Sequence[TrialSpec], notify: Callable[[str], None]
     ) -> None:
         """Create the folders of trials, and take over what other sweeps have finished of them."""
-        finished = self._finished(notify)
         taken: list[str] = []
         for point in points:
             trial, sought = TrialFolder(folder, point.number), self._sought(point)
             trial.create(point, self._config, sought.identity, sought.code)
             undo_half(trial)
-            if (
-                finished is not None
-                and trial.status == "waiting"
-                and not (trial.path / directory.JOURNAL).exists()
-            ):
-                found = finished.take(trial, point, sought, folder, self._config)
+            if trial.status == "waiting" and not (trial.path / directory.JOURNAL).exists():
+                found = self._others.take(trial, point, sought, folder, self._config)
                 taken += [found.name.rpartition("/")[0]] if found else []
-        for line in finished.of_other_code if finished is not None else ():
+        for line in self._others.of_other_code:
             notify(line)
         if taken:
             notify(
@@ -362,7 +346,7 @@ class _Sweep:
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
-        notify = logged(self._progress.say)
+        notify = self._notify
         with quiet_ray():
             for batch in self._batches(folder):
                 if batch.line:
@@ -425,4 +409,4 @@ class _Sweep:
         )
         if self._address is None:
             return available
-        return dict(await_first_node(experiment, available, logged(self._progress.say)))
+        return dict(await_first_node(experiment, available, self._notify))

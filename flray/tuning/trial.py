@@ -136,6 +136,45 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._open(new_config["point"])
         return True
 
+    def _open(self, point: Mapping[str, Any]) -> None:
+        self._failure: str | None = None
+        self._opened: Federation | None = None
+        self._lines: list[str] = []
+        self._metric = ""
+        self._recent: list[tuple[float, int, dict[str, float]]] = []
+        self._carried: list[tuple[int, dict[str, float]]] = []
+        self._gpus: list[GpuIdentity] = []
+        self._written: list[int] = []
+        self._recorded = int(point.get("recorded", 0))
+        self._saved_at = time.monotonic()
+        scheduler = self._shared.config.sweep.scheduler
+        self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
+        with self._failures():
+            experiment = experiment_at(self._shared.config, dict(point["values"]))
+            if lacking := bits.problem(experiment):
+                raise FlrayError(lacking)
+            self._checkpointing = experiment.checkpoint
+            self._unsaved = self._checkpointing.pause(0.0)
+            self._pause = min(experiment.rounds, point.get("until") or experiment.rounds)
+            shared = samples = None
+            if data := self._shared.data.get(data_key(experiment)):
+                outline, samples, fingerprint = data
+                shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
+            spec = build_spec(experiment, shared)
+            chosen = point.get("metric", self._shared.config.sweep.metric)
+            self._metric = score_metric(chosen, spec.primary_metric)
+            evaluation = experiment.evaluation
+            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
+            self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
+            # The GPU of the trial's own bundle, if it has one; client actors have theirs.
+            device = granted_device()
+            opened = Federation(spec, self._executor, self._lines.append, device)
+            on_gpus = any(bundle.get("GPU") for bundle in self._bundles)
+            self._gpus = opened.gpus() if on_gpus else []
+            check_alike(self._gpus, experiment.resources.gpu_model)
+            self._opened = opened
+            self._restore_newest()
+
     def step(self) -> dict[str, Any]:
         """Run the next rounds; if all are done already, only report so."""
         report: dict[str, Any] = {"rounds": [], "carried": self._carried}
@@ -227,45 +266,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Stop the client actors."""
         if self._executor is not None:
             self._executor.close()
-
-    def _open(self, point: Mapping[str, Any]) -> None:
-        self._failure: str | None = None
-        self._opened: Federation | None = None
-        self._lines: list[str] = []
-        self._metric = ""
-        self._recent: list[tuple[float, int, dict[str, float]]] = []
-        self._carried: list[tuple[int, dict[str, float]]] = []
-        self._gpus: list[GpuIdentity] = []
-        self._written: list[int] = []
-        self._recorded = int(point.get("recorded", 0))
-        self._saved_at = time.monotonic()
-        scheduler = self._shared.config.sweep.scheduler
-        self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
-        with self._failures():
-            experiment = experiment_at(self._shared.config, dict(point["values"]))
-            if lacking := bits.problem(experiment):
-                raise FlrayError(lacking)
-            self._checkpointing = experiment.checkpoint
-            self._unsaved = self._checkpointing.pause(0.0)
-            self._pause = min(experiment.rounds, point.get("until") or experiment.rounds)
-            shared = samples = None
-            if data := self._shared.data.get(data_key(experiment)):
-                outline, samples, fingerprint = data
-                shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
-            spec = build_spec(experiment, shared)
-            chosen = point.get("metric", self._shared.config.sweep.metric)
-            self._metric = score_metric(chosen, spec.primary_metric)
-            evaluation = experiment.evaluation
-            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
-            self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
-            # The GPU of the trial's own bundle, if it has one; client actors have theirs.
-            device = granted_device()
-            opened = Federation(spec, self._executor, self._lines.append, device)
-            on_gpus = any(bundle.get("GPU") for bundle in self._bundles)
-            self._gpus = opened.gpus() if on_gpus else []
-            check_alike(self._gpus, experiment.resources.gpu_model)
-            self._opened = opened
-            self._restore_newest()
 
     def _executor_for(
         self,

@@ -36,7 +36,6 @@ from flray.tuning.space import (
     trial_number,
 )
 
-RESULTS, SUMMARY, TABLE = "results.csv", "summary.csv", "table.txt"
 TERMINAL_STATUSES = ("finished", "stopped")
 """Statuses in run.json of trials that need not run again."""
 ENDED_STATUSES = (*TERMINAL_STATUSES, "failed")

@@ -16,7 +16,7 @@ from flray.config.arms import label, registry_paths
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.selection import PLACES
-from flray.config.sweep import Domain, Grid, Tune
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune
 from flray.errors import ConfigError, nearest
 from flray.tuning.space import Values, bounds, draw_setting, values_of
 
@@ -96,8 +96,6 @@ class Unit:
         if tune.search != "optuna" or index < STARTUP:
             found = self._common(seed)
         else:
-            from flray.tuning.search import suggestions  # start-up: Ray Tune
-
             seeds = (
                 rng.key(seed, "sampling", extra=f"tune/{index}/{n}") for n in itertools.count()
             )
@@ -262,3 +260,59 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
                 f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
                 "have the same budget; or search by random or optuna",
             )
+
+
+def _distribution(domain: Domain) -> Any:
+    """Return a domain in Optuna's form; of grids and choices the indices of their values."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(domain, Grid | Choice):
+        return CategoricalDistribution(range(len(values_of(domain) or ())))
+    low, high = bounds(domain)
+    if isinstance(domain, RandInt):
+        return IntDistribution(low, high - 1)
+    return FloatDistribution(low, high, log=isinstance(domain, LogUniform))
+
+
+def suggestions(
+    space: Mapping[str, Domain], past: Sequence[tuple[Values, float | None]], seed: int, mode: str
+) -> Iterator[Values]:
+    """Yield settings of Optuna's tree-structured Parzen estimator; they depend on the arguments alone.
+
+    Parameters
+    ----------
+    space : mapping of str to Domain
+        The domains to search.
+    past : sequence of (dict, float or None)
+        Settings with their scores, in order: NaN of a failed one, None of one that still runs, whose
+        surroundings are avoided.
+    seed : int
+        The seed of these suggestions; each replaces the one before.
+    mode : {"max", "min"}
+        Whether a score is better high or low.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize" if mode == "max" else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=seed % 2**32),
+    )
+    known = {path: _distribution(domain) for path, domain in space.items()}
+    lists = {path: values_of(d) or () for path, d in space.items() if isinstance(d, Grid | Choice)}
+    failed = optuna.trial.TrialState.FAIL
+    for setting, score in past:
+        if score is None:
+            outcome: dict[str, Any] = {"state": optuna.trial.TrialState.RUNNING}
+        else:
+            outcome = {"state": failed} if math.isnan(score) else {"value": score}
+        taken = {
+            path: lists[path].index(setting[path]) if path in lists else setting[path]
+            for path in space
+        }
+        study.add_trial(optuna.trial.create_trial(params=taken, distributions=known, **outcome))
+    while True:
+        asked = study.ask(known)
+        given = asked.params
+        yield {path: lists[path][given[path]] if path in lists else given[path] for path in space}
+        study.tell(asked, state=failed)

@@ -11,9 +11,9 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from flray.config.loader import load
 from flray.records import directory
-from flray.tuning.search import Asha, OptunaSearch
 from flray.tuning.space import TrialSpec, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
+from flray.tuning.tuner import Asha, OptunaSearch
 from tests.tuning.helpers import begin, specs
 from tests.tuning.test_phases import run
 

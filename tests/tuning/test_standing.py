@@ -14,9 +14,8 @@ from flray import api
 from flray.cli.display import SweepProgress
 from flray.cli.main import invoke
 from flray.config.loader import load
-from flray.tuning import standing
 from flray.tuning.space import trial_specs
-from flray.tuning.standing import ReportPage, Standing
+from flray.tuning.summary import REPORT_SECONDS, ReportPage, Standing
 from tests.tuning.helpers import Seen
 
 
@@ -100,7 +99,7 @@ def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
         time.sleep(0.2)
     page.close()
     assert page._process is not None and page._process.poll() is not None
-    assert standing.REPORT_SECONDS >= 60
+    assert REPORT_SECONDS >= 60
 
 
 def test_in_a_log_a_line_is_said_now_and_then(
