@@ -152,6 +152,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._own[number].on_begin(0)
         self._left -= len(carried)
         if not rounds:
+            self._done[number] = max(self._done[number], done)
             return
         recorder = JournalCallback(journal)
         for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):

@@ -20,9 +20,13 @@ from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.metrics.summary import summarise_history
 from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
+from flray.runs.progress import NullProgress
 from flray.tuning import trial as trial_module
+from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.trial import FederationTrial, SweepContext
+from flray.tuning.trial_store import TrialFolder
+from tests.tuning.helpers import begin, specs
 
 
 def trial_of(
@@ -232,3 +236,30 @@ def test_sessions_leave_three_checkpoints_of_a_trial(
     assert [found.round for found in checkpoints(folder, "0001")] == [6, 5, 4]
     remove_old_checkpoints(folder, "0002")
     assert rounds_reported(trial_of(content, folder, recorded=5)) == ([6], [])
+
+
+def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """The driver was killed after the last checkpoint, and before it had recorded the rounds before it."""
+    config, (point, *_) = specs(content)
+    begin(config, tmp_path)
+    folder = TrialFolder(tmp_path, point.number)
+    folder.create(point, config)
+    recorder = TrialRecorder(tmp_path, config, {point.number: point}, 3, None, NullProgress())
+    report = {
+        "metric": "global/common/accuracy",
+        "lines": [],
+        "rounds": [],
+        "sha256": "ab",
+        "carried": [[round_, {"score": round_ / 10}] for round_ in (1, 2, 3)],
+    }
+    result = {"training_iteration": 3, "score": 0.3, "report": json.dumps(report)}
+    trial: Any = SimpleNamespace(last_result=result, error_file=None)
+    trial.__class__ = type("Trial", (SimpleNamespace,), {"__str__": lambda self: point.number})
+    recorder.on_trial_start(1, [], trial)
+    recorder.on_trial_result(2, [], trial, result)
+    recorder.on_trial_complete(3, [], trial)
+    recorder.close()
+    assert (folder.status, folder.identity["rounds"]) == ("finished", 3)
+    assert folder.scores() == [(1, 0.1), (2, 0.2), (3, 0.3)]
