@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 import uuid
@@ -120,6 +121,30 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     assert rounds_reported(again) == ([3, 4], [5])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
+
+
+class Planted:
+    """Writes a file when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("executed"),)
+
+
+def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any], tmp_cwd: Path) -> None:
+    """A bucket may hold them, under the names that Tune gives its own state."""
+    content["experiment"]["checkpoint"] = {"min_seconds": 0}
+    first = trial_of(content, str(tmp_cwd))
+    first.step()
+    (stored,) = checkpoints(str(tmp_cwd), "0001")
+    planted = [tmp_cwd / "001" / "0001" / "error.pkl", tmp_cwd / "001" / "tuner.pkl"]
+    planted += [Path(stored.uri) / name for name in ("_dict_checkpoint.pkl", ".metadata.pkl")]
+    for path in planted:
+        path.write_bytes(pickle.dumps(Planted()))
+    again = trial_of(content, str(tmp_cwd), recorded=1)
+    assert again._federation.sha256() == first._federation.sha256()
+    assert rounds_reported(again) == ([], [2]) and not Path("executed").exists()
+    pickle.loads(planted[0].read_bytes())
+    assert Path("executed").exists()  # the trap works
 
 
 def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
