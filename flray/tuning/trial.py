@@ -133,10 +133,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Switch to another trial in the same processes."""
+        self._save_if_stopped()
         self._open(new_config["point"])
         return True
 
     def _open(self, point: Mapping[str, Any]) -> None:
+        self._number = str(point["number"])
+        self._is_between_rounds = False
         self._failure: str | None = None
         self._opened: Federation | None = None
         self._lines: list[str] = []
@@ -178,7 +181,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def step(self) -> dict[str, Any]:
         """Run the next rounds; if all are done already, only report so."""
         report: dict[str, Any] = {"rounds": [], "carried": self._carried}
-        self._carried = []
+        self._carried, self._is_between_rounds = [], False
         with self._failures():
             if self._failure is None:
                 self._advance(report)
@@ -191,6 +194,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "paused": self._failure is None and self._pause <= done and not over,
         }
         self._lines.clear()
+        self._is_between_rounds = self._failure is None
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
             "report": json.dumps(report),
@@ -247,15 +251,22 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "gpus": self._gpus,
         }
         store, done = self._shared.store, self._federation.rounds_done
-        with store.write(self.trial_name, done) as folder:
+        with store.write(self._number, done) as folder:
             write_atomically(folder / TRIAL_NOTE, json.dumps(note).encode())
             checkpoint.save(self._federation, folder, keep=1)
         self._written.append(done)
         for old in self._written[:-KEEP]:
-            store.remove(self.trial_name, old)
+            store.remove(self._number, old)
         del self._written[:-KEEP]
         self._saved_at = time.monotonic()
         self._unsaved = self._checkpointing.pause(self._saved_at - begun)
+
+    def _save_if_stopped(self) -> None:
+        """Save a trial that a scheduler stops, or the user, whose last rounds are in no checkpoint."""
+        if self._is_between_rounds and self._federation.rounds_done not in self._written:
+            with contextlib.suppress(Exception):  # what is lost so is run again
+                self._save()
+        self._is_between_rounds = False
 
     @property
     def _federation(self) -> Federation:
@@ -264,6 +275,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def cleanup(self) -> None:
         """Stop the client actors."""
+        self._save_if_stopped()
         if self._executor is not None:
             self._executor.close()
 
@@ -303,7 +315,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         rounds than they carry: metrics of the rounds in between would be lost. The journal has all
         rounds that were reported in this session.
         """
-        for stored in self._shared.store.of(self.trial_name):
+        for stored in self._shared.store.of(self._number):
             with (
                 contextlib.suppress(checkpoint.DamagedCheckpointError),
                 self._shared.store.read(stored) as folder,

@@ -39,8 +39,6 @@ def trial_of(
     session: str = "",
 ) -> FederationTrial:
     class Trial(FederationTrial):
-        trial_name = "0001"
-
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
             store, name = CheckpointStore(folder), session or uuid.uuid4().hex
             super().setup(config, SweepContext(load(content), {}, {}, store, name, others, 600.0))
@@ -121,6 +119,23 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     assert rounds_reported(again) == ([3, 4], [5])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
+
+
+def test_a_trial_that_is_stopped_keeps_its_last_round(
+    content: dict[str, Any], tmp_cwd: Path
+) -> None:
+    content["experiment"]["checkpoint"] = {"min_seconds": 600}
+    content["sweep"]["scheduler"] = "asha"  # a round for each step
+    trial = trial_of(content, str(tmp_cwd))
+    trial.step()
+    assert checkpoints(str(tmp_cwd), "0001") == []
+    trial.reset_config(
+        {"point": {"number": "0002", "values": {"seed": 1}, "bundles": [{"CPU": 1.0}]}}
+    )
+    trial.step()
+    trial.cleanup()
+    for number in ("0001", "0002"):
+        assert [stored.round for stored in checkpoints(str(tmp_cwd), number)] == [1]
 
 
 class Planted:
