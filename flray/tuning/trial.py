@@ -146,6 +146,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._metric = ""
         self._recent: list[tuple[float, int, dict[str, float]]] = []
         self._carried: list[tuple[int, dict[str, float]]] = []
+        self._first: list[str | None] = []
         self._gpus: list[GpuIdentity] = []
         self._written: list[int] = []
         self._recorded = int(point.get("recorded", 0))
@@ -194,6 +195,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "paused": self._failure is None and self._pause <= done and not over,
         }
         self._lines.clear()
+        self._first = []
         self._is_between_rounds = self._failure is None
         # Tune keeps statistics of every number: all but the few it needs are sent as text.
         return {
@@ -207,10 +209,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         """Run the next rounds into a report, up to the checkpoint that is due."""
         federation = self._federation
         if federation.rounds_done == 0:
-            report |= {
-                PARTITION: partition_summary(federation.spec),
-                INITIAL_DIAGNOSTICS: self._diagnose(False),
-            }
+            self._first = [self._diagnose(False)]
+        for found in self._first:
+            report |= {PARTITION: partition_summary(federation.spec), INITIAL_DIAGNOSTICS: found}
         until = time.monotonic() + self._step_seconds
         while not self._is_over():
             report["rounds"].append(self._round())
@@ -247,6 +248,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         note = {
             "course": self._course.state(),
             "session": self._shared.session,
+            "first": self._first,
             "rounds": [[round_, metrics] for _, round_, metrics in self._recent],
             "gpus": self._gpus,
         }
@@ -346,6 +348,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         checkpoint.restore(self._federation, folder)
         if note:
             self._course.restore(note["course"])
+            self._first = note.get("first", [])
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
             ]

@@ -19,6 +19,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.federation import checkpoint
+from flray.federation.diagnostic_files import INITIAL_DIAGNOSTICS, PARTITION
 from flray.metrics.summary import summarise_history
 from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
 from flray.runs.progress import NullProgress
@@ -119,6 +120,22 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
     assert rounds_reported(again) == ([3, 4], [5])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [3])
+
+
+def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
+    content: dict[str, Any], tmp_cwd: Path
+) -> None:
+    """The driver is killed after the first checkpoint, and before it has recorded the step."""
+    content["experiment"] |= {"checkpoint": {"min_seconds": 0}, "tracking": {"features": True}}
+
+    def first(trial: FederationTrial) -> list[Any]:
+        report = json.loads(trial.step()["report"])
+        return [report.get(name) for name in (PARTITION, INITIAL_DIAGNOSTICS)]
+
+    reported = first(trial_of(content, str(tmp_cwd)))
+    again = trial_of(content, str(tmp_cwd))
+    assert again._federation.rounds_done == 1 and all(reported)
+    assert first(again) == reported and first(again) == [None, None]
 
 
 def test_a_trial_that_is_stopped_keeps_its_last_round(
