@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from flray import api
 from flray.config.loader import load
 from flray.config.selection import selects_on_test
 from flray.records import directory
@@ -76,7 +77,7 @@ def test_the_sweep_says_so_before_it_starts(
     for changes, line in ((on_test[0], LINE), (on_test[1], LINE), ({}, chosen)):
         said.clear()
         with pytest.raises(Stop):
-            sweeps.tune(content, list(changes.items()), progress=Heard())
+            api.tune(content, list(changes.items()), progress=Heard())
         assert len(said) == 1 and said[0].startswith(line)
 
 
