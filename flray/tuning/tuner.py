@@ -291,14 +291,12 @@ def run_trials(
     for point in left:
         if scores.get(point.number):
             remove_old_checkpoints(store.uri, point.number)
-    # A search suggests no more trials than can run.
-    search, most = None, None if settings.concurrency == "auto" else int(settings.concurrency)
+    search: OptunaSearch | None = None
+    most = None if settings.concurrency == "auto" else int(settings.concurrency)
     space, samples = {"point": tune.grid_search([describe(point) for point in left])}, 1
     if settings.search == "optuna":
-        search, most = (
-            OptunaSearch(config, sweep, points, suggested, describe),
-            most or resources.slots,
-        )
+        search = OptunaSearch(config, sweep, points, suggested, describe)
+        most = most or resources.slots  # no more trials are suggested than can run
         space, samples = {}, settings.samples * len(settings.seeds)
     # Tune writes its own state, as pickles, which nothing reads.
     with tempfile.TemporaryDirectory() as state, warnings.catch_warnings(), losses_are_known():
