@@ -133,10 +133,15 @@ class Tune(Section):
     """Tunes every arm over the arm's space, with equal budgets, and compares the best settings at `sweep.seeds`."""
 
     samples: int = Field(
-        20, ge=1, description="settings of each arm; fewer where all that its space has are fewer"
+        20,
+        ge=1,
+        description="settings of each arm; fewer where all that its space has are fewer; by default "
+        "10 if neither samples nor seeds are given and sweep.repeat.tuning is 4",
     )
     seeds: Seeds = Field(
-        (100, 101), description="at which settings are chosen; none of sweep.seeds"
+        (100, 101),
+        description="at which settings are chosen; none of sweep.seeds; by default the first alone "
+        "if sweep.repeat.tuning is 4; further tunings have the next seeds that are free",
     )
     search: Literal["optuna", "random", "grid"] = Field(
         "optuna",
@@ -179,6 +184,24 @@ class Until(Section):
                 "until", "at_least must not be above at_most", {"sub": ("at_least",)}
             )
         return self
+
+
+class Repeat(Section):
+    """Repetitions besides the seeds, dealt over `sweep.seeds` in turn; intervals then hold for others of them too."""
+
+    data: int = Field(
+        1,
+        ge=1,
+        description="draws of the data, for data sets with a seed: the i-th seed has draw i modulo "
+        "this, counted from data.seed; as many as seeds: each seed its own",
+    )
+    tuning: int | None = Field(
+        None,
+        ge=1,
+        description="times that sweep.tune chooses, each time among other draws and at other seeds; "
+        "the i-th seed has the choice of tuning i modulo this; default: 4 with the default budget "
+        "of sweep.tune and at least 4 seeds, otherwise 1",
+    )
 
 
 class Where(Section):
@@ -234,6 +257,7 @@ class Sweep(Section):
     until: Until | None = Field(
         None, description="add seeds to sweep.seeds until what is compared is decided"
     )
+    repeat: Repeat = Field(default_factory=Repeat, description="what is repeated besides the seeds")
     places: tuple[Literal["data.seed", "partition.seed"], ...] = Field(
         (),
         description="seeds in the space whose values are places, each with comparisons of its own; "

@@ -52,6 +52,7 @@ _IDENTITY: dict[str, type | tuple[type, ...]] = {
     "failure": (str, NoneType),
     "phase": str,
     "compared": dict,
+    "repetition": int,
     "identity": (dict, NoneType),
     "code": (dict, NoneType),
     "other_code": list,

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 JOURNAL = "journal.jsonl"
-PHASE, TUNED = "flray.phase", "flray.tuned"
-"""Tags: ``tuning`` or ``comparison``; names of the settings that were tuned, with commas between them."""
+PHASE, TUNED, REPETITION = "flray.phase", "flray.tuned", "flray.repetition"
+"""Tags: ``tuning`` or ``comparison``; names of the tuned settings, with commas between them; the number of the
+tuning, from 0."""
 FIRST = "_"
 """Prefix of parameters that differ between trials: MLflow sorts them before all others."""
 Event = dict[str, Any]

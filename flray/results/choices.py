@@ -238,7 +238,9 @@ def tuned_name(source: ResultSet, trial: Trial) -> str:
     columns = {name for one in source.tuning for name in one.setting}
     varying = [n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1]
     flat = {name: value for name, value in trial.setting.items() if name in varying}
-    return setting_label(flat) or trial.method
+    name = setting_label(flat) or trial.method
+    several = any(one.repetition for one in source.tuning)
+    return f"{name}, tuning {trial.repetition + 1}" if several else name
 
 
 def _tuned(name: str, trials: list[Trial], chosen: Mapping[str, Any]) -> Tuned:

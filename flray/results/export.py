@@ -42,9 +42,13 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
-OPTIONAL = {"look": "1", "failed": "", "positive": ""}
+OPTIONAL = {"look": "1", "failed": "", "positive": "", "tuning": "0"}
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
-_FORMS = {"look": re.compile(r"\d{0,9}"), "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?")}
+_FORMS = {
+    "look": re.compile(r"\d{0,9}"),
+    "tuning": re.compile(r"\d{0,9}"),
+    "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?"),
+}
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
@@ -75,9 +79,10 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         clients, on the client's and on the other clients' test parts; ``worst`` is the ``own``
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
         had this run, because added seeds need another test. ``failed`` has the seeds that its
-        setting failed at, ``positive`` the positive class of a task of two, ``tuned.NAME`` the
-        choices of ``sweep.tune``, ``domain/NAME`` the value of a domain's clients (on the others'
-        test parts if ``metric`` is). Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
+        setting failed at, ``positive`` the positive class of a task of two, ``tuning`` the number
+        of the tuning that chose its settings, ``tuned.NAME`` the choices of ``sweep.tune``,
+        ``domain/NAME`` the value of a domain's clients (on the others' test parts if ``metric`` is).
+        Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
         the SHA-256 of data and partition if they were tracked, and versions.
 
@@ -247,6 +252,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "look": 2 if not trial.taken_over and any(t.taken_over for t in source.trials) else 1,
         "failed": " ".join(str(seed) for seed in sorted(_failed(source, trial))),
         "positive": trial.positive,
+        "tuning": trial.repetition,
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),

@@ -87,7 +87,8 @@ def _load_trial(folder: Path) -> Trial:
         tuned = {name: value for name, value in setting.items() if name not in flat}
         setting = flat
     found = _trial(folder, folder.name, setting, directory.read_config(folder), identity)
-    return replace(found, tuned=tuned, phase=str(identity.get("phase", COMPARISON)))
+    phase, repetition = str(identity.get("phase", COMPARISON)), int(identity.get("repetition", 0))
+    return replace(found, tuned=tuned, phase=phase, repetition=repetition)
 
 
 def _trial(

@@ -15,7 +15,7 @@ from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOS
 from flray.files.border import check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.records import directory
-from flray.records.events import FIRST, PHASE, TUNED
+from flray.records.events import FIRST, PHASE, REPETITION, TUNED
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.tracking.client import (
@@ -169,6 +169,7 @@ def _trial(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Tr
         taken_over=data.tags.get("taken_over", ""),
         phase=data.tags.get(PHASE, COMPARISON),
         tuned=tuned,
+        repetition=int(data.tags.get(REPETITION, 0)),
     )
 
 

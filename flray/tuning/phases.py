@@ -6,19 +6,21 @@ alone, and a sweep that is killed and resumed makes the same plan.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from flray import rng
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.sweep import Tune
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
 from flray.results.build_studies import Comparison
-from flray.tuning.space import Phase, TrialSpec, Values, first_values, trial_number
+from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_values, trial_number
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
 from flray.tuning.units import STARTUP, Unit, units
 
@@ -59,7 +61,11 @@ class Phases:
     def __init__(self, config: Config, settings: Sequence[Values] = ()) -> None:
         self._config, self._until = config, config.sweep.until
         self._is_tuned, self._tune = config.sweep.tune is not None, config.sweep.tune or Tune()
-        self._units = units(config) if self._is_tuned else [Unit(one, {}) for one in settings]
+        self._tunings = config.sweep.repeat.tuning or 1
+        once = units(config) if self._is_tuned else [Unit(one, {}) for one in settings]
+        # Each tuning has units of its own, which choose without looking at the others.
+        self._units = [replace(one, repetition=r) for r in range(self._tunings) for one in once]
+        self._compared_units = len(once)
 
     def next(self, sweep: Path) -> Batch | None:
         """Return the next batch; None where all is done.
@@ -73,18 +79,31 @@ class Phases:
 
     def probes(self) -> Iterator[TrialSpec]:
         """Yield a trial of everything that is compared, with the first value of each domain, to be checked."""
-        for unit in self._units:
+        for unit in self._units[: self._compared_units]:
             first = first_values(unit.space)
-            yield self._spec(0, unit, first, self._config.sweep.seeds[0], "comparison")
+            yield self._spec(0, unit, first, self._config.sweep.seeds[0], "comparison", 0)
 
     @property
     def most(self) -> int:
         """How many trials there will be at most."""
         seeds = self._until.at_most if self._until else len(self._config.sweep.seeds)
         tuned = sum(unit.budget(self._tune) for unit in self._units)
-        return tuned * len(self._tune.seeds) + len(self._units) * seeds
+        return tuned * len(self._tune.seeds) + self._compared_units * seeds
 
     # Tuning
+
+    def _draw_seed(self, repetition: int) -> int:
+        """Return the seed of the settings that a tuning draws."""
+        seed = self._config.sweep.seed
+        return rng.key(seed, "sampling", extra=f"tuning/{repetition}") if repetition else seed
+
+    @cached_property
+    def _tuning_seeds(self) -> list[list[int]]:
+        """The seeds at which each tuning tries its settings: the next ones for each."""
+        given = list(self._tune.seeds)
+        free = (n for n in itertools.count(max(given) + 1) if n not in self._config.sweep.seeds)
+        more = [[next(free) for _ in given] for _ in range(self._tunings - 1)]
+        return [given, *more]
 
     @cached_property
     def _most(self) -> int:
@@ -158,12 +177,12 @@ class Phases:
                 tuned = self._tuned(sweep, u, k)
             else:
                 tuned = unit.suggest(
-                    self._tune, self._config.sweep.seed, k, past[u], before[u], self._mode
+                    self._tune, self._draw_seed(unit.repetition), k, past[u], before[u], self._mode
                 )
             before[u].append(tuned)
             found[u, k] = [
-                self._spec(index + s, unit, tuned, seed, "tuning")
-                for s, seed in enumerate(self._tune.seeds)
+                self._spec(index + s, unit, tuned, seed, "tuning", unit.repetition)
+                for s, seed in enumerate(self._tuning_seeds[unit.repetition])
             ]
         return found
 
@@ -260,7 +279,7 @@ class Phases:
         given = self._config.sweep.seeds
         if position < len(given):
             return given[position]
-        used = {*given, *(self._tune.seeds if self._is_tuned else ())}
+        used = {*given, *(itertools.chain(*self._tuning_seeds) if self._is_tuned else ())}
         number = -1
         for _ in range(position - len(given) + 1):
             number += 1
@@ -269,8 +288,9 @@ class Phases:
         return number
 
     def _compared(self, u: int, tuned: Values, position: int) -> TrialSpec:
-        index = self._tuned_index(0, self._most) + position * len(self._units) + u
-        return self._spec(index, self._units[u], tuned, self._seed(position), "comparison")
+        first = self._tuned_index(0, self._most) + position * self._compared_units
+        index, seed = first + u % self._compared_units, self._seed(position)
+        return self._spec(index, self._units[u], tuned, seed, "comparison", position)
 
     def _comparison(self, sweep: Path) -> Batch | None:
         chosen = self.chosen(sweep)
@@ -280,7 +300,8 @@ class Phases:
             point
             for position in range(count)
             for u, tuned in chosen.items()
-            if not has_reached(sweep, point := self._compared(u, tuned, position), None)
+            if self._units[u].repetition == position % self._tunings
+            and not has_reached(sweep, point := self._compared(u, tuned, position), None)
         ]
         if todo or until is None:
             line = f"comparison: {len(todo)} trials at {count} seeds"
@@ -318,11 +339,22 @@ class Phases:
             f"{len(order)} more trials",
         )
 
-    def _spec(self, index: int, unit: Unit, tuned: Values, seed: int, phase: Phase) -> TrialSpec:
+    def _spec(
+        self, index: int, unit: Unit, tuned: Values, seed: int, phase: Phase, position: int
+    ) -> TrialSpec:
+        """Return a trial of a unit; its position among the seeds, or its tuning, decides on its draw of the data."""
         setting = {**unit.setting, **tuned}
-        experiment = experiment_at(self._config, {**setting, "seed": seed})
-        compared = unit.setting if self._is_tuned else None
-        return TrialSpec(trial_number(index), setting, seed, experiment, phase, compared)
+        draw = draw_of_data(self._config, setting, position)
+        return TrialSpec(
+            trial_number(index),
+            setting,
+            seed,
+            experiment_at(self._config, {**setting, **draw, "seed": seed}),
+            phase,
+            unit.setting if self._is_tuned else None,
+            unit.repetition,
+            draw,
+        )
 
 
 def metric_of(config: Config, point: TrialSpec) -> str:

@@ -7,11 +7,11 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from flray import rng
+from flray import registry, rng
 from flray.config import arms
 from flray.config.arms import flatten_setting, format_value, label, registry_paths
 from flray.config.experiment import Config, Experiment
@@ -20,13 +20,15 @@ from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
 from flray.errors import ConfigError
 from flray.records.directory import flatten_settings
-from flray.records.events import FIRST, PHASE, TUNED
+from flray.records.events import FIRST, PHASE, REPETITION, TUNED
 
 Values = dict[str, Any]
 Phase = Literal["comparison", "tuning"]
 
 _OF_THE_SWEEP = ("name", "output", "tracking", "plugins")
 _SHOWN_ERRORS = 20
+TUNINGS = 4
+"""Tunings that the default budget is spent on: twenty settings at two seeds become four times ten at one."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,10 @@ class TrialSpec:
         Whether it is compared, or helps to choose what is.
     compared : dict, optional
         The part of the setting that is compared, where the rest is tuned.
+    repetition : int
+        The number of the tuning that it is part of, or whose choice it has.
+    draw : dict
+        Its draw of the data, see `draw_of_data`.
     """
 
     number: str
@@ -55,6 +61,8 @@ class TrialSpec:
     experiment: Experiment
     phase: Phase = "comparison"
     compared: Values | None = None
+    repetition: int = 0
+    draw: Values = field(default_factory=dict)
 
     @cached_property
     def key(self) -> str:
@@ -63,8 +71,8 @@ class TrialSpec:
 
     @property
     def values(self) -> Values:
-        """The setting with its seed."""
-        return {**self.setting, "seed": self.seed}
+        """The setting with its draw of the data and its seed."""
+        return {**self.setting, **self.draw, "seed": self.seed}
 
     @property
     def label(self) -> str:
@@ -89,9 +97,25 @@ def resolve_sweep(config: Config) -> Config:
     if not config.sweep.seeds:
         sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
         config = config.model_copy(update={"sweep": sweep})
+    config = _with_tunings(config)
     if errors := [ConfigError(*mistake) for mistake in _mistakes(config)]:
         raise ConfigErrors(errors)
     return choose_on_validation(config)
+
+
+def _with_tunings(config: Config) -> Config:
+    """Return the sweep with the number of its tunings: the default budget is spent on several."""
+    sweep, tunings = config.sweep, 1
+    if sweep.repeat.tuning is not None:
+        return config
+    tune = sweep.tune
+    chosen = {"samples", "seeds"} & (tune.model_fields_set if tune else {"seeds"})
+    if tune is not None and not chosen and sweep.until is None and len(sweep.seeds) >= TUNINGS:
+        tunings = TUNINGS
+        tune = tune.model_copy(update={"samples": tune.samples // 2, "seeds": tune.seeds[:1]})
+    repeat = sweep.repeat.model_copy(update={"tuning": tunings})
+    sweep = sweep.model_copy(update={"tune": tune, "repeat": repeat})
+    return config.model_copy(update={"sweep": sweep})
 
 
 def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
@@ -103,6 +127,7 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
             str(list(sweep.tune.seeds)),
             "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
         )
+    yield from _repeat_mistakes(config)
     spelled: dict[str, str] = {}
     for path in config.space:
         relative, where = path.removeprefix("experiment."), f"space.{path}"
@@ -175,6 +200,45 @@ def _phase_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
                     f"{getattr(value, 'name', value)!r} beside sweep.{name}",
                     f"what is compared runs to the end; set {where}, by which it is chosen before",
                 )
+
+
+def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield the mistakes of ``sweep.repeat`` and ``sweep.places``."""
+    sweep, space = config.sweep, [path.removeprefix("experiment.") for path in config.space]
+    data, tuning = sweep.repeat.data, sweep.repeat.tuning or 1
+    if tuning > 1 and sweep.tune is None:
+        yield "sweep.repeat.tuning", str(tuning), "1 without sweep.tune"
+    if max(data, tuning) % min(data, tuning):
+        yield (
+            "sweep.repeat",
+            f"data {data} and tuning {tuning}",
+            "the larger is a multiple of the smaller, so that one lies within the other",
+        )
+    if data > 1 and "data.seed" in space:
+        yield "sweep.repeat.data", str(data), "1 beside a space with data.seed"
+    if sweep.until is None:
+        for name, count in (("data", data), ("tuning", tuning)):
+            if count > len(sweep.seeds):
+                yield (
+                    f"sweep.repeat.{name}",
+                    f"{count} for {len(sweep.seeds)} of sweep.seeds",
+                    f"at most as many as seeds; list {count} seeds at least",
+                )
+        return
+    if tuning > 1 or 1 < data < sweep.until.at_most:
+        yield (
+            "sweep.repeat",
+            f"data {data} and tuning {tuning} beside sweep.until",
+            f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
+            "after every seed needs seeds that are independent",
+        )
+    for path in ("data.seed", "partition.seed"):
+        if path in space and path not in sweep.places:
+            yield (
+                f"space.{path}",
+                "repetitions beside sweep.until",
+                f"places: set sweep.places=[{path}], or take it out of the space",
+            )
 
 
 def enumerate_settings(config: Config) -> list[Values]:
@@ -256,12 +320,10 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
     for position, setting in enumerate(given, start=first):
         try:
             for repetition, seed in enumerate(seeds):
-                experiment = experiment_at(config, {**setting, "seed": seed})
-                made.append(
-                    TrialSpec(
-                        trial_number(position * len(seeds) + repetition), setting, seed, experiment
-                    )
-                )
+                draw = draw_of_data(config, setting, repetition)
+                experiment = experiment_at(config, {**setting, **draw, "seed": seed})
+                number = trial_number(position * len(seeds) + repetition)
+                made.append(TrialSpec(number, setting, seed, experiment, draw=draw))
         except ConfigErrors as error:
             for one in error.errors:
                 errors.append(
@@ -275,6 +337,27 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
     if errors:
         raise ConfigErrors(errors)
     return made
+
+
+def draw_of_data(config: Config, setting: Values, position: int) -> Values:
+    """Return the ``data.seed`` of the seed at a position; nothing if ``sweep.repeat`` has one draw.
+
+    Raises
+    ------
+    ConfigErrors
+        If the data set has no seed.
+    """
+    draws = config.sweep.repeat.data
+    if draws == 1:
+        return {}
+    data = experiment_at(config, setting).data
+    option = registry.datasets.params(data.name).model_fields.get("seed")
+    if option is None:
+        none = f"{draws}, and data set {data.name} has no seed: it is always the same"
+        allowed = "1; its partition is drawn anew at each seed"
+        raise ConfigErrors([ConfigError("sweep.repeat.data", none, allowed)])
+    first = data.options.get("seed", option.default)
+    return {"data.seed": first + position % draws}
 
 
 def trial_number(index: int) -> str:
@@ -337,6 +420,7 @@ def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
     if point.compared is not None:
         tuned = {path: v for path, v in point.setting.items() if path not in point.compared}
         found[TUNED] = ",".join(flatten_setting(tuned))
+        found[REPETITION] = str(point.repetition)
     return found
 
 

@@ -104,6 +104,7 @@ class TrialFolder:
                 "rounds_planned": point.experiment.rounds,
                 "phase": point.phase,
                 **({} if point.compared is None else {"compared": point.compared}),
+                **({"repetition": point.repetition} if point.repetition else {}),
                 "identity": None if identity is None else dict(identity),
                 "code": code,
             },

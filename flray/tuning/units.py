@@ -39,11 +39,14 @@ class Unit:
         The domains that are tuned for it.
     defaults : tuple of dict
         Settings to try first: this unit's values of the tuned paths, then those of the other units.
+    repetition : int
+        The number of the tuning, from 0.
     """
 
     setting: Values
     space: Mapping[str, Domain]
     defaults: tuple[Values, ...] = ()
+    repetition: int = 0
 
     @property
     def name(self) -> str:

@@ -1,0 +1,213 @@
+"""Tunings and draws of the data that are repeated: a choice is no lottery, and intervals hold for other ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flray
+from flray.config.loader import load
+from flray.errors import FlrayError
+from flray.records import directory
+from flray.results.build_table import build_table
+from flray.results.choices import tuned_settings
+from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.load import load_folder
+from flray.results.paired import compare
+from flray.results.study import TUNINGS
+from flray.tuning.phases import Phases
+from flray.tuning.space import TUNINGS as DEFAULT
+from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from flray.tuning.trial_store import trial_folders
+from tests.tuning.test_phases import sweep, tuned
+
+__all__ = ["tuned"]
+
+
+@pytest.fixture
+def repeated(tuned: dict[str, Any]) -> dict[str, Any]:
+    """Two methods, tuned twice on two draws of the data, compared at four seeds."""
+    tuned["experiment"]["data"] = {"name": "random", "seed": 7}
+    del tuned["arms"]["method"]["local"]
+    tuned["sweep"] = {
+        "seeds": [0, 1, 2, 102],
+        "tune": {"samples": 4, "seeds": [100, 101], "search": "random"},
+        "repeat": {"data": 2, "tuning": 2},
+    }
+    return tuned
+
+
+def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: Path) -> None:
+    sweep(repeated, tmp_path)
+    trials = list(trial_folders(tmp_path))
+    tried: dict[int, list[Any]] = {}
+    for one in trials[:32]:
+        assert one.identity["phase"] == "tuning"
+        number = one.identity.get("repetition", 0)
+        assert one.identity["seed"] in ((100, 101), (103, 104))[number]
+        assert directory.read_config(one.path)["experiment"]["data"]["seed"] == 7 + number
+        tried.setdefault(number, []).append(one.identity["setting"]["local.lr"])
+    default = repeated["experiment"]["local"]["lr"]
+    assert len(tried[0]) == len(tried[1]) == 16
+    assert set(tried[0]) & set(tried[1]) == {default}
+    source = load_folder(tmp_path)
+    compared = [
+        (one.setting["arms.method"], one.seed, one.repetition, one.tuned["local.lr"])
+        for one in source.trials
+    ]
+    assert [one[:3] for one in compared] == [
+        (method, seed, position % 2)
+        for position, seed in enumerate((0, 1, 2, 102))
+        for method in ("fedavg", "fedprox")
+    ]
+    of_fedavg = {one[2]: one[3] for one in compared if one[0] == "fedavg"}
+    assert len(set(of_fedavg.values())) == 2
+    found = {one.name: one for one in tuned_settings(source)}
+    assert set(found) == {f"{m}, tuning {n}" for m in ("fedavg", "fedprox") for n in (1, 2)}
+    assert found["fedavg, tuning 2"].chosen["local.lr"] == of_fedavg[1]
+    assert found["fedavg, tuning 2"].trials == 8
+
+
+def test_its_report_and_its_kept_file_say_the_same(
+    repeated: dict[str, Any], tmp_path: Path
+) -> None:
+    sweep(repeated, tmp_path / "s")
+    source = load_folder(tmp_path / "s")
+    for trial in source.trials:
+        trial.fingerprints["data"], trial.sha256 = str(trial.repetition), f"{trial.seed:064d}"
+    table = build_table(source)
+    assert "2 tunings, 4 runs" in table.conclusions[0] or "2 draws" in table.conclusions[0]
+    assert not any("held fixed" in line for line in table.conclusions)
+    export_runs(source, tmp_path / "kept.csv")
+    kept = build_export_table(read_export(tmp_path / "kept.csv"))
+    (one,), (other,) = (found.studies.each[0].differences for found in (table, kept))
+    assert one.repeated == other.repeated != ""
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-3)
+    assert list(read_export(tmp_path / "kept.csv")["tuning"]) == [*"00110011"]
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_at_any_point_it_chooses_alike(
+    repeated: dict[str, Any], tmp_path: Path, killed: int
+) -> None:
+    sweep(repeated, tmp_path / "whole")
+    sweep(repeated, tmp_path / "broken", killed=killed)
+    whole, broken = (
+        [
+            (f.number, f.status, f.identity["setting"], directory.read_config(f.path))
+            for f in trial_folders(folder)
+        ]
+        for folder in (tmp_path / "whole", tmp_path / "broken")
+    )
+    assert whole == broken
+
+
+def test_draws_are_dealt_over_the_seeds_of_a_plain_sweep(content: dict[str, Any]) -> None:
+    content["experiment"]["data"] = {"name": "random", "seed": 3}
+    content["sweep"] = {"seeds": [5, 6, 7], "repeat": {"data": 3}}
+    config = resolve_sweep(load(content))
+    specs = trial_specs(config, enumerate_settings(config))
+    draws = [(one.seed, one.experiment.data.options["seed"]) for one in specs]
+    assert set(draws) == {(5, 3), (6, 4), (7, 5)}
+    assert all(one.values["data.seed"] == one.experiment.data.options["seed"] for one in specs)
+    assert all("data.seed" not in one.setting for one in specs)
+
+
+def test_the_default_budget_is_spent_on_several_tunings(tuned: dict[str, Any]) -> None:
+    for tune, seeds, expected in (
+        ({}, 4, (DEFAULT, 10, (100,))),
+        ({}, 3, (1, 20, (100, 101))),
+        ({"samples": 20}, 4, (1, 20, (100, 101))),
+        ({"search": "random"}, 4, (DEFAULT, 10, (100,))),
+    ):
+        tuned["sweep"] = {"seeds": list(range(seeds)), "tune": tune}
+        sweep = resolve_sweep(load(tuned)).sweep
+        assert sweep.tune is not None
+        assert (sweep.repeat.tuning, sweep.tune.samples, sweep.tune.seeds) == expected
+        again = resolve_sweep(load({**tuned, "sweep": sweep.model_dump(mode="json")})).sweep
+        assert again == sweep
+
+
+def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: dict[str, Any]) -> None:
+    """Five identical arms whose accuracy depends on the rate, tuned with the default budget: 200 studies."""
+    tuned["arms"]["method"] = {"only": {}}
+    tuned["space"] = {"local.lr": {"loguniform": [0.01, 1.0]}}
+    tuned["sweep"] = {"seeds": list(range(12)), "tune": {}}
+    config = resolve_sweep(load(tuned))
+    wrong, once = 0, 0
+    generator = np.random.default_rng(0)
+    for study in range(200):
+        sweep = config.sweep.model_copy(update={"seed": study})
+        config = config.model_copy(update={"sweep": sweep})
+        phases, tune = Phases(config), config.sweep.tune
+        assert tune is not None and sweep.repeat.tuning == DEFAULT
+        rates: list[list[float]] = []
+        for unit in phases._units:
+            mine: list[dict[str, Any]] = []
+            for index in range(tune.samples):
+                seed = phases._draw_seed(unit.repetition)
+                mine.append(unit.suggest(tune, seed, index, [], mine, "max"))
+            rates.append([one["local.lr"] for one in mine])
+        values = {}
+        for arm in "abcde":
+            chosen = [
+                max(tried, key=lambda rate: accuracy(rate) + 3 * generator.normal())
+                for tried in rates
+            ]
+            values[arm] = {s: accuracy(chosen[s % DEFAULT]) + generator.normal() for s in range(12)}
+        levels = {TUNINGS: {s: str(s % DEFAULT) for s in range(12)}}
+        wrong += any(one.decided for one in compare(values, reference="a", levels=levels))
+        once += any(one.decided for one in compare(values, reference="a"))
+    assert wrong / 200 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
+    assert once / 200 > 0.12  # an interval over seeds alone takes the draw for the method
+
+
+def accuracy(rate: float) -> float:
+    """Return the mean accuracy at a learning rate, of the slope that LG-Mix has on five domains of digits."""
+    return 65.4 - 2.7 * math.log(rate / 0.2) ** 2
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ({"repeat": {"tuning": 2}}, r"sweep.repeat.tuning: found 2; .*1 without sweep.tune"),
+        ({"repeat": {"data": 5}}, r"sweep.repeat.data: found 5 for 4 of sweep.seeds"),
+        ({"repeat": {"data": 3, "tuning": 2}, "tune": {"seeds": [9]}}, "is a multiple of"),
+        ({"repeat": {"data": 2}, "until": {}}, "data: 1 or at least 20"),
+        ({"repeat": {"tuning": 2}, "tune": {"seeds": [9]}, "until": {}}, "tuning: 1, and"),
+    ],
+)
+def test_repetitions_that_cannot_be_dealt_are_refused(
+    tuned: dict[str, Any], sweep: dict[str, Any], said: str
+) -> None:
+    tuned["experiment"]["data"] = "random"
+    tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
+    if "tune" not in sweep:
+        tuned["arms"]["method"] = {"fedavg": {}}
+    with pytest.raises(FlrayError, match=said):
+        resolve_sweep(load(tuned))
+
+
+def test_seeds_of_the_space_beside_until_and_data_without_a_seed_are_refused(
+    content: dict[str, Any],
+) -> None:
+    content["space"] = {"partition.seed": {"grid": [0, 1]}}
+    content["sweep"] = {"seeds": [0], "until": {}}
+    with pytest.raises(FlrayError, match=r"set sweep.places=\[partition.seed\]"):
+        resolve_sweep(load(content))
+    content["sweep"]["places"] = ["partition.seed"]
+    assert resolve_sweep(load(content)).sweep.places == ("partition.seed",)
+
+    @flray.register_dataset("fixed-for-a-test")
+    def fixed(root: Path) -> None:
+        raise AssertionError("nothing is read")
+
+    content["experiment"]["data"] = "fixed-for-a-test"
+    content |= {"space": {}, "sweep": {"seeds": [0, 1], "repeat": {"data": 2}}}
+    config = resolve_sweep(load(content))
+    with pytest.raises(FlrayError, match="fixed-for-a-test has no seed: it is always the same"):
+        trial_specs(config, enumerate_settings(config))
