@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from flray.results.paired import ALPHA, Difference, detectable_difference
+from flray.results.paired import ALPHA, Difference, detectable_difference, seeds_of_signs
 from flray.results.study import DRAWS, TUNINGS, Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
@@ -75,6 +75,7 @@ def _of_study(study: Study, most: int) -> Iterator[str]:
             f"{len(rest) - decided} not (all are in comparisons.csv of the report)"
         )
     yield from _detectable(every, study.unit)
+    yield from _normality(every)
 
 
 def sentence(one: Difference, unit: str) -> str:
@@ -137,7 +138,11 @@ def _without_failures(one: Difference, unit: str) -> str:
         )
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
-        return f"{one.first} is better than {one.second}{how} ({interval})"
+        alone = "; by the t-test alone: the sign-flip test does not decide"
+        return (
+            f"{one.first} is better than {one.second}{how} ({interval})"
+            f"{alone if one.on_normality == 'alone' else ''}"
+        )
     among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < one.alpha else ""
     return (
         f"{pair}: not decided{among}, {one.first} {amount} {side} ({interval})"
@@ -213,6 +218,18 @@ def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
         f"with {seeds} seeds only differences above about {_amount(same[0], least, unit)} would "
         "probably have been seen (4 times in 5)"
     )
+
+
+def _normality(every: Sequence[Difference]) -> Iterator[str]:
+    """Yield a line if no test without normal differences could have made some decision."""
+    few = [one for one in every if one.on_normality == "not checked"]
+    if few:
+        seeds = "/".join(str(count) for count in sorted({one.seeds for one in few}))
+        enough = seeds_of_signs(few[0].alpha / few[0].pairs)
+        yield (
+            f"decisions at {seeds} seeds take the differences to be normal; from {enough} seeds on a "
+            "sign-flip test, which does not, is made beside"
+        )
 
 
 def rank_sentence(ranks: Ranks) -> str:

@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ METHOD = (
 ALPHA, POWER = 0.05, 0.8
 """The chance that any of the pairs' intervals misses its mean; how likely a difference is to be seen that is
 called detectable."""
-_MOST_SEEDS = 1000
+_MOST_SEEDS, _EXACT = 1000, 14
 _QUANTILES = (np.arange(2000) + 0.5) / 2000
 
 _OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
@@ -63,6 +63,9 @@ class Difference:
         The two-sided p-value of the paired t-test; NaN if the differences do not vary.
     corrected : float
         The same times `pairs` (Bonferroni), at most 1.
+    p_signs : float
+        The p-value of the sign-flip test, which does not take the differences to be normal; NaN if
+        seeds were added after a look, or if values share a draw.
     improvement : float
         Share of the seeds whose first value is better; equal values count half.
     lower : bool
@@ -80,7 +83,7 @@ class Difference:
         The verdict on the first setting, see `flray.results.sequential.Verdict`.
     repeated : str
         The repeated levels with their numbers, such as ``3 draws of the data``. The
-        interval holds for other ones of them, see `_clustered`; empty if each seed is on its own.
+        interval holds for other ones of them, see `_clustered`; empty if seeds share none of them.
     first_failed, second_failed : str
         The number of seeds that each failed at, and the reason; empty without failures. The remaining
         seeds may be the easy ones. Therefore a setting that failed at a seed can be worse than
@@ -110,6 +113,7 @@ class Difference:
     repeated: str = ""
     first_failed: str = ""
     second_failed: str = ""
+    p_signs: float = math.nan
 
     @property
     def sequential(self) -> bool:
@@ -140,6 +144,18 @@ class Difference:
             first_failed=self.second_failed,
             second_failed=self.first_failed,
         )
+
+    @property
+    def on_normality(self) -> Literal["not needed", "not checked", "alone"]:
+        """Whether a decision rests on normal differences.
+
+        ``not checked``: with so few seeds no test without that assumption can decide. ``alone``: the
+        sign-flip test could decide, and does not.
+        """
+        level = self.alpha / self.pairs
+        if not self.decided or math.isnan(self.p_signs) or self.p_signs <= level:
+            return "not needed"
+        return "alone" if self.seeds >= seeds_of_signs(level) else "not checked"
 
     @property
     def detectable(self) -> float:
@@ -300,6 +316,7 @@ def _difference(
         lower,
         pairs,
         verdict=_verdict(*corrected, lower),
+        p_signs=sign_flip_p(differences),
     )
 
 
@@ -356,6 +373,7 @@ def _clustered(
         low_corrected=corrected[0],
         high_corrected=corrected[1],
         p=p,
+        p_signs=math.nan,
         corrected=min(p * one.pairs, 1.0),
         verdict=_verdict(*corrected, one.lower),
         repeated=repeated,
@@ -386,6 +404,7 @@ def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -
         low_corrected=low_corrected,
         high_corrected=high_corrected,
         p=own.p,
+        p_signs=math.nan,
         corrected=min(own.p * one.pairs, 1.0),
         alpha=rule.alpha,
         margin=rule.margin,
@@ -400,6 +419,33 @@ def _of_first(found: Decision, lower: bool) -> tuple[float, float]:
     if not -math.inf < found.low <= found.high < math.inf:
         return math.nan, math.nan
     return (-found.high, -found.low) if lower else (found.low, found.high)
+
+
+def sign_flip_p(differences: NDArray[np.float64]) -> float:
+    """Return the two-sided p-value of a mean of zero if each difference may as well have the other sign.
+
+    Exact up to `_EXACT` differences; with more of them 20,000 sign patterns are drawn.
+
+    Parameters
+    ----------
+    differences : ndarray [n]
+        Without any, the result is NaN.
+    """
+    count = len(differences)
+    if not count:
+        return math.nan
+    if count <= _EXACT:
+        patterns = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
+    else:
+        patterns = np.random.default_rng(0).integers(0, 2, size=(20_000, count))
+        patterns[0] = 1
+    sums = np.abs((2.0 * patterns - 1) @ differences)
+    return float(np.mean(sums >= abs(differences.sum()) * (1 - 1e-12)))
+
+
+def seeds_of_signs(level: float) -> int:
+    """Return the fewest seeds that the sign-flip test can decide with at a level."""
+    return math.ceil(1 - math.log2(level))
 
 
 def _hedges(freedom: int) -> float:

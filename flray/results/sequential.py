@@ -92,7 +92,7 @@ def half_width(
 
 @cache
 def _extremes(looks: Looks) -> NDArray[np.float64]:
-    """Return the sorted largest statistics of simulated studies in which nothing differs."""
+    """Return the sorted largest statistics of simulated studies without a difference."""
     assert looks.last is not None
     generator, found = np.random.default_rng(0), []
     count = np.arange(1, looks.last + 1)

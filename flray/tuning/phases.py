@@ -99,7 +99,7 @@ class Phases:
 
     @cached_property
     def _tuning_seeds(self) -> list[list[int]]:
-        """The seeds at which each tuning tries its settings: the next ones for each."""
+        """The tuning seeds of each repetition: the next free ones for each."""
         given = list(self._tune.seeds)
         free = (n for n in itertools.count(max(given) + 1) if n not in self._config.sweep.seeds)
         more = [[next(free) for _ in given] for _ in range(self._tunings - 1)]

@@ -17,6 +17,8 @@ from flray.results.paired import (
     detectable_difference,
     power,
     seeds_needed,
+    seeds_of_signs,
+    sign_flip_p,
 )
 from flray.results.sequential import half_width
 from flray.results.study import (
@@ -300,8 +302,8 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
     against = replace(studied({"a": A, "b": B}), reference="b")
     assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
-    (only,) = conclude(Studies([studied({"a": FIVE, "b": WORSE})]))
-    assert only.startswith("a is better than b")
+    only, normal = conclude(Studies([studied({"a": FIVE, "b": WORSE})]))
+    assert only.startswith("a is better than b") and normal.startswith("decisions at 5 seeds take")
     assert conclude(Studies([studied({"a": {0: 90.0}, "b": {0: 10.0}})])) == [ONE_SEED]
     assert conclude(Studies([])) == []
 
@@ -380,3 +382,43 @@ def test_profiles_by_hand() -> None:
     assert [profile(found["a"], within) for within in (0, 2, 4.9, 5)] == [0.5, 0.5, 0.5, 1.0]
     loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
     assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}
+
+
+# Without normal differences.
+
+
+def test_the_sign_flip_test_is_scipy_s_permutation_test() -> None:
+    generator = np.random.default_rng(0)
+    for count in (3, 6, 10):
+        differences = generator.normal(0.5, 1, size=count).round(1)
+        found = stats.permutation_test(
+            (differences,), np.sum, permutation_type="samples", n_resamples=np.inf
+        )
+        assert sign_flip_p(differences) == pytest.approx(found.pvalue)
+    many = generator.normal(0.4, 1, size=30)
+    drawn = stats.permutation_test(
+        (many,), np.sum, permutation_type="samples", n_resamples=50_000, rng=generator
+    )
+    assert sign_flip_p(many) == pytest.approx(drawn.pvalue, abs=0.01)
+    assert sign_flip_p(np.ones(8)) == 2 / 2**8 and math.isnan(sign_flip_p(np.array([])))
+
+
+def test_a_decision_that_rests_on_normality_says_so() -> None:
+    few = dict(enumerate([5.0, 5.2, 4.9]))
+    zero = dict.fromkeys(range(12), 0.0)
+    (pair,) = compare({"a": few, "b": zero})
+    assert pair.decided and pair.on_normality == "not checked" and seeds_of_signs(0.05) == 6
+    lines = conclude(Studies([studied({"a": few, "b": zero})]))
+    assert lines[-1].startswith("decisions at 3 seeds take the differences to be normal; from 6 ")
+    whole = dict(enumerate([5.0, 5.2, 4.9, 5.1, 5.3, 4.8]))
+    (sure,) = compare({"a": whole, "b": zero})
+    assert sure.decided and sure.on_normality == "not needed"
+    assert not any("normal" in one for one in conclude(Studies([studied({"a": whole, "b": zero})])))
+    values = dict(enumerate([0.7, -0.1, 0.2, 0.7, 0.4, 0.1, 0.3, 0.2, -0.2]))
+    (odd,) = compare({"a": values, "b": zero})
+    assert odd.p < 0.05 < odd.p_signs and odd.on_normality == "alone"
+    assert sentence(odd, "points").endswith(
+        "by the t-test alone: the sign-flip test does not decide"
+    )
+    (looked,) = compare({"a": values, "b": zero}, rule=Rule(0.5, 0.05, 3, 9))
+    assert math.isnan(looked.p_signs) and looked.on_normality == "not needed"
