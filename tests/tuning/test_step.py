@@ -312,8 +312,12 @@ def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
         "carried": [[round_, {"score": round_ / 10}] for round_ in (1, 2, 3)],
     }
     result = {"training_iteration": 3, "score": 0.3, "report": json.dumps(report)}
-    trial: Any = SimpleNamespace(last_result=result, error_file=None)
-    trial.__class__ = type("Trial", (SimpleNamespace,), {"__str__": lambda self: point.number})
+
+    class Ended(SimpleNamespace):
+        def __str__(self) -> str:
+            return point.number
+
+    trial: Any = Ended(last_result=result, error_file=None)
     recorder.on_trial_start(1, [], trial)
     recorder.on_trial_result(2, [], trial, result)
     recorder.on_trial_complete(3, [], trial)
