@@ -27,7 +27,6 @@ from flray.runs import runner
 from flray.runs.progress import NullProgress
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
-from flray.tuning.tuner import SweepTuner
 from tests.helpers import INLINE, inline, written
 
 BUCKET = "s3://flray-test"
@@ -422,7 +421,7 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
 
     # A third machine, which has never seen it, takes the trial over from the bucket: nothing is run.
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third-machine"))
-    monkeypatch.setattr(SweepTuner, "run", None)
+    monkeypatch.setattr("flray.tuning.tuner.run_trials", None)
     again = api.tune(content)
     assert again.folder.name == "002" and list(again.results["sha256"]) == [whole.sha256]
     (trial,) = trial_folders(again.folder)
