@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from pydantic import BaseModel, ValidationError
 
 from flray.config.plain import Plain
-from flray.config.yaml_files import DEPTH, VALUES, shorten
+from flray.config.yaml_files import DEPTH, shorten
 from flray.errors import ConfigError, FlrayError
 from flray.files.border import read_json
 
@@ -77,21 +77,15 @@ def copy_plain(value: Plain, path: str = "") -> Plain:
     ------
     ConfigError
         If it holds anything else, an integer beyond 64 bits, a character that no setting may hold,
-        or too much.
+        or more than `DEPTH` parts within each other.
     """
-    return _copy(value, path, 0, [0])
+    return _copy(value, path, 0)
 
 
-def _copy(value: Plain, path: str, depth: int, counted: list[int]) -> Plain:
-    counted[0] += 1
-    if depth > DEPTH or counted[0] > VALUES:
-        raise ConfigError(
-            path[:80] or "configuration",
-            f"more than {DEPTH} parts within each other"
-            if depth > DEPTH
-            else f"more than {VALUES:,} keys and values",
-            "write fewer",
-        )
+def _copy(value: Plain, path: str, depth: int) -> Plain:
+    if depth > DEPTH:
+        found = f"more than {DEPTH} parts within each other"
+        raise ConfigError(path[:80], found, "write fewer")
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     elif isinstance(value, PurePath):
@@ -119,15 +113,10 @@ def _copy(value: Plain, path: str, depth: int, counted: list[int]) -> Plain:
                     f"the key {shorten(str(key))} ({type(key).__name__})",
                     "keys are text: put it in quotes" if not isinstance(key, str) else "rename it",
                 )
-            content[key] = _copy(one, f"{path}.{key}" if path else key, depth + 1, counted)
+            content[key] = _copy(one, f"{path}.{key}" if path else key, depth + 1)
         return content
     if isinstance(value, list | tuple | range):
-        if isinstance(value, range) and len(value) > VALUES:
-            raise ConfigError(path, f"{len(value):,} values", f"at most {VALUES:,}")
-        return [
-            _copy(one, f"{path}.{position}", depth + 1, counted)
-            for position, one in enumerate(value)
-        ]
+        return [_copy(one, f"{path}.{position}", depth + 1) for position, one in enumerate(value)]
     raise ConfigError(
         path,
         f"a value of type {type(value).__name__}",

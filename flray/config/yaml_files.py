@@ -1,16 +1,16 @@
 """Read YAML files, merged over their bases: the result is plain values, or a one-line error.
 
-Stricter than YAML: duplicate keys are rejected, and so are types that no setting has (sets, binary
-data). A date is text.
+Stricter than YAML: duplicate keys are rejected. A date is text.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
+import itertools
+import math
 import stat
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,133 +25,66 @@ BYTES, VALUES, DEPTH, FILES = 2**20, 50_000, 64, 64
 """Most bytes of a YAML file, most keys and values in it (an alias counts as what it stands for), deepest nesting, most
 files that one is laid over."""
 
-# Where PyYAML was built without libyaml, every text is parsed in Python.
-_CSafeLoader: Any = getattr(yaml, "CSafeLoader", object)
-_KINDS = frozenset(
-    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq")
-)
-_MERGE = "tag:yaml.org,2002:merge"
-_DATE = "tag:yaml.org,2002:timestamp"
 _HINTS = {
     "mapping values are not allowed": "this line is indented otherwise than those above it, or a text with ': ' in it "
     "lacks its quotes",
     "cannot start any token": "indent with spaces, and put a text that begins with a special character in quotes",
     "but found another document": "a file holds one configuration; take the line --- out",
     "could not find expected ':'": "a key needs a colon and a space before its value",
-    "expected <block end>": "lines of one part are indented alike",
+    "did not find expected key": "lines of one part are indented alike",
 }
+_DATE = "tag:yaml.org,2002:timestamp"
+# libyaml's parser is six times as quick; PyYAML may have been built without it.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _PlainValues:
-    """The base of both loaders: they read YAML's plain values and nothing else; dates stay text."""
+class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
+    """A safe loader that refuses duplicate keys and aliases that stand for too much; dates stay text.
+
+    Nodes are composed in Python: libyaml's own composer ends the process at deep nesting.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (as PyYAML declares it)
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def compose_node(self, parent: yaml.Node | None, index: Plain) -> yaml.Node | None:
-        """Return the next node; stop reading a file with far too many."""
-        self._composed = getattr(self, "_composed", 0) + 1
-        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[misc]
-        if self._composed > VALUES and node is not None:
-            raise _parser_error(f"more than {VALUES:,} keys and values", node)
-        return node
-
-    def get_single_data(self) -> Plain:
-        """Return the one document's content, having checked its nodes."""
-        node = self.get_single_node()  # type: ignore[attr-defined]
-        if node is None:
-            return None
-        _Nodes(self.construct_object).count(node, 1)  # type: ignore[attr-defined]
-        return self.construct_document(node)  # type: ignore[attr-defined]
-
-
-class Loader(_PlainValues, yaml.SafeLoader):
-    """Loads YAML's plain values; its errors are those that a user reads."""
-
-
-class _FastLoader(_PlainValues, Composer, _CSafeLoader):  # type: ignore[misc]
-    """The same by libyaml, in a sixth of the time; it accepts a tab in more places."""
-
     def __init__(self, text: str) -> None:
-        _CSafeLoader.__init__(self, text)
+        _SafeLoader.__init__(self, text)
         Composer.__init__(self)
 
-
-class _Nodes:
-    """Checks a document's nodes before objects are constructed.
-
-    Parameters
-    ----------
-    construct : callable
-        Returns the value of a node, for keys to be compared.
-    """
-
-    def __init__(self, construct: Callable[[yaml.Node], Hashable]) -> None:
-        self._construct = construct
-        self._counted: dict[int, int | None] = {}
-
-    def count(self, node: yaml.Node, depth: int) -> int:
-        """Return the number of values of a node; each is visited once, however often aliases name it."""
-        if id(node) in self._counted:
-            known = self._counted[id(node)]
-            if known is None:
-                raise _parser_error("an alias within what it stands for", node)
-            return known
-        if depth > DEPTH:
-            raise _parser_error(f"more than {DEPTH} parts within each other", node)
-        if node.tag not in _KINDS and not (
-            node.tag == _MERGE and isinstance(node, yaml.ScalarNode)
-        ):
-            raise _parser_error(
-                f"a value of the kind {node.tag.removeprefix('tag:yaml.org,2002:')!r}, which no "
-                f"setting is",
-                node,
-            )
-        self._counted[id(node)] = None
-        total = 1
-        if isinstance(node, yaml.ScalarNode):
-            self._value(node)
-        if isinstance(node, yaml.MappingNode):
-            self._check_keys(node)
-            total += sum(
-                self.count(key, depth + 1) + self.count(value, depth + 1)
-                for key, value in node.value
-            )
-        elif isinstance(node, yaml.SequenceNode):
-            total += sum(self.count(value, depth + 1) for value in node.value)
-        if total > VALUES:
-            raise _parser_error(
-                f"more than {VALUES:,} keys and values, counting what aliases stand for", node
-            )
-        self._counted[id(node)] = total
-        return total
-
-    def _check_keys(self, node: yaml.MappingNode) -> None:
-        seen: dict[Hashable, int] = {}
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Return the next mapping, whose keys are scalars, each of them once."""
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _parser_error("a list or a mapping as a key", key)
-            value = self._value(key)
-            if value in seen:
-                raise _parser_error(
-                    f"the key {key.value!r} a second time (first in line {seen[value]}); keep one "
-                    f"of them",
-                    key,
-                )
-            seen[value] = key.start_mark.line + 1
+            if key.value in seen:
+                found = f"the key {key.value!r} a second time (first in line {seen[key.value]}); keep one of them"
+                raise _parser_error(found, key)
+            seen[key.value] = key.start_mark.line + 1
+        return node
 
-    def _value(self, node: yaml.ScalarNode) -> Hashable:
-        if node.tag == _MERGE:
-            return str(node.value)
-        try:
-            value = self._construct(node)
-        except Exception:  # Python's own conversions raise any error, for example a KeyError
+    def get_single_node(self) -> yaml.Node | None:
+        """Return the document's node, having counted what is in it."""
+        node = super().get_single_node()
+        if node is not None and _count(node, {}) > VALUES:
             raise _parser_error(
-                f"{shorten(node.value)}, which is no {node.tag.rpartition(':')[2]}", node
-            ) from None
-        return value
+                f"more than {VALUES:,} keys and values, counting what aliases stand for", node
+            )
+        return node
+
+
+def _count(node: yaml.Node, counted: dict[int, float]) -> float:
+    """Return the number of values of a node; each is visited once, and one within itself has infinitely many."""
+    if id(node) not in counted:
+        counted[id(node)] = math.inf
+        parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = itertools.chain.from_iterable(parts)
+        counted[id(node)] = 1 + sum(_count(part, counted) for part in parts)
+    return counted[id(node)]
 
 
 def shorten(text: str) -> str:
@@ -172,10 +105,8 @@ def parse(text: str) -> Plain:
         If it is not YAML or holds anything else. The message is one line; it names line and column
         if the parser knows them.
     """
-    with contextlib.suppress(Exception):
-        return yaml.load(text, _FastLoader)
     try:
-        return yaml.load(text, Loader)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         problem = str(error.problem or error.context or "it cannot be understood")
         hint = next((f"; {hint}" for sign, hint in _HINTS.items() if sign in problem), "")

@@ -44,6 +44,10 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{one}: &{one} [{', '.join(['*' + before] * 9)}]\n"
     for before, one in zip("abcdefgh", "bcdefghi", strict=True)
 )
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{one}: &{one} {{<<: [{', '.join(['*' + before] * 9)}]}}\n"
+    for before, one in zip("abcdefgh", "bcdefghi", strict=True)
+)
 METHOD = "from flray.algorithms import Algorithm\n@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
 NETWORK = "@flray.register_model('mine')\ndef mine("
 DATA = (
@@ -66,6 +70,8 @@ FILES: dict[str, Input] = {
     "deep mappings": of("{a: " * 20_000),
     "deep blocks": of("- " * 20_000),
     "an alias of itself": of("&a [*a]"),
+    "a merge of itself": of("experiment: &a {<<: *a}"),
+    "merged laughs": of(MERGES),
     "unknown alias": of("a: *b"),
     "key twice": of("experiment: {rounds: 1, rounds: 2}"),
     "unclosed": of("experiment: [1, 2"),

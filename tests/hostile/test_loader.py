@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flray.config import yaml_files
 from flray.config.experiment import Config
 from flray.config.loader import load, parse_override
 from flray.config.shapes import copy_plain
@@ -113,6 +111,7 @@ def test_what_yaml_wrote_is_read_as_it_was(content: Any) -> None:
         (".inf", math.inf),
         ("[1, a: 2]", [1, {"a": 2}]),
         ("{<<: {a: 1}, b: 2}", {"a": 1, "b": 2}),
+        ("- &a {x: 1}\n- &b {<<: *a, x: 2}\n- {<<: *b, x: 3}", [{"x": 1}, {"x": 2}, {"x": 3}]),
     ],
 )
 def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, value: Any) -> None:
@@ -120,11 +119,3 @@ def test_plain_values_are_read_as_yaml_means_them_and_dates_as_text(text: str, v
     assert parse(text) == value
     local = with_value(("experiment", "local"), {"lr": "1e-3"})
     assert load(local).experiment.local.lr == 0.001
-
-
-def test_without_libyaml_every_file_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = sorted((Path(__file__).parents[2] / "search_spaces").rglob("*.yaml"))
-    texts = [path.read_text() for path in paths[::6]]
-    quick = [yaml_files.parse(text) for text in texts]
-    monkeypatch.setattr(yaml_files, "_FastLoader", yaml_files.Loader)
-    assert len(texts) > 10 and quick == [yaml_files.parse(text) for text in texts]
