@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
+from flray.config.experiment import Checkpointing
+from flray.federation.diagnostic_files import (
+    FINAL_DIAGNOSTICS,
+    INITIAL_DIAGNOSTICS,
+    encode,
+    save_encoded,
+)
 from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import FederationHandle, RoundResult
 from flray.federation.spec import FederationSpec
-from flray.federation.state import Notify
 from flray.records import directory
-from flray.runs.callbacks import RunCallback
+from flray.runs.callbacks import RoundRecorder
+from flray.runs.progress import Progress, logged
 
 MAX_LOSSES = 3
 """Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
+
+
+class CheckpointPolicy:
+    """Tells when the next checkpoint of a run or trial is due.
+
+    Parameters
+    ----------
+    settings : Checkpointing
+        ``checkpoint`` of the experiment.
+
+    Attributes
+    ----------
+    saved_at : float
+        The monotonic time of the last checkpoint; at first, of the beginning.
+    """
+
+    def __init__(self, settings: Checkpointing) -> None:
+        self._settings, self._pause = settings, settings.pause(0.0)
+        self.saved_at = time.monotonic()
+
+    def due(self, done: int) -> bool:
+        """Return whether a checkpoint is due after so many rounds."""
+        pause_is_over = time.monotonic() - self.saved_at >= self._pause
+        return done % self._settings.every == 0 and pause_is_over
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure how long the block takes to write a checkpoint."""
+        begun = time.monotonic()
+        yield
+        self.saved_at = time.monotonic()
+        self._pause = self._settings.pause(self.saved_at - begun)
 
 
 class RoundLoop:
@@ -26,27 +65,24 @@ class RoundLoop:
         The experiment.
     federation : FederationHandle
         Its federation.
-    folder : Path
-        The run's folder.
-    callbacks : sequence of RunCallback
-        Called in order for every round, before a checkpoint of it is written.
-    notify : callable
-        Called with lines that the user should see.
+    recorder : RoundRecorder
+        Gets every round, before a checkpoint of it is written.
+    progress : Progress
+        The display.
     """
 
     def __init__(
         self,
         spec: FederationSpec,
         federation: FederationHandle,
-        folder: Path,
-        callbacks: Sequence[RunCallback],
-        notify: Notify,
+        recorder: RoundRecorder,
+        progress: Progress,
     ) -> None:
-        self._spec, self._federation, self._folder = spec, federation, folder
-        self._callbacks, self._notify = callbacks, notify
+        self._spec, self._federation, self._recorder = spec, federation, recorder
+        self._folder, self._progress = recorder.journal.path.parent, progress
+        self._notify = logged(progress.say)
         self._done, self._ended = 0, False
-        self._saved_at, self._pause = time.monotonic(), spec.config.checkpoint.pause(0.0)
-        self._saved_round = -1
+        self._policy, self._saved_round = CheckpointPolicy(spec.config.checkpoint), -1
         self._begun = self._warned = False
         self._losses = 0
 
@@ -106,24 +142,31 @@ class RoundLoop:
         )
         if not self._begun:
             self._begun = True
-            for callback in self._callbacks:
-                callback.on_begin(self._done)
+            self._recorder.begin()
+            self._progress.begin(self._spec, self._done)
+            if self._done == 0:
+                self._save_diagnostics(INITIAL_DIAGNOSTICS, final=False)
         self._ended = self._federation.has_ended()
         while not self._ended:
             result = self._federation.step()
             self._take(result)
             self._checkpoint(result.leaving)
-        for callback in self._callbacks:
-            callback.on_end()
+        self._save_diagnostics(FINAL_DIAGNOSTICS, final=True)
         return self._federation.sha256()
+
+    def _save_diagnostics(self, name: str, final: bool) -> None:
+        """Save diagnostics of the initial or the final models, if they are wanted."""
+        path = self._folder / name
+        wanted = self._spec.config.tracking.features and not path.exists()
+        if wanted and (found := self._federation.diagnostics(final)):
+            save_encoded(encode(found), path)
 
     def _take(self, result: RoundResult) -> None:
         self._done, self._ended = result.number, result.last
-        for callback in self._callbacks:
-            callback.on_round(result)
+        self._recorder.round(result.number, result.metrics)
+        self._progress.round(result, self._spec.primary_metric)
 
     def _checkpoint(self, leaving: bool) -> None:
-        settings = self._spec.config.checkpoint
         at_once = self._ended or self._losses > 0 or leaving
         if leaving and not self._warned:
             self._warned = True
@@ -131,17 +174,15 @@ class RoundLoop:
                 "this node will soon be gone (Ray drains it): from now on every round is saved; "
                 f"elsewhere go on with: flray resume {self._folder}"
             )
-        due = self._done % settings.every == 0 and time.monotonic() - self._saved_at >= self._pause
-        if at_once or due:
+        if at_once or self._policy.due(self._done):
             self._save()
 
     def _save(self) -> None:
-        for callback in self._callbacks:
-            callback.on_checkpoint(self._done)
-        settings, begun = self._spec.config.checkpoint, time.monotonic()
-        self._federation.save(self._folder / directory.CHECKPOINT, settings.keep)
-        self._saved_at, self._saved_round = time.monotonic(), self._done
-        self._pause = settings.pause(self._saved_at - begun)
+        self._recorder.journal.sync()
+        with self._policy.saving():
+            keep = self._spec.config.checkpoint.keep
+            self._federation.save(self._folder / directory.CHECKPOINT, keep)
+        self._saved_round = self._done
         self._losses = 0
 
     def _save_after_interrupt(self) -> None:

@@ -34,13 +34,7 @@ from flray.metrics.summary import Reported, summarise_history
 from flray.records import directory
 from flray.records.mirror import mirrored
 from flray.runs import extend, resume_checks
-from flray.runs.callbacks import (
-    DiagnosticsCallback,
-    JournalCallback,
-    ProgressCallback,
-    RunCallback,
-    UserCallbacks,
-)
+from flray.runs.callbacks import RoundRecorder
 from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
 from flray.runs.identity import code_of, save_provenance
@@ -372,7 +366,7 @@ def _federate(
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             say(differs)
             session.journal.tags({"gpu.other": differs})
-        own = UserCallbacks(
+        recorder = RoundRecorder(
             session.journal,
             spec.config,
             name=f"{spec.config.name} {session.folder.name}",
@@ -380,16 +374,9 @@ def _federate(
             metric=spec.primary_metric,
             say=say,
         )
-        stack.callback(own.finish, "interrupted")
-        callbacks: list[RunCallback] = [
-            JournalCallback(session.journal),
-            own,
-            ProgressCallback(progress, spec, spec.primary_metric),
-        ]
-        if spec.config.tracking.features:
-            callbacks.append(DiagnosticsCallback(federation, session.folder))
-        digest = RoundLoop(spec, federation, session.folder, callbacks, say).run()
-        own.finish("finished")
+        stack.callback(recorder.end, "interrupted")
+        digest = RoundLoop(spec, federation, recorder, progress).run()
+        recorder.end("finished")
         return digest
 
 

@@ -21,10 +21,9 @@ from flray.federation.diagnostic_files import (
     save_encoded,
     save_partition,
 )
-from flray.federation.federation import RoundResult
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.records import directory
-from flray.runs.callbacks import JournalCallback, UserCallbacks
+from flray.runs.callbacks import RoundRecorder
 from flray.runs.progress import logged
 from flray.runs.session import EndStatus, RunSession, record_data
 from flray.tracking.background import Tracker
@@ -82,7 +81,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._say = logged(progress.say)
         self._parent = directory.read(sweep)
         self._sessions: dict[str, RunSession] = {}
-        self._own: dict[str, UserCallbacks] = {}
+        self._own: dict[str, RoundRecorder] = {}
         self._settings = SettingRuns(sweep, config, points)
         self._done: dict[str, int] = {}
         self._metrics: dict[str, str] = {}
@@ -108,7 +107,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         )  # the start of the first processes says nothing about the rest
         point, folder = self._points[number], TrialFolder(self._sweep, number)
         session = self._sessions[number] = folder.begin(point, self._parent, self._config)
-        self._own[number] = UserCallbacks(
+        self._own[number] = RoundRecorder(
             session.journal,
             point.experiment,
             name=point.label,
@@ -116,7 +115,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             metric=self._config.sweep.metric,
             say=lambda line: self._say(f"trial {number}: {line}"),
         )
-        self._own[number].on_begin(0)
+        self._own[number].begin()
         setting = self._settings.open(number)
         self._done[number] = max((event["round"] for event in session.journal.rounds()), default=0)
         self._left -= self._done[number]
@@ -136,7 +135,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     ) -> None:
         """Record the rounds of a step."""
         number, done = str(trial), int(result["training_iteration"])
-        point, journal = self._points[number], self._sessions[number].journal
+        point, recorder = self._points[number], self._own[number]
         report = json.loads(result["report"])
         self._metrics[number] = report["metric"]
         for line in report["lines"]:
@@ -145,21 +144,14 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         rounds = report["rounds"]
         # Rounds of the trial's checkpoint that the journal lacks: it is written before they are
         # reported.
-        carried = [
-            round_ for round_, metrics in report["carried"] if journal.record_round(round_, metrics)
-        ]
-        if carried:
-            self._own[number].on_begin(0)
-        self._left -= len(carried)
+        self._left -= sum(recorder.round(*carried) for carried in report["carried"])
         if not rounds:
             self._done[number] = max(self._done[number], done)
             return
-        recorder = JournalCallback(journal)
         for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):
-            recorder.on_round(RoundResult(round_, metrics))
-            self._own[number].on_round(RoundResult(round_, metrics))
+            recorder.round(round_, metrics)
             self._settings.add(number, round_, metrics)
-        recorder.on_checkpoint(done)
+        recorder.journal.sync()
         self._done[number] = done
         self._rounds_run += len(rounds)
         self._left -= len(rounds)
@@ -233,7 +225,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def close(self) -> None:
         """End the journals of trials that were interrupted."""
         for own in self._own.values():
-            own.finish("interrupted")
+            own.end("interrupted")
         for session in self._sessions.values():
             with contextlib.suppress(OSError):
                 session.journal.end("KILLED")
@@ -248,7 +240,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         session = self._sessions.pop(number, None)
         if session is None:
             return
-        self._own.pop(number).finish(status)
+        self._own.pop(number).end(status)
         point, done = self._points[number], self._done[number]
         folder = TrialFolder(self._sweep, number)
         folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)

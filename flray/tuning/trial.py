@@ -43,6 +43,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
+from flray.runs.loop import CheckpointPolicy
 from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.resources import Bundles, data_key
 
@@ -150,15 +151,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._gpus: list[GpuIdentity] = []
         self._written: list[int] = []
         self._recorded = int(point.get("recorded", 0))
-        self._saved_at = time.monotonic()
         scheduler = self._shared.config.sweep.scheduler
         self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
         with self._failures():
             experiment = experiment_at(self._shared.config, dict(point["values"]))
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
-            self._checkpointing = experiment.checkpoint
-            self._unsaved = self._checkpointing.pause(0.0)
+            self._policy = CheckpointPolicy(experiment.checkpoint)
             self._pause = min(experiment.rounds, point.get("until") or experiment.rounds)
             shared = samples = None
             if data := self._shared.data.get(data_key(experiment)):
@@ -242,8 +241,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _save(self) -> None:
         """Write a checkpoint, see how long that takes, and remove those before the last two."""
-        begun = time.monotonic()
-        since = min(self._saved_at, begun - CARRIED_SECONDS)
+        since = min(self._policy.saved_at, time.monotonic() - CARRIED_SECONDS)
         self._recent = [entry for entry in self._recent if entry[0] >= since]
         note = {
             "course": self._course.state(),
@@ -253,15 +251,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             "gpus": self._gpus,
         }
         store, done = self._shared.store, self._federation.rounds_done
-        with store.write(self._number, done) as folder:
+        with self._policy.saving(), store.write(self._number, done) as folder:
             write_atomically(folder / TRIAL_NOTE, json.dumps(note).encode())
             checkpoint.save(self._federation, folder, keep=1)
         self._written.append(done)
         for old in self._written[:-KEEP]:
             store.remove(self._number, old)
         del self._written[:-KEEP]
-        self._saved_at = time.monotonic()
-        self._unsaved = self._checkpointing.pause(self._saved_at - begun)
 
     def _save_if_stopped(self) -> None:
         """Save a trial that a scheduler stops, or the user, whose last rounds are in no checkpoint."""
@@ -352,7 +348,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._recent = [
                 (time.monotonic(), round_, metrics) for round_, metrics in note["rounds"]
             ]
-        self._saved_at = time.monotonic()
+        self._policy.saved_at = time.monotonic()
 
     def _diagnose(self, final: bool) -> str | None:
         """Return diagnostics as text; None if not requested or unavailable."""
@@ -361,10 +357,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         return encode(found) if found else None
 
     def _due(self, done: int) -> bool:
-        settings = self._checkpointing
-        if self._nodes.leaves() and time.monotonic() - self._saved_at >= LOOK_SECONDS:
-            return True
-        return done % settings.every == 0 and time.monotonic() - self._saved_at >= self._unsaved
+        looked = time.monotonic() - self._policy.saved_at >= LOOK_SECONDS
+        return (looked and self._nodes.leaves()) or self._policy.due(done)
 
     def _check_measured(self, metrics: Mapping[str, float]) -> None:
         """Reject the user's metric if an evaluated round does not have it."""

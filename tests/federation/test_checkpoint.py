@@ -19,7 +19,10 @@ from flray.federation.federation import Federation, inline_federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
+from flray.records.journal import Journal
+from flray.runs.callbacks import RoundRecorder
 from flray.runs.loop import RoundLoop
+from flray.runs.progress import NullProgress
 
 
 @pytest.fixture
@@ -201,5 +204,7 @@ def test_writing_takes_a_tenth_of_the_time_at_most(
     settings = {"model": "linear", "rounds": 4, "checkpoint": {"min_seconds": min_seconds}}
     spec = build_spec(load({"experiment": {**digits, **settings}}).experiment)
     federation = SlowlySaved(spec, writing)
-    RoundLoop(spec, federation, tmp_path, [], print).run()
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
+        RoundLoop(spec, federation, recorder, NullProgress()).run()
     assert federation.saved == saved

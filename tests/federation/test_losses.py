@@ -19,8 +19,9 @@ from flray.federation.ray_backend import losses
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal
 from flray.runs import runner
-from flray.runs.callbacks import JournalCallback
+from flray.runs.callbacks import RoundRecorder
 from flray.runs.loop import RoundLoop
+from flray.runs.progress import NullProgress
 from tests.end_to_end.pool import Pools
 
 
@@ -54,8 +55,10 @@ def run_federation(
     content = {**digits, "rounds": 6, "checkpoint": {"every": 100}}
     spec = build_spec(load({"experiment": content}).experiment)
     journal = Journal(tmp_cwd / name / "journal.jsonl")
-    dying, callbacks = Dying(spec, dict(steps), **losses), [JournalCallback(journal)]
-    return RoundLoop(spec, dying, tmp_cwd / name, callbacks, print).run(), journal
+    recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
+    return RoundLoop(
+        spec, Dying(spec, dict(steps), **losses), recorder, NullProgress()
+    ).run(), journal
 
 
 def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(
