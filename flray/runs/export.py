@@ -1,21 +1,28 @@
-"""Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
+"""Write trained models as safetensors, with plain PyTorch code that builds them without flray; and that for MLflow."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, fx, nn
 
 from flray.errors import FlrayError, brief
 from flray.files.atomic import write_atomically
+from flray.files.border import read
 from flray.records import directory
+from flray.records.journal import Journal
 from flray.runs.models import TrainedModels
 
 CARD = "model.json"
@@ -47,6 +54,31 @@ def prepare(x):
         return x.to({dtype})
     mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (MEAN, STD))
     return x.to({dtype}).mul_((1.0 / (255.0 * std)).to({dtype})).add_((-mean / std).to({dtype}))
+'''
+
+MODEL = "model"
+"""Its folder in the run's, and its name among the artifacts; MODEL-NETWORK where there are several networks."""
+_PREDICTOR = '''"""What MLflow calls: the code and the weights that flray exported."""
+
+import importlib.util
+
+import mlflow
+import torch
+
+
+class Predictor(mlflow.pyfunc.PythonModel):
+    def load_context(self, context):
+        spec = importlib.util.spec_from_file_location("exported", context.artifacts["code"])
+        self.code = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.code)
+        self.model = self.code.load(context.artifacts["weights"])
+
+    def predict(self, context, model_input, params=None):
+        with torch.inference_mode():
+            return self.model(self.code.prepare(torch.as_tensor(model_input))).float().numpy()
+
+
+mlflow.models.set_model(Predictor())
 '''
 
 
@@ -90,7 +122,7 @@ def export(
     code: dict[str, str] = {}
     card = _card(models, folder)
     for stem, title, model in _chosen(models, client, every):
-        body, tensors = plain_code(model, models)
+        body, tensors, outputs = plain_code(model, models)
         module = next((name for name, text in code.items() if text == body), None)
         if module is None:
             module = "model" if not code else f"model_{len(code) + 1}"
@@ -111,7 +143,12 @@ def export(
         path = to / f"{stem}.safetensors"
         write_atomically(path, safetensors.torch.save(tensors))
         written.append(path)
-        card["models"][stem] = {"weights": path.name, "code": f"{module}.py", "what": title}
+        card["models"][stem] = {
+            "weights": path.name,
+            "code": f"{module}.py",
+            "what": title,
+            "outputs": outputs,
+        }
     write_atomically(to / CARD, json.dumps(card, indent=1).encode())
     return [*written, to / CARD]
 
@@ -154,8 +191,8 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
     }
 
 
-def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, Tensor]]:
-    """Return a class ``Model`` in plain PyTorch that does what a module does, and its state.
+def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, Tensor], list[int]]:
+    """Return a class ``Model`` in plain PyTorch that does what a module does, its state and its outputs' shape.
 
     The forward pass is recorded once by `torch.fx`; layers are built from their printed form. Both
     are checked: the code is run on a batch, and its outputs compared.
@@ -206,8 +243,7 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     if missing:
         raise FlrayError(f"the model cannot be written as plain PyTorch: found no {missing[0]}")
     tensors = {name: state[name].detach().clone().contiguous() for name in names}
-    _check(text, tensors, model, models)
-    return text, tensors
+    return text, tensors, _check(text, tensors, model, models)
 
 
 def _layer_lines(
@@ -260,8 +296,8 @@ def _built(text: str) -> nn.Module:
 
 def _check(
     text: str, tensors: Mapping[str, Tensor], model: nn.Module, models: TrainedModels
-) -> None:
-    """Run both on a batch and compare."""
+) -> list[int]:
+    """Run both on a batch and compare; return the shape of the outputs for one sample."""
     again = _built(text)
     again.load_state_dict(dict(tensors))
     dtype = next(model.parameters()).dtype
@@ -273,6 +309,7 @@ def _check(
             "the model cannot be written as plain PyTorch: its code computes other outputs, "
             f"by up to {float((ours - theirs).abs().max()):.2g}"
         )
+    return list(ours.shape[1:])
 
 
 def _dtype(models: TrainedModels) -> str:
@@ -288,3 +325,57 @@ def _place(folder: Path) -> str:
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.\-]", "_", name)
+
+
+def save_mlflow_models(folder: Path, journal: Journal, say: Callable[[str], None]) -> None:
+    """Write a run's or trial's global model as an MLflow model, and list it for MLflow.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run or trial, with a checkpoint.
+    journal : Journal
+        Its journal.
+    say : callable
+        Called with a line if the run has no global model to write.
+    """
+    with tempfile.TemporaryDirectory() as exported:
+        try:
+            export(folder, Path(exported))
+        except FlrayError as error:
+            say(f"no MLflow model is written: {error}")
+            return
+        card = json.loads(read(Path(exported) / CARD))
+        for stem, one in card["models"].items():
+            name = MODEL + stem.removeprefix("global")
+            _save_mlflow_model(folder / name, Path(exported), one, card["input"])
+            journal.artifact(name, name)
+
+
+def _save_mlflow_model(
+    to: Path, exported: Path, made: Mapping[str, Any], taken: Mapping[str, Any]
+) -> None:
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    shutil.rmtree(to, ignore_errors=True)  # of a process that was killed
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    pixels = np.dtype(taken["pixels"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice for those who write such a model by hand
+        predictor = exported / "predictor.py"
+        predictor.write_text(_PREDICTOR)
+        mlflow.pyfunc.save_model(
+            to,
+            python_model=str(predictor),
+            artifacts={kind: str(exported / made[kind]) for kind in ("code", "weights")},
+            signature=ModelSignature(
+                Schema([TensorSpec(pixels, (-1, *taken["shape"]))]),
+                Schema([TensorSpec(np.dtype("float32"), (-1, *made["outputs"]))]),
+            ),
+            pip_requirements=[
+                f"{package}=={metadata.version(package).partition('+')[0]}"
+                for package in ("mlflow", "numpy", "safetensors", "torch")
+            ],
+        )

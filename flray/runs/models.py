@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +114,7 @@ class TrainedModels:
         architecture = self.spec.architecture_of[number]
         if not self.personal:
             return self.global_models()[architecture]
+        # A new one: what it returns holds until its next task.
         runner = ClientRunner(self.spec, self._device, thread_count(self.spec.config))
         job = self._tasks[number]
         before = torch.get_num_threads()
@@ -145,29 +145,14 @@ class Scoring(nn.Module):
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        copied: Any = _copied(predictor)
-        self._predictor = (copied,)  # a tuple: no child of its own
-        for name, part in _modules_of(copied):
+        self._predictor = (predictor,)  # a tuple: no child of its own
+        for name, part in _modules_of(predictor):
             self.add_module(name, part)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for a batch."""
         outputs: Tensor = self._predictor[0](x)
         return outputs
-
-
-def _copied(predictor: Any) -> Any:
-    """Return a function with copies of the networks and tensors in its closure, which the next task would change."""
-    if isinstance(predictor, nn.Module):
-        return copy.deepcopy(predictor).eval()
-    cells = tuple(
-        type(cell)(copy.deepcopy(cell.cell_contents)) for cell in predictor.__closure__ or ()
-    )
-    made = type(predictor)(
-        predictor.__code__, predictor.__globals__, predictor.__name__, predictor.__defaults__, cells
-    )
-    made.__kwdefaults__ = predictor.__kwdefaults__
-    return made
 
 
 def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:

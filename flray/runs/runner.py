@@ -39,7 +39,6 @@ from flray.runs.code import check_code
 from flray.runs.figures import draw_figures
 from flray.runs.identity import code_of, save_provenance
 from flray.runs.loop import RoundLoop
-from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.progress import NullProgress, Progress, logged
 from flray.runs.session import NOTE, POSITIVE, RunSession, record_data, recording_failure, tracking
 
@@ -303,6 +302,8 @@ def _run_to_end(
         except (OSError, ValueError) as error:
             say(f"the figures could not be drawn: {error}")
         if experiment.tracking.model:
+            from flray.runs.export import save_mlflow_models  # torch.fx, which no other run needs
+
             save_mlflow_models(folder, session.journal, say)
         session.journal.tags({"model.sha256": digest, NOTE: _note(spec, session)})
         # The description last: a run killed just before is resumed and closed rather than taken

@@ -30,7 +30,6 @@ from flray.records.journal import Journal
 from flray.results.choices import tuning_frame
 from flray.results.sweep import TEST, SweepResult
 from flray.runs.figures import draw_figures
-from flray.runs.mlflow_model import save_mlflow_models
 from flray.runs.session import NOTE
 from flray.startup import usable_cpus
 from flray.tuning.space import TrialSpec, setting_title
@@ -194,6 +193,8 @@ def _draw(folder: Path, numbers: Sequence[str]) -> None:
         with Journal(trial.path / directory.JOURNAL) as journal:
             tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
             if tracking.get("model") and trial.status == "finished":
+                from flray.runs.export import save_mlflow_models  # torch.fx
+
                 save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
             draw_figures(trial.path, journal, str(trial.identity.get("metric") or ""))
 
