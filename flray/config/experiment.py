@@ -60,75 +60,48 @@ Epochs = Annotated[
 class Local(Section):
     """Local training of a client."""
 
-    epochs: Epochs = Field(
-        1,
-        description="passes over the client's training data per round; 0.5: half of its batches, drawn anew each round",
-    )
-    steps: int | None = Field(
-        None,
-        ge=1,
-        description="optimiser steps per round instead of epochs: passes go on until they are done, the last one "
-        "unfinished; where a method sets the length of a phase itself, that stays",
-    )
+    epochs: Epochs = 1
+    """passes over the client's training data per round; 0.5: half of its batches, drawn anew each round"""
+    steps: int | None = Field(None, ge=1)
+    """optimiser steps per round instead of epochs: passes go on until they are done, the last one unfinished; where a
+    method sets the length of a phase itself, that stays"""
     batch_size: int = Field(32, ge=1)
-    drop_last: bool = Field(
-        False,
-        description="leave out an epoch's last batch where it has fewer samples; an only batch stays",
-    )
+    drop_last: bool = False
+    """leave out an epoch's last batch where it has fewer samples; an only batch stays"""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: float = Field(0.01, gt=0, description="learning rate")
-    lr_decay: float = Field(
-        1.0, gt=0, le=1, description="the learning rate of round r is lr * lr_decay**r (r from 0)"
-    )
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant",
-        description="cosine: the learning rate falls to zero along half a cosine until after the last round",
-    )
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="first rounds, in which the learning rate rises to its value in equal steps",
-    )
-    momentum: float = Field(0.0, ge=0, lt=1, description="SGD only")
+    lr: float = Field(0.01, gt=0)
+    """learning rate"""
+    lr_decay: float = Field(1.0, gt=0, le=1)
+    """the learning rate of round r is lr * lr_decay**r (r from 0)"""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """cosine: the learning rate falls to zero along half a cosine until after the last round"""
+    warmup: int = Field(0, ge=0)
+    """first rounds, in which the learning rate rises to its value in equal steps"""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """SGD only"""
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="Adam and AdamW only")
-    clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm to this")
-    augment: Augment = Field(
-        "none",
-        description="of private training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part "
-        "of 20 to 100 % of the area resized to the image, flip; strong: also colours (FCCL+); or a "
-        "list of steps, for example [crop, flip, {name: jitter, hue: 0.05}] (flray list "
-        "augmentations)",
-    )
-    public_augment: Augment | None = Field(
-        None,
-        description="of public images, where a method trains on augmented ones, written as augment; null: as "
-        "the private ones",
-    )
-    precision: Literal["float32", "float64", "bfloat16", "tf32"] = Field(
-        "float32",
-        description="what networks compute in; tf32: float32, whose products and convolutions a GPU may "
-        "compute with 10 bits of mantissa, faster; on a CPU it is float32; bfloat16: only what lies "
-        "within the network, which torch's autocast decides, while weights, losses, methods' "
-        "formulas, optimiser and averages stay float32",
-    )
-    compile: bool | Literal["reduce-overhead"] = Field(
-        False,
-        description="torch.compile of the networks' passes over whole training batches, the small last one runs "
-        "as written; costs up to a minute per network and process; reduce-overhead: on a GPU also "
-        "CUDA graphs",
-    )
-    clients_per_step: int = Field(
-        1,
-        ge=1,
-        description="train so many neighbouring clients of a block (aggregation.block) in one step, for small "
-        "networks on a GPU; the last bits depend on it. For methods that train as FedAvg does; "
-        "slower on a CPU",
-    )
-    memory_format: Literal["channels_last", "contiguous"] = Field(
-        "channels_last",
-        description="layout of images; channels_last is the faster one for most networks",
-    )
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Adam and AdamW only"""
+    clip_norm: float | None = Field(None, gt=0)
+    """clip the gradient's norm to this"""
+    augment: Augment = "none"
+    """of private training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to 100 % of
+    the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example [crop, flip,
+    {name: jitter, hue: 0.05}] (flray list augmentations)"""
+    public_augment: Augment | None = None
+    """of public images, where a method trains on augmented ones, written as augment; null: as the private ones"""
+    precision: Literal["float32", "float64", "bfloat16", "tf32"] = "float32"
+    """what networks compute in; tf32: float32, whose products and convolutions a GPU may compute with 10 bits of
+    mantissa, faster; on a CPU it is float32; bfloat16: only what lies within the network, which torch's autocast
+    decides, while weights, losses, methods' formulas, optimiser and averages stay float32"""
+    compile: bool | Literal["reduce-overhead"] = False
+    """torch.compile of the networks' passes over whole training batches, the small last one runs as written; costs up
+    to a minute per network and process; reduce-overhead: on a GPU also CUDA graphs"""
+    clients_per_step: int = Field(1, ge=1)
+    """train so many neighbouring clients of a block (aggregation.block) in one step, for small networks on a GPU; the
+    last bits depend on it. For methods that train as FedAvg does; slower on a CPU"""
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
+    """layout of images; channels_last is the faster one for most networks"""
 
     @property
     def of_public_images(self) -> Augment:
@@ -139,52 +112,44 @@ class Local(Section):
 class Participation(Section):
     """Participation of clients in a round, drawn by key: independent of the number of workers."""
 
-    fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the clients sampled in each round"
-    )
-    clients: int | None = Field(
-        None, ge=1, description="number of clients sampled, instead of a fraction"
-    )
+    fraction: float = Field(1.0, gt=0, le=1)
+    """share of the clients sampled in each round"""
+    clients: int | None = Field(None, ge=1)
+    """number of clients sampled, instead of a fraction"""
     unseen: Unseen = 0
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="chance that a sampled client does not answer in a round"
-    )
-    sampler: SamplerChoice = Field(
-        default_factory=lambda: SamplerChoice.model_validate("uniform"),
-        description="how the round's clients are chosen (flray list samplers)",
-    )
-    stragglers: Fraction = Field(0.0, description="chance that a client is slow in a round")
-    straggler_work: float = Field(
-        0.5, gt=0, le=1, description="share of the local steps a slow client manages"
-    )
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """chance that a sampled client does not answer in a round"""
+    sampler: SamplerChoice = Field(default_factory=lambda: SamplerChoice.model_validate("uniform"))
+    """how the round's clients are chosen (flray list samplers)"""
+    stragglers: Fraction = 0.0
+    """chance that a client is slow in a round"""
+    straggler_work: float = Field(0.5, gt=0, le=1)
+    """share of the local steps a slow client manages"""
 
 
 class Episodes(Section):
     """Episodes of a few-shot task; other tasks have none."""
 
-    way: int = Field(
-        5, ge=2, le=10_000, description="classes of an episode (fewer where a client has fewer)"
-    )
-    shot: int = Field(5, ge=1, le=10_000, description="support samples per class")
-    queries: int = Field(
-        15, ge=1, le=10_000, description="queries per class (fewer where classes are smaller)"
-    )
-    test: int = Field(
-        600, ge=1, le=1_000_000, description="episodes of an evaluation, the same in every round"
-    )
+    way: int = Field(5, ge=2, le=10_000)
+    """classes of an episode (fewer where a client has fewer)"""
+    shot: int = Field(5, ge=1, le=10_000)
+    """support samples per class"""
+    queries: int = Field(15, ge=1, le=10_000)
+    """queries per class (fewer where classes are smaller)"""
+    test: int = Field(600, ge=1, le=1_000_000)
+    """episodes of an evaluation, the same in every round"""
 
 
 class Checkpointing(Section):
     """Checkpoint intervals. A resumed run repeats the rounds since, to the same bits."""
 
-    every: int = Field(1, ge=1, description="rounds between checkpoints")
-    min_seconds: float = Field(
-        10.0,
-        ge=0,
-        description="but not sooner than this after the last one, nor than ten times as long as that "
-        "took to write; 0: whatever it takes",
-    )
-    keep: int = Field(2, ge=1, description="checkpoints kept")
+    every: int = Field(1, ge=1)
+    """rounds between checkpoints"""
+    min_seconds: float = Field(10.0, ge=0)
+    """but not sooner than this after the last one, nor than ten times as long as that took to write; 0: whatever it
+    takes"""
+    keep: int = Field(2, ge=1)
+    """checkpoints kept"""
 
     def pause(self, writing: float) -> float:
         """Return the minimum pause after a checkpoint that took `writing` seconds."""
@@ -194,16 +159,14 @@ class Checkpointing(Section):
 class Stop(Section):
     """When a run ends before its last round."""
 
-    metric: str = Field(
-        "auto",
-        min_length=1,
-        description="auto: the method's own accuracy, on validation samples where there are some",
-    )
-    patience: int | None = Field(
-        None, ge=1, description="evaluations in a row without a better value"
-    )
-    min_delta: float = Field(0.0, ge=0, description="what a better value is better by, at least")
-    target: float | None = Field(None, description="a value that is good enough")
+    metric: str = Field("auto", min_length=1)
+    """auto: the method's own accuracy, on validation samples where there are some"""
+    patience: int | None = Field(None, ge=1)
+    """evaluations in a row without a better value"""
+    min_delta: float = Field(0.0, ge=0)
+    """what a better value is better by, at least"""
+    target: float | None = None
+    """a value that is good enough"""
 
     @model_validator(mode="after")
     def _when(self) -> Self:
@@ -216,25 +179,20 @@ class Tracking(Section):
     """Destinations of results."""
 
     uri: str | None = Field(
-        default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db",
-        description="any MLflow tracking URI; null for no MLflow; default: MLFLOW_TRACKING_URI of the "
-        "environment, or sqlite:///mlflow.db",
+        default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     )
+    """any MLflow tracking URI; null for no MLflow; default: MLFLOW_TRACKING_URI of the environment, or
+    sqlite:///mlflow.db"""
     experiment: str = Field(
-        default_factory=lambda: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "flray",
-        min_length=1,
-        description="the MLflow experiment; default: MLFLOW_EXPERIMENT_NAME of the environment, or flray",
+        default_factory=lambda: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "flray", min_length=1
     )
-    model: bool = Field(
-        False,
-        description="log the trained global model, if the method has one, as an MLflow model with signature: "
-        "mlflow.pyfunc.load_model('runs:/ID/model')",
-    )
-    features: bool = Field(
-        False,
-        description="keep features, class correlations and distances of the models for the "
-        "report's figures: those of up to 500 test samples, at the end of a run",
-    )
+    """the MLflow experiment; default: MLFLOW_EXPERIMENT_NAME of the environment, or flray"""
+    model: bool = False
+    """log the trained global model, if the method has one, as an MLflow model with signature:
+    mlflow.pyfunc.load_model('runs:/ID/model')"""
+    features: bool = False
+    """keep features, class correlations and distances of the models for the report's figures: those of up to 500 test
+    samples, at the end of a run"""
 
 
 class Experiment(Section):
@@ -244,16 +202,11 @@ class Experiment(Section):
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1, le=MOST_ROUNDS)
     data: DatasetChoice
-    public: PublicChoice | None = Field(
-        None,
-        description="public data: another set's training images, brought to the private ones' shape; null: those "
-        "that come with the data set",
-    )
-    subset: int | None = Field(
-        None,
-        ge=1,
-        description="at most so many training samples, and so many test samples, of each domain",
-    )
+    public: PublicChoice | None = None
+    """public data: another set's training images, brought to the private ones' shape; null: those that come with the
+    data set"""
+    subset: int | None = Field(None, ge=1)
+    """at most so many training samples, and so many test samples, of each domain"""
     partition: PartitionChoice = Field(
         default_factory=lambda: PartitionChoice.model_validate("domains")
     )
@@ -261,16 +214,12 @@ class Experiment(Section):
     shift: Shift = Shift()
     normalisation: Normalisation = "data"
     model: ModelChoice
-    models: Networks = Field(
-        default_factory=dict,
-        description="other networks for single clients or domains, by their name; or a list, "
-        "from which the seed deals one to every client, each as often as the others",
-    )
-    start: Start | None = Field(
-        None,
-        description="weights to start from: a run, whose newest global model is meant, as demo/001, or a "
-        "safetensors file (flray export); what they lack starts fresh; null: all does",
-    )
+    models: Networks = Field(default_factory=dict)
+    """other networks for single clients or domains, by their name; or a list, from which the seed deals one to every
+    client, each as often as the others"""
+    start: Start | None = None
+    """weights to start from: a run, whose newest global model is meant, as demo/001, or a safetensors file (flray
+    export); what they lack starts fresh; null: all does"""
     algorithm: AlgorithmChoice
     local: Local = Local()
     participation: Participation = Participation()
@@ -279,32 +228,25 @@ class Experiment(Section):
     aggregation: Aggregation = Aggregation()
     resources: Resources = Resources()
     faults: Faults = Faults()
-    stop: Stop | None = Field(
-        None,
-        description="end early, for example {patience: 10} or {target: 0.9}; null: after all rounds",
-    )
+    stop: Stop | None = None
+    """end early, for example {patience: 10} or {target: 0.9}; null: after all rounds"""
     checkpoint: Checkpointing = Checkpointing()
     tracking: Tracking = Field(default_factory=Tracking)
-    callbacks: tuple[CallbackChoice, ...] = Field(
-        (),
-        description="called once after each round, for example [tensorboard] (flray list callbacks)",
-    )
-    output: str = Field("runs", min_length=1, description="folder for runs and sweeps")
-    plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="your own Python files that register components"
-    )
+    callbacks: tuple[CallbackChoice, ...] = ()
+    """called once after each round, for example [tensorboard] (flray list callbacks)"""
+    output: str = Field("runs", min_length=1)
+    """folder for runs and sweeps"""
+    plugins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """your own Python files that register components"""
 
 
 class Config(Section):
     """A whole YAML file."""
 
     experiment: Experiment
-    arms: dict[AxisName, dict[ArmName, Arm]] = Field(
-        default_factory=dict,
-        description="by axis and name: settings that are changed together; see flray.config.arms",
-    )
+    arms: dict[AxisName, dict[ArmName, Arm]] = Field(default_factory=dict)
+    """by axis and name: settings that are changed together; see flray.config.arms"""
     space: dict[str, Domain] = Field(default_factory=dict)
     sweep: Sweep = Sweep()
-    paper: PaperTable | None = Field(
-        None, description="the paper's table that the sweep makes again"
-    )
+    paper: PaperTable | None = None
+    """the paper's table that the sweep makes again"""

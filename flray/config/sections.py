@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,76 +26,52 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A part of the YAML file: unknown keys are rejected, values do not change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Let a setting's description be one line."""
+        for field in cls.model_fields.values():
+            field.description = field.description and " ".join(field.description.split())
 
 
 class Shift(Section):
     """Changes to the training data before partitioning; combines with any partition."""
 
-    long_tail: float | None = Field(
-        None,
-        ge=1,
-        description=(
-            "class sizes of each domain's training data fall exponentially from the first class to "
-            "the last, which is this "
-            "many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test "
-            "samples stay"
-        ),
-    )
-    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict,
-        description=(
-            "training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table "
-            "V); applied before the "
-            "partition"
-        ),
-    )
-    ratio: float = Field(
-        1.0,
-        gt=0,
-        le=10,
-        description=(
-            "share of each client's training data that is used (Fed-CO2 F.4); above 1 only with "
-            "split fedbn-digits, "
-            "in which 1 are 743 images"
-        ),
-    )
-    noise: float = Field(
-        0.0,
-        ge=0,
-        le=1e6,
-        description=(
-            "standard deviation of Gaussian noise on the last client's samples, in units of "
-            "normalised inputs; it grows "
-            "linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, "
-            "always the same"
-        ),
-    )
+    long_tail: float | None = Field(None, ge=1)
+    """class sizes of each domain's training data fall exponentially from the first class to the last, which is this
+    many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test samples stay"""
+    sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
+    """training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table V); applied before the
+    partition"""
+    ratio: float = Field(1.0, gt=0, le=10)
+    """share of each client's training data that is used (Fed-CO2 F.4); above 1 only with split fedbn-digits, in which
+    1 are 743 images"""
+    noise: float = Field(0.0, ge=0, le=1e6)
+    """standard deviation of Gaussian noise on the last client's samples, in units of normalised inputs; it grows
+    linearly from 0 at the first client (Fed-CO2 F.3); each sample has its own noise, always the same"""
 
 
 class Aggregation(Section):
     """Details of the average that hold for every method."""
 
-    buffers: Literal["average", "local"] = Field(
-        "average",
-        description="floating buffers (BatchNorm statistics): averaged, or personal to each client, with "
-        "which it then tests the global model too (global/local; no global/common)",
-    )
-    weights: Literal["method", "samples", "uniform"] = Field(
-        "method",
-        description="weights of the mean: as the method declares, by sample counts, or equal",
-    )
-    block: int | None = Field(
-        None,
-        ge=1,
-        description="add the weights up in blocks of so many neighbouring clients (client number // block) "
-        "near the clients, so that the server gets one sum per block: as they train, or, for methods "
-        "whose weights follow from all replies, when all have arrived (flray list algorithms NAME says which). The "
-        "last bits depend on it, and on nothing else. A block is one actor's unit of work, and "
-        "what a crash or "
-        "faults.round_timeout leaves out: have several blocks per actor. bytes/up counts what "
-        "reached the server",
-    )
+    buffers: Literal["average", "local"] = "average"
+    """floating buffers (BatchNorm statistics): averaged, or personal to each client, with which it then tests the
+    global model too (global/local; no global/common)"""
+    weights: Literal["method", "samples", "uniform"] = "method"
+    """weights of the mean: as the method declares, by sample counts, or equal"""
+    block: int | None = Field(None, ge=1)
+    """add the weights up in blocks of so many neighbouring clients (client number // block) near the clients, so that
+    the server gets one sum per block: as they train, or, for methods whose weights follow from all replies, when
+    all have arrived (flray list algorithms NAME says which). The last bits depend on it, and on nothing else. A
+    block is one actor's unit of work, and what a crash or faults.round_timeout leaves out: have several blocks per
+    actor. bytes/up counts what reached the server"""
 
 
 def _as_whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -152,45 +128,29 @@ Unseen = Annotated[
 class Evaluation(Section):
     """Evaluation: metrics and intervals."""
 
-    every: int = Field(1, ge=1, description="evaluate every so many rounds, and after the last one")
+    every: int = Field(1, ge=1)
+    """evaluate every so many rounds, and after the last one"""
     batch_size: int = Field(512, ge=1)
-    metrics: tuple[MetricChoice, ...] = Field(
-        (),
-        description="also measure these, wherever the task's own are measured, for example "
-        "[balanced-accuracy] (flray list metrics)",
-    )
-    adapt_steps: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="optimiser steps from the global model, with the settings of `local`, on the training "
-        "samples of each client of participation.unseen before it is tested again, as adapted/unseen; "
-        "0: not measured",
-    )
-    others: bool = Field(
-        False, description="also test personal models on the other clients' data (inter)"
-    )
-    validation: float = Field(
-        0.0, ge=0, lt=1, description="share of each client's training data kept for validation"
-    )
-    pooled: bool = Field(
-        False,
-        description="also test personal models on all clients' test parts together, each sample by its own "
-        "client's model: personal/pooled/accuracy is the share of all samples that are right, in "
-        "which a client counts by its samples",
-    )
-    top_k: int | None = Field(
-        None,
-        ge=2,
-        description="also measure top-k accuracy, as top5 for 5: the label is among the k largest logits; "
-        "classification of more than k classes",
-    )
-    last: int = Field(5, ge=1, description="evaluated rounds in `mean of the last k rounds`")
-    protocol: Literal["last", "best", "mean-last"] = Field(
-        "last",
-        description="the number that tables report: of the last round; of the round with the best mean "
-        "validation value (needs validation samples); or the mean of the `last` evaluated rounds",
-    )
+    metrics: tuple[MetricChoice, ...] = ()
+    """also measure these, wherever the task's own are measured, for example [balanced-accuracy] (flray list metrics)"""
+    adapt_steps: int = Field(0, ge=0, le=1_000_000)
+    """optimiser steps from the global model, with the settings of `local`, on the training samples of each client of
+    participation.unseen before it is tested again, as adapted/unseen; 0: not measured"""
+    others: bool = False
+    """also test personal models on the other clients' data (inter)"""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """share of each client's training data kept for validation"""
+    pooled: bool = False
+    """also test personal models on all clients' test parts together, each sample by its own client's model:
+    personal/pooled/accuracy is the share of all samples that are right, in which a client counts by its samples"""
+    top_k: int | None = Field(None, ge=2)
+    """also measure top-k accuracy, as top5 for 5: the label is among the k largest logits; classification of more than
+    k classes"""
+    last: int = Field(5, ge=1)
+    """evaluated rounds in `mean of the last k rounds`"""
+    protocol: Literal["last", "best", "mean-last"] = "last"
+    """the number that tables report: of the last round; of the round with the best mean validation value (needs
+    validation samples); or the mean of the `last` evaluated rounds"""
 
 
 class ChannelStatistics(Section):
@@ -233,40 +193,26 @@ class Resources(Section):
     """Resources of the client tasks."""
 
     executor: Literal["ray", "inline"] = "ray"
-    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        "auto",
-        description="client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member",
-    )
-    cpus_per_actor: float = Field(
-        1.0, gt=0, le=4096, description="CPUs, and so torch threads (at least one), of an actor"
-    )
-    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = Field(
-        "auto",
-        description="share of a GPU, or a whole number of them; auto: one task is run to see how much "
-        "memory it takes, and as many actors share a GPU as its free memory carries, at most 4",
-    )
-    gpu_model: str = Field(
-        "one",
-        min_length=1,
-        description="one: all GPUs are of one model, and a cluster that has several is refused, for the last bits "
-        "would depend on which GPU runs which client; any: whatever there is; or a model as Ray names it, "
-        "such as A100 or L4: only nodes with it",
-    )
-    data: Literal["head", "node"] = Field(
-        "head",
-        description="head: the driver reads the data and each node gets one copy in shared memory; node: each "
-        "node reads them itself, once, from its FLRAY_DATA (a folder, or s3://... or gs://...)",
-    )
-    bits: Literal["native", "portable"] = Field(
-        "native",
-        description="native: each process computes with the best instructions of its CPU, so the last bits "
-        "depend on the kind of CPU; portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they "
-        "do not, at a price. "
-        "On a GPU they depend on the GPU either way",
-    )
-    queued: int = Field(
-        2, ge=1, le=16, description="tasks waiting at each actor; two hide the call's latency"
-    )
+    actors: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member"""
+    cpus_per_actor: float = Field(1.0, gt=0, le=4096)
+    """CPUs, and so torch threads (at least one), of an actor"""
+    gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
+    """share of a GPU, or a whole number of them; auto: one task is run to see how much memory it takes, and as many
+    actors share a GPU as its free memory carries, at most 4"""
+    gpu_model: str = Field("one", min_length=1)
+    """one: all GPUs are of one model, and a cluster that has several is refused, for the last bits would depend on
+    which GPU runs which client; any: whatever there is; or a model as Ray names it, such as A100 or L4: only nodes
+    with it"""
+    data: Literal["head", "node"] = "head"
+    """head: the driver reads the data and each node gets one copy in shared memory; node: each node reads them itself,
+    once, from its FLRAY_DATA (a folder, or s3://... or gs://...)"""
+    bits: Literal["native", "portable"] = "native"
+    """native: each process computes with the best instructions of its CPU, so the last bits depend on the kind of CPU;
+    portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they do not, at a price. On a GPU they depend on the
+    GPU either way"""
+    queued: int = Field(2, ge=1, le=16)
+    """tasks waiting at each actor; two hide the call's latency"""
 
     @field_validator("gpus_per_actor")
     @classmethod
@@ -282,16 +228,7 @@ class Faults(Section):
     """Handling of failures."""
 
     on_client_error: Literal["fail", "skip"] = "fail"
-    round_timeout: float | None = Field(
-        None,
-        gt=0,
-        le=10_000_000,
-        description="seconds; clients that have not answered a stage by then are left out "
-        "and reported",
-    )
-    attempts: int = Field(
-        3,
-        ge=1,
-        description="times a task is run when its actor dies, before it counts as failed; the loss "
-        "of a node does not count",
-    )
+    round_timeout: float | None = Field(None, gt=0, le=10_000_000)
+    """seconds; clients that have not answered a stage by then are left out and reported"""
+    attempts: int = Field(3, ge=1)
+    """times a task is run when its actor dies, before it counts as failed; the loss of a node does not count"""

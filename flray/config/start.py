@@ -22,8 +22,10 @@ _METHOD = ("experiment", "experiment.algorithm")
 class Weights(Section):
     """A file of weights. From then on it has to stay as it was, as data have to."""
 
-    weights: str = Field(min_length=1, description="its full path")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="its digest")
+    weights: str = Field(min_length=1)
+    """its full path"""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """its digest"""
 
     def read(self, field: str) -> bytes:
         """Return the file's content.

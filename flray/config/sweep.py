@@ -105,7 +105,8 @@ class Asha(Section):
     """Asynchronous successive halving: the worse part of the trials stops early."""
 
     name: Literal["asha"]
-    grace_period: int = Field(1, ge=1, description="rounds before a trial may be stopped")
+    grace_period: int = Field(1, ge=1)
+    """rounds before a trial may be stopped"""
     reduction_factor: float = Field(3, gt=1)
     compared: Compared = "alike"
 
@@ -132,29 +133,20 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 class Tune(Section):
     """Tunes every arm over the arm's space, with equal budgets, and compares the best settings at `sweep.seeds`."""
 
-    samples: int = Field(
-        20,
-        ge=1,
-        description="settings of each arm; fewer where all that its space has are fewer; by default "
-        "10 if neither samples nor seeds are given and sweep.repeat.tuning is 4",
-    )
-    seeds: Seeds = Field(
-        (100, 101),
-        description="at which settings are chosen; none of sweep.seeds; by default the first alone "
-        "if sweep.repeat.tuning is 4; further tunings have the next seeds that are free",
-    )
-    search: Literal["optuna", "random", "grid"] = Field(
-        "optuna",
-        description="random: arms with the same space try the same values, their defaults first; "
-        "optuna: so for the first ten settings, then a study per arm; grid: all that there are",
-    )
-    scheduler: Asha | None = Field(
-        None,
-        description="asha: at round grace_period, and each reduction_factor times later, the best "
-        "part of an arm's settings goes on; all wait there for each other, so that a resumed sweep "
-        "decides alike",
-    )
-    metric: str = Field("validation", description="what settings are chosen by, see sweep.metric")
+    samples: int = Field(20, ge=1)
+    """settings of each arm; fewer where all that its space has are fewer; by default 10 if neither samples nor seeds
+    are given and sweep.repeat.tuning is 4"""
+    seeds: Seeds = (100, 101)
+    """at which settings are chosen; none of sweep.seeds; by default the first alone if sweep.repeat.tuning is 4;
+    further tunings have the next seeds that are free"""
+    search: Literal["optuna", "random", "grid"] = "optuna"
+    """random: arms with the same space try the same values, their defaults first; optuna: so for the first ten
+    settings, then a study per arm; grid: all that there are"""
+    scheduler: Asha | None = None
+    """asha: at round grace_period, and each reduction_factor times later, the best part of an arm's settings goes on;
+    all wait there for each other, so that a resumed sweep decides alike"""
+    metric: str = "validation"
+    """what settings are chosen by, see sweep.metric"""
 
     @model_validator(mode="before")
     @classmethod
@@ -165,17 +157,14 @@ class Tune(Section):
 class Until(Section):
     """Seeds are added until each pair of settings, or each with `sweep.reference`, is decided."""
 
-    margin: float = Field(
-        0.5,
-        gt=0,
-        description="differences below it do not matter, in points of percent (of what is no share: "
-        "in its own unit)",
-    )
-    alpha: float = Field(
-        0.05, gt=0, lt=0.5, description="chance that any of the decisions is wrong"
-    )
-    at_least: int = Field(3, ge=2, description="seeds of each setting before the first look")
-    at_most: int = Field(20, ge=2, description="seeds of each setting")
+    margin: float = Field(0.5, gt=0)
+    """differences below it do not matter, in points of percent (of what is no share: in its own unit)"""
+    alpha: float = Field(0.05, gt=0, lt=0.5)
+    """chance that any of the decisions is wrong"""
+    at_least: int = Field(3, ge=2)
+    """seeds of each setting before the first look"""
+    at_most: int = Field(20, ge=2)
+    """seeds of each setting"""
 
     @model_validator(mode="after")
     def _ordered(self) -> Until:
@@ -189,95 +178,66 @@ class Until(Section):
 class Repeat(Section):
     """Repetitions besides the seeds, dealt over `sweep.seeds` in turn; intervals then hold for others of them too."""
 
-    data: int = Field(
-        1,
-        ge=1,
-        description="draws of the data, for data sets with a seed: the i-th seed has draw i modulo "
-        "this, counted from data.seed; as many as seeds: each seed its own",
-    )
-    tuning: int | None = Field(
-        None,
-        ge=1,
-        description="times that sweep.tune chooses, each time among other draws and at other seeds; "
-        "the i-th seed has the choice of tuning i modulo this; default: 4 with the default budget "
-        "of sweep.tune and at least 4 seeds, otherwise 1",
-    )
+    data: int = Field(1, ge=1)
+    """draws of the data, for data sets with a seed: the i-th seed has draw i modulo this, counted from data.seed; as
+    many as seeds: each seed its own"""
+    tuning: int | None = Field(None, ge=1)
+    """times that sweep.tune chooses, each time among other draws and at other seeds; the i-th seed has the choice of
+    tuning i modulo this; default: 4 with the default budget of sweep.tune and at least 4 seeds, otherwise 1"""
 
 
 class Where(Section):
     """Settings of some combinations of arms."""
 
-    arms: dict[str, tuple[str, ...]] = Field(
-        min_length=1, description="by axis of arms: those that it holds for"
-    )
-    settings: dict[str, Plain] = Field(
-        min_length=1, description="what is changed there, after all arms"
-    )
+    arms: dict[str, tuple[str, ...]] = Field(min_length=1)
+    """by axis of arms: those that it holds for"""
+    settings: dict[str, Plain] = Field(min_length=1)
+    """what is changed there, after all arms"""
 
 
 class Sweep(Section):
     """The search over the space."""
 
-    samples: int = Field(1, ge=1, description="draws from the space (each with every grid value)")
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (), description="repetitions of each setting; none: once, at the experiment's own seed"
-    )
-    only: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict, description="by axis of arms: those to run"
-    )
-    skip: tuple[dict[str, tuple[str, ...]], ...] = Field(
-        (), description="combinations of arms that are not run: each lists arms by axis"
-    )
-    where: tuple[Where, ...] = Field(
-        (),
-        description="settings of single combinations of arms, such as a method's value for one of "
-        "several data sets",
-    )
-    metric: str = Field(
-        "auto",
-        description="what settings are chosen by, and the score: auto: the method's main accuracy on "
-        "test data, personal or global; validation: the same on validation samples, the default "
-        "where a space, a scheduler or a search chooses (evaluation.validation is then 0.2 unless "
-        "it is set); or a name (flray list metrics)",
-    )
-    mode: Literal["max", "min"] = Field(
-        "max", description="by default min for losses and distances, max otherwise"
-    )
-    reference: str | None = Field(
-        None,
-        min_length=1,
-        description="a setting by its name in the table, such as fedavg: all others are compared "
-        "with it; default: all pairs are compared",
-    )
-    tune: Tune | None = Field(
-        None,
-        description="tune each arm, and each value of a grid over methods or data, over its own "
-        "space before they are compared; an arm's own space stands in it under `space`",
-    )
-    until: Until | None = Field(
-        None, description="add seeds to sweep.seeds until what is compared is decided"
-    )
-    repeat: Repeat = Field(default_factory=Repeat, description="what is repeated besides the seeds")
-    places: tuple[Literal["data.seed", "partition.seed"], ...] = Field(
-        (),
-        description="seeds in the space whose values are places, each with comparisons of its own; "
-        "others are repetitions, pooled in one interval",
-    )
+    samples: int = Field(1, ge=1)
+    """draws from the space (each with every grid value)"""
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """repetitions of each setting; none: once, at the experiment's own seed"""
+    only: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """by axis of arms: those to run"""
+    skip: tuple[dict[str, tuple[str, ...]], ...] = ()
+    """combinations of arms that are not run: each lists arms by axis"""
+    where: tuple[Where, ...] = ()
+    """settings of single combinations of arms, such as a method's value for one of several data sets"""
+    metric: str = "auto"
+    """what settings are chosen by, and the score: auto: the method's main accuracy on test data, personal or global;
+    validation: the same on validation samples, the default where a space, a scheduler or a search chooses
+    (evaluation.validation is then 0.2 unless it is set); or a name (flray list metrics)"""
+    mode: Literal["max", "min"] = "max"
+    """by default min for losses and distances, max otherwise"""
+    reference: str | None = Field(None, min_length=1)
+    """a setting by its name in the table, such as fedavg: all others are compared with it; default: all pairs are
+    compared"""
+    tune: Tune | None = None
+    """tune each arm, and each value of a grid over methods or data, over its own space before they are compared; an
+    arm's own space stands in it under `space`"""
+    until: Until | None = None
+    """add seeds to sweep.seeds until what is compared is decided"""
+    repeat: Repeat = Field(default_factory=Repeat)
+    """what is repeated besides the seeds"""
+    places: tuple[Literal["data.seed", "partition.seed"], ...] = ()
+    """seeds in the space whose values are places, each with comparisons of its own; others are repetitions, pooled in
+    one interval"""
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Asha | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    max_failures: int = Field(
-        2,
-        ge=0,
-        description="times a crashed trial is tried again from its checkpoint; where it is 1 at least, "
-        "the loss of a node does not count",
-    )
-    seed: int = Field(0, ge=0, description="of the draws")
-    reuse: bool = Field(
-        True,
-        description="take over what sweeps in the same output folder have finished: trials of the "
-        "same settings, data and code; false: run everything",
-    )
+    max_failures: int = Field(2, ge=0)
+    """times a crashed trial is tried again from its checkpoint; where it is 1 at least, the loss of a node does not
+    count"""
+    seed: int = Field(0, ge=0)
+    """of the draws"""
+    reuse: bool = True
+    """take over what sweeps in the same output folder have finished: trials of the same settings, data and code;
+    false: run everything"""
 
     @model_validator(mode="before")
     @classmethod
