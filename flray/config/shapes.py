@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePath
+from typing import NotRequired
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
 from flray.config.plain import Plain
 from flray.config.yaml_files import DEPTH, shorten
@@ -17,7 +19,8 @@ from flray.files.border import read_json
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
-class ClientRecord(BaseModel, strict=True):
+@with_config(ConfigDict(strict=True, extra="allow"))
+class ClientRecord(TypedDict):
     """A client in ``partition.json``: training samples by class, and number of test samples."""
 
     name: str
@@ -26,17 +29,22 @@ class ClientRecord(BaseModel, strict=True):
     test: int
 
 
-class PartitionRecord(BaseModel, strict=True):
+@with_config(ConfigDict(strict=True, extra="allow"))
+class PartitionRecord(TypedDict):
     """The content of ``partition.json``."""
 
     dataset: str
     classes: list[str]
     origins: dict[str, str]
-    positive: str | None = None
+    positive: NotRequired[str | None]
+    fingerprints: NotRequired[dict[str, str]]
     clients: list[ClientRecord]
 
 
-def read_partition(path: Path) -> dict[str, Plain]:
+_PARTITION = TypeAdapter(PartitionRecord)
+
+
+def read_partition(path: Path) -> PartitionRecord:
     """Read a partition written by `flray.federation.diagnostic_files.save_partition`.
 
     Raises
@@ -44,17 +52,8 @@ def read_partition(path: Path) -> dict[str, Plain]:
     FlrayError
         If it is missing, damaged or of another form.
     """
-    found = read_json(path, {}, {"fingerprints": dict})
-    try:
-        held = PartitionRecord.model_validate(found)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise FlrayError(
-            f"{path}: found {where} in another form than it was written; restore it, or take the "
-            f"file "
-            "away"
-        ) from None
-    if len({len(client.train) for client in held.clients}) > 1:
+    found = read_json(path, _PARTITION)
+    if len({len(client["train"]) for client in found["clients"]}) > 1:
         raise FlrayError(
             f"{path}: found clients with unlike numbers of classes; restore it, or take the file "
             f"away"

@@ -14,9 +14,7 @@ from flray import registry
 from flray.config.sections import Section
 from flray.config.yaml_files import read_yaml
 from flray.errors import ConfigError, DataError, FlrayError
-from flray.files.border import check_name, read, read_json, shape_problem
-
-_METHOD = ("experiment", "experiment.algorithm")
+from flray.files.border import MAPPING, check_name, read, read_json
 
 
 class Weights(Section):
@@ -106,11 +104,10 @@ def _resolve_pretrained(value: Any) -> Any:
 def _newest_checkpoint(run: Path) -> Path:
     """Return the file of the server's side of a run's newest checkpoint."""
     content = read_yaml(run / "config.yaml")
-    if problem := shape_problem(
-        content, dict.fromkeys(_METHOD, dict) | {f"{_METHOD[1]}.name": str}
-    ):
-        raise DataError(f"{run / 'config.yaml'}: {problem}, which is not what was written")
-    method = content["experiment"]["algorithm"]["name"]
+    try:
+        method = str(content["experiment"]["algorithm"]["name"])
+    except (KeyError, TypeError):
+        raise DataError(f"{run / 'config.yaml'}: experiment.algorithm.name is missing") from None
     known = registry.algorithms
     if method in known.names() and "global" not in known.outline(method).views:
         raise PydanticCustomError(
@@ -120,7 +117,7 @@ def _newest_checkpoint(run: Path) -> Path:
         )
     folder = run / "checkpoint"
     newest = max(folder.glob("round-*.json"), key=lambda path: int(path.stem[6:]))
-    files = read_json(newest, {"files": dict})["files"]
+    files = read_json(newest, MAPPING)["files"]
     return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 

@@ -2,7 +2,7 @@
 
 - Names and links lead to no place outside their folder: `check_name`, `check_links`, `numbered`.
 - Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`.
-- JSON has the form that was written: `parse_json`, `read_json`, `shape_problem`.
+- JSON has the form that was written: `parse_json`, `read_json`.
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
   `own_tracking`, `check_settings`.
 
@@ -21,12 +21,16 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from flray.errors import DataError, FlrayError, brief
 from flray.files.tracking_address import redact, resolve_uri
 
-Kind = type | tuple[type, ...]
+T = TypeVar("T")
+MAPPING = TypeAdapter(dict[str, Any])
+"""The form of a JSON file whose values are checked where they are used."""
 
 FETCHED_MARK = ".fetched"
 """Name of the file that marks a folder from object storage."""
@@ -251,17 +255,15 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("too many parts within each other") from None
 
 
-def read_json(
-    path: Path, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
-) -> dict[str, Any]:
+def read_json(path: Path, form: TypeAdapter[T]) -> T:
     """Read and validate a JSON file that flray wrote.
 
     Parameters
     ----------
     path : Path
         The file.
-    needed, known : mapping of str to type or tuple of types
-        Required and optional keys, with the types of their values.
+    form : TypeAdapter
+        The type of its content.
 
     Raises
     ------
@@ -269,45 +271,22 @@ def read_json(
         If it is missing, damaged or of another form.
     """
     try:
-        content = parse_json(read(path, FILE_BYTES))
-    except (OSError, ValueError) as error:
+        return form.validate_json(read(path, FILE_BYTES))
+    except OSError as error:
         raise FlrayError(
             f"{path}: cannot be read ({brief(error)}); restore it, or start anew"
         ) from None
-    if problem := shape_problem(content, needed, known):
-        raise FlrayError(
-            f"{path}: {problem}, which is not what was written; restore it, or start anew"
-        )
-    return dict(content)
+    except ValidationError as error:
+        raise misshapen(path, error) from None
 
 
-def shape_problem(
-    content: Any, needed: Mapping[str, Kind], known: Mapping[str, Kind] | None = None
-) -> str:
-    """Return the problem with a mapping that flray wrote; empty if there is none.
-
-    Parameters
-    ----------
-    content : any
-        The content read.
-    needed, known : mapping of str to type or tuple of types
-        As for `read_json`; a key may be a dotted path.
-    """
-    if not isinstance(content, dict):
-        return f"found {type(content).__name__} instead of a mapping"
-    for path, kind in {**needed, **(known or {})}.items():
-        *parents, key = path.split(".")
-        part = content
-        for parent in parents:
-            part = part.get(parent, {})
-            if not isinstance(part, dict):
-                return f"found {type(part).__name__} for {parent!r}"
-        if key not in part:
-            if path in needed:
-                return f"found nothing for {path!r}"
-        elif not isinstance(part[key], kind) or (isinstance(part[key], bool) and kind is int):
-            return f"found {type(part[key]).__name__} for {path!r}"
-    return ""
+def misshapen(path: Path, error: ValidationError) -> FlrayError:
+    """Return the error that a file is not of the form that flray wrote."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "its content"
+    return FlrayError(
+        f"{path}: {where} is not what was written ({first['msg']}); restore it, or start anew"
+    )
 
 
 def foreign(folder: Path) -> bool:

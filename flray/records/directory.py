@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -24,8 +23,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from flray import bits
 from flray.config.experiment import Config
@@ -40,46 +41,83 @@ FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
 
-_IDENTITY: dict[str, type | tuple[type, ...]] = {
-    "versions": dict,
-    "gpus": list,
-    "origins": dict,
-    "setting": dict,
-    "settings": dict,
-    "seed": int,
-    "sha256": (str, NoneType),
-    "metric": (str, NoneType),
-    "failure": (str, NoneType),
-    "phase": str,
-    "compared": dict,
-    "repetition": int,
-    "identity": (dict, NoneType),
-    "code": (dict, NoneType),
-    "other_code": list,
-    "files": dict,
-    "history": str,
-    "taken_over": str,
-}
-_NEEDED: dict[str, type | tuple[type, ...]] = {
-    "experiment": dict,
-    "experiment.name": str,
-    "experiment.seed": int,
-    "experiment.algorithm": dict,
-    "experiment.algorithm.name": str,
-    "experiment.evaluation": dict,
-    "experiment.evaluation.last": int,
-    "experiment.tracking": dict,
-}
-_KNOWN: dict[str, type | tuple[type, ...]] = {
-    "sweep": dict,
-    "sweep.scheduler": (dict, NoneType),
-    "sweep.only": dict,
-    "arms": (dict, NoneType),
-    "space": (dict, NoneType),
-    "paper": (dict, NoneType),
-    "experiment.evaluation.protocol": str,
-    "experiment.tracking.uri": (str, NoneType),
-}
+
+@with_config(ConfigDict(strict=True, extra="allow"))
+class RunRecord(TypedDict, total=False):
+    """The content of ``run.json`` or ``sweep.json``; an older flray may have left some of it out."""
+
+    uid: Required[Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]]  # it names folders
+    status: Required[RunStatus]
+    created: str
+    source: dict[str, str]
+    workers: list[str]
+    versions: dict[str, str]
+    cpu: dict[str, Any]
+    gpus: list[dict[str, Any]]
+    other_cpus: list[dict[str, Any]]
+    other_gpus: list[list[dict[str, Any]]]
+    data: str
+    partition: str
+    origins: dict[str, str]
+    settings: dict[str, str]
+    identity: dict[str, str] | None
+    code: dict[str, dict[str, str]] | None
+    other_code: list[dict[str, dict[str, str]]]
+    phase: str
+    compared: dict[str, Any]
+    repetition: int
+    metric: str | None
+    rounds: int
+    sha256: str | None
+    failure: str | None
+    best: str
+    files: dict[str, str]
+    history: str
+    taken_over: str | None
+    taking_over: str | None
+
+
+class TrialRecord(RunRecord):
+    """The content of a trial's ``run.json``."""
+
+    setting: Required[dict[str, Any]]
+    seed: Required[int]
+
+
+class _Named(BaseModel, strict=True):
+    name: str
+
+
+class _Evaluation(BaseModel, strict=True):
+    last: int
+    protocol: str = ""
+
+
+class _Tracking(BaseModel, strict=True):
+    uri: str | None = None
+
+
+class _Experiment(_Named):
+    seed: int
+    algorithm: _Named
+    evaluation: _Evaluation
+    tracking: _Tracking
+
+
+class _Sweep(BaseModel, strict=True):
+    scheduler: dict[str, Any] | None = None
+    only: dict[str, Any] = {}
+
+
+class _Settings(BaseModel, strict=True):
+    experiment: _Experiment
+    sweep: _Sweep = _Sweep()
+    arms: dict[str, Any] | None = None
+    space: dict[str, Any] | None = None
+    paper: dict[str, Any] | None = None
+
+
+_RUN, _TRIAL = TypeAdapter(RunRecord), TypeAdapter(TrialRecord)
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -228,8 +266,8 @@ def _continued_elsewhere(folder: Path, uri: str) -> bool:
     if data is None:
         return False
     try:
-        workers = border.parse_json(data).get("workers") or []
-    except (ValueError, AttributeError):
+        workers = _RUN.validate_json(data).get("workers")
+    except ValidationError:
         raise FlrayError(
             f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew"
         ) from None
@@ -260,7 +298,7 @@ def folder_kind(folder: Path) -> FolderKind | None:
     return "sweep" if (folder / "sweep.json").is_file() else None
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> RunRecord:
     """Return the folder's ``run.json`` or ``sweep.json``.
 
     Raises
@@ -268,13 +306,12 @@ def read(folder: Path) -> dict[str, Any]:
     FlrayError
         If it is damaged.
     """
-    path = folder / f"{folder_kind(folder)}.json"
-    found = border.read_json(path, {"uid": str, "status": str}, _IDENTITY)
-    if not re.fullmatch("[A-Za-z0-9_-]{1,64}", found["uid"]):  # it names folders
-        raise FlrayError(f"{path}: found uid {found['uid']!r}; restore it, or start anew")
-    if not all(isinstance(gpu, dict) for gpu in found.get("gpus", ())):
-        raise FlrayError(f"{path}: found gpus {found['gpus']!r}; restore it, or start anew")
-    return found
+    return border.read_json(folder / f"{folder_kind(folder)}.json", _RUN)
+
+
+def read_trial(folder: Path) -> TrialRecord:
+    """Return the ``run.json`` of a trial; raises as `read` does."""
+    return border.read_json(folder / "run.json", _TRIAL)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -286,11 +323,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         If it is damaged.
     """
     content = read_yaml(folder / CONFIG)
-    if problem := border.shape_problem(content, _NEEDED, _KNOWN):
-        raise FlrayError(
-            f"{folder / CONFIG}: {problem}, which is not what was written; restore it, or start "
-            f"anew"
-        )
+    try:
+        _Settings.model_validate(content)
+    except ValidationError as error:
+        raise border.misshapen(folder / CONFIG, error) from None
     return content
 
 

@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict, create_model
+
 from flray.errors import DataError
-from flray.files.border import parse_json, read, shape_problem
+from flray.files.border import parse_json, read
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,24 +27,27 @@ Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
 # JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
 _TORN = re.compile(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?")
-_FORMS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "start": {
-        "time": int,
-        "uid": str,
-        "experiment": str,
-        "name": str,
-        "parent": (str, NoneType),
-        "params": dict,
-        "tags": dict,
-    },
-    "round": {"time": int, "round": int, "metrics": dict},
-    "artifact": {"path": str, "to": str},
-    "data": {"name": str, "digest": str, "source": str, "profile": dict},
-    "tags": {"tags": dict},
-    "params": {"params": dict},
-    "resume": {"time": int},
-    "called": {"callback": str, "round": int},
-    "end": {"time": int, "status": str},
+_FORMS = {
+    kind: create_model(kind, __config__=ConfigDict(strict=True), **fields)
+    for kind, fields in {
+        "start": {
+            "time": int,
+            "uid": str,
+            "experiment": str,
+            "name": str,
+            "parent": str | None,
+            "params": dict[str, str],
+            "tags": dict[str, str],
+        },
+        "round": {"time": int, "round": int, "metrics": dict[str, float | str]},
+        "artifact": {"path": str, "to": str},
+        "data": {"name": str, "digest": str, "source": str, "profile": dict[str, Any]},
+        "tags": {"tags": dict[str, str]},
+        "params": {"params": dict[str, str]},
+        "resume": {"time": int},
+        "called": {"callback": str, "round": int},
+        "end": {"time": int, "status": str},
+    }.items()
 }
 
 
@@ -70,23 +74,12 @@ def decode(line: bytes) -> Event:
         If the line is not an event.
     """
     event: Event = parse_json(line.decode("utf-8", "surrogatepass"))
-    kind = event.get("type") if isinstance(event, dict) else None
-    if (
-        not isinstance(kind, str)
-        or shape_problem(event, _FORMS.get(kind, {}))
-        or any(
-            not isinstance(text, str)
-            for part in ("params", "tags")
-            if isinstance(event.get(part), dict)
-            for text in event[part].values()
-        )
-    ):
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
         raise ValueError("not an event")
+    if (form := _FORMS.get(event["type"])) is not None:
+        form.model_validate(event)
     if "metrics" in event:
-        try:
-            event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
-        except (AttributeError, TypeError):
-            raise ValueError("not an event") from None
+        event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
     return event
 
 

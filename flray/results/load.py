@@ -11,9 +11,10 @@ import pandas as pd
 
 from flray import registry
 from flray.config.arms import flatten_setting
+from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import PARTITION
-from flray.files.border import read_json, shape_problem
+from flray.files.border import MAPPING, read_json
 from flray.metrics.catalogue import is_validation
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
@@ -67,11 +68,7 @@ def _trial_order(file: Path) -> tuple[int, str]:
 
 
 def _load_trial(folder: Path) -> Trial:
-    identity = directory.read(folder)
-    if problem := shape_problem(identity, {"setting": dict, "seed": int}):
-        raise FlrayError(
-            f"{folder / 'run.json'}: {problem}, which is not what was written; restore it"
-        )
+    identity = directory.read_trial(folder)
     if identity.get("setting_at_end"):
         raise FlrayError(
             f"{folder}: found a trial of population based training, whose settings changed while it "
@@ -80,10 +77,9 @@ def _load_trial(folder: Path) -> Trial:
         )
     setting = flatten_setting(identity["setting"])
     tuned: dict[str, Any] = {}
-    compared = identity.get("compared")
-    if isinstance(compared, dict):
+    if "compared" in identity:
         # What is compared bears its own name; what was chosen for it stands apart.
-        flat = flatten_setting(compared)
+        flat = flatten_setting(identity["compared"])
         tuned = {name: value for name, value in setting.items() if name not in flat}
         setting = flat
     found = _trial(folder, folder.name, setting, directory.read_config(folder), identity)
@@ -138,12 +134,13 @@ def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, st
     partition = folder / PARTITION
     found: Mapping[str, Any] | None = None
     if partition.is_file():
-        found = read_json(partition, {}, {"fingerprints": dict}).get("fingerprints")
+        found = read_partition(partition).get("fingerprints")
     if found is None and "data" not in identity:
         sessions = folder.parent.parent / "tune"
         manifests = list(sessions.glob(f"*/{folder.name}/*/round-*.json"))
         if manifests:
-            found = read_json(max(manifests, key=lambda path: (path.name, path.parts)), {})
+            newest = max(manifests, key=lambda path: (path.name, path.parts))
+            found = read_json(newest, MAPPING)
     found = identity if found is None else found
     return {part: str(found[part]) for part in ("data", "partition") if part in found}
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flray.errors import FlrayError
 from flray.files.border import FILE_BYTES, foreign, read
@@ -26,18 +25,18 @@ def code_digest(code: Code) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def code_differences(began: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:
+def code_differences(began: Code, here: Code) -> Differences:
     """Return the parts that differ between two codes, with both versions or both SHA-256's first digits.
 
     Parameters
     ----------
-    began, here : mapping
+    began, here : dict
         The results of `flray.runs.identity.code_of`, perhaps from another process or an older
         flray. Code that is not in a file is not compared.
     """
     found: Differences = {}
     for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
-        left, right = (_named(code.get(part), part) for code in (began, here))
+        left, right = (_named(code.get(part, {}), part) for code in (began, here))
         moved = set(left.values()) & set(right.values()) if part == "files" else set()
         for name in sorted(left.keys() | right.keys()):
             one, other = left.get(name, ""), right.get(name, "")
@@ -46,15 +45,14 @@ def code_differences(began: Mapping[str, Any], here: Mapping[str, Any]) -> Diffe
     return found
 
 
-def _named(part: object, kind: str) -> dict[str, str]:
+def _named(entries: Mapping[str, str], kind: str) -> Mapping[str, str]:
     """Return a part of a record by names that are the same wherever the files lie."""
-    entries = part if isinstance(part, Mapping) else {}
     if kind != "files":
-        return {str(name): str(value) for name, value in entries.items()}
+        return entries
     names: dict[str, str] = {}
-    for path, digest in sorted(entries.items(), key=lambda entry: str(entry[1])):
-        name = Path(str(path)).name
-        names[name] = f"{names[name]} {digest}" if name in names else str(digest)
+    for path, digest in sorted(entries.items(), key=lambda entry: entry[1]):
+        name = Path(path).name
+        names[name] = f"{names[name]} {digest}" if name in names else digest
     return names
 
 
@@ -81,8 +79,8 @@ def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
         Naming what differs.
     """
     noted = directory.read(folder)
-    began = noted.get("code")
-    if not isinstance(began, dict) or not (differ := code_differences(began, code)):
+    differ = code_differences(noted.get("code") or code, code)
+    if not differ:
         return {}
     line = f"{folder} began with other code ({describe_difference(differ)})"
     if not allowed:
@@ -90,8 +88,7 @@ def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
             f"{line}: its digest would be no other run's; put it back, or go on under this code "
             f"with flray resume {folder} --other-code"
         )
-    before = noted.get("other_code")
-    directory.update(folder, other_code=[*(before if isinstance(before, list) else []), code])
+    directory.update(folder, other_code=[*noted.get("other_code", ()), code])
     return {"code.other": ", ".join(differ)}
 
 
@@ -103,18 +100,16 @@ def describe_difference(differ: Differences) -> str:
     )
 
 
-def changed_files(record: Mapping[str, Any]) -> list[str]:
-    """Return those of the user's files in a run's description that hold something else now.
+def changed_files(code: Code) -> list[str]:
+    """Return those of the user's files in a run's code that hold something else now.
 
     Nothing is executed, and files that are not there say nothing.
     """
-    code = record.get("code")
-    files = code.get("files") if isinstance(code, dict) else None
     found = []
-    for path, digest in (files if isinstance(files, dict) else {}).items():
+    for path, digest in code.get("files", {}).items():
         with contextlib.suppress(FlrayError, OSError):
-            if hashlib.sha256(read(Path(str(path)), FILE_BYTES)).hexdigest() != digest:
-                found.append(Path(str(path)).name)
+            if hashlib.sha256(read(Path(path), FILE_BYTES)).hexdigest() != digest:
+                found.append(Path(path).name)
     return found
 
 
@@ -125,7 +120,7 @@ def code_notes(folder: Path) -> list[str]:
     for other in record.get("other_code", ()):
         differ = code_differences(began, other)
         notes.append(f"it began with other code than it ended with ({describe_difference(differ)})")
-    if changed := [] if foreign(folder) else changed_files(record):  # its paths are not this user's
+    if changed := [] if foreign(folder) else changed_files(began):  # its paths are not this user's
         notes.append(
             f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code "
             "as it was"

@@ -228,8 +228,7 @@ def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
             f"{folder} --other-hardware (resources.bits=portable keeps the next run free of this)"
         )
     here = bits.identity(noted["cpu"].get("bits", "native"))
-    before = noted.get("other_cpus")
-    directory.update(folder, other_cpus=[*(before if isinstance(before, list) else []), here])
+    directory.update(folder, other_cpus=[*noted.get("other_cpus", ()), here])
     return {"cpu.other": f"{here['model']} ({here['capability']})"}
 
 
@@ -257,7 +256,7 @@ def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
     """
     noted = directory.read(folder)
     began = noted.get("gpus")
-    if not isinstance(began, list):  # it begins now, or an older flray began it
+    if began is None:  # it begins now, or an older flray began it
         directory.update(folder, gpus=list(here))
         return ""
     differs = difference(began, here)
@@ -268,7 +267,5 @@ def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
             f"{folder} {differs}, with other last bits: its digest would be no other run's; go on "
             f"there, or here with flray resume {folder} --other-hardware"
         )
-    before = noted.get("other_gpus")
-    others = [*(before if isinstance(before, list) else []), list(here)]
-    directory.update(folder, other_gpus=others)
+    directory.update(folder, other_gpus=[*noted.get("other_gpus", ()), list(here)])
     return f"{folder} {differs}, with other last bits"

@@ -20,8 +20,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 from flray.errors import FlrayError
 from flray.files.atomic import BusyError, hold_lock, write_atomically
@@ -71,20 +72,17 @@ class Cursor:
     uri: str
     run_id: str | None = None
     experiment_id: str | None = None
-    offset: int = 0
+    offset: Annotated[int, Field(ge=0, le=WEIGHTS_BYTES)] = 0
+
+
+_FORM = TypeAdapter(Cursor)
 
 
 def read_cursor(run_dir: Path) -> Cursor | None:
     """Return the cursor of `run_dir`, or None if nothing was sent or the file is unreadable."""
     try:
-        content = read_json(
-            run_dir / CURSOR,
-            {"uri": str},
-            {"run_id": (str, NoneType), "experiment_id": (str, NoneType), "offset": int},
-        )
-        cursor = Cursor(**content)
-        return cursor if 0 <= cursor.offset <= WEIGHTS_BYTES else None
-    except (FlrayError, TypeError):
+        return read_json(run_dir / CURSOR, _FORM)
+    except FlrayError:
         return None
 
 

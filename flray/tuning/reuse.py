@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
@@ -27,7 +30,7 @@ from flray.federation.checkpoint import learnt_sha256
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.federation.federation import inline_federation
 from flray.files import storage
-from flray.files.border import FILE_BYTES, parse_json, read
+from flray.files.border import FILE_BYTES, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.events import read_events
@@ -62,6 +65,24 @@ class Sought:
     code: Code
 
 
+@with_config(ConfigDict(strict=True, extra="allow"))
+class FinishedRecord(TypedDict):
+    """The content of the ``run.json`` of a trial that finished and is known by an identity."""
+
+    status: Literal["finished"]
+    identity: Identity
+    files: dict[str, str]
+    history: str
+    sha256: str
+    rounds: int
+    metric: str
+    gpus: NotRequired[list[dict[str, Any]]]
+    code: NotRequired[Code | None]
+
+
+_FINISHED = TypeAdapter(FinishedRecord)
+
+
 @dataclass(frozen=True)
 class FinishedTrial:
     """A finished trial of another sweep.
@@ -72,13 +93,13 @@ class FinishedTrial:
         Its folder, or address in object storage.
     name : str
         For people: sweep, number and trial, as ``demo/001/0003``.
-    record : dict
+    record : FinishedRecord
         The content of its ``run.json``.
     """
 
     place: str
     name: str
-    record: dict[str, Any]
+    record: FinishedRecord
 
 
 class FinishedTrials:
@@ -255,17 +276,12 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _finished(text: bytes | None) -> dict[str, Any] | None:
+def _finished(text: bytes | None) -> FinishedRecord | None:
     """Return the record of a trial that finished and is known by an identity; None for any other."""
     try:
-        record = parse_json(text or b"null")
-    except ValueError:
+        return _FINISHED.validate_json(text or b"null")
+    except ValidationError:
         return None
-    if not isinstance(record, dict) or record.get("status") != "finished":
-        return None
-    needed = {"identity": dict, "files": dict, "sha256": str, "rounds": int, "history": str}
-    whole = all(isinstance(record.get(name), kind) for name, kind in needed.items())
-    return record if whole else None
 
 
 def _key(identity: Mapping[str, str]) -> str:

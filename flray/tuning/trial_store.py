@@ -16,10 +16,9 @@ from typing import Any
 from flray.config.experiment import Config
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
-from flray.files.border import shape_problem
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.directory import RunStatus
+from flray.records.directory import RunStatus, TrialRecord
 from flray.records.events import JOURNAL, read_events
 from flray.records.journal import Journal
 from flray.records.trial_checkpoints import TRIALS
@@ -126,7 +125,7 @@ class TrialFolder:
         directory.update(self.path, status=status)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> TrialRecord:
         """The content of ``run.json``.
 
         Raises
@@ -134,12 +133,7 @@ class TrialFolder:
         FlrayError
             If it is damaged.
         """
-        content = directory.read(self.path)
-        if problem := shape_problem(content, {"setting": dict, "seed": int}):
-            raise FlrayError(
-                f"{self.path / 'run.json'}: {problem}, which is not what was written; restore it"
-            )
-        return content
+        return directory.read_trial(self.path)
 
     @property
     def status(self) -> RunStatus:

@@ -18,7 +18,7 @@ from flray.data.types import Array, Arrays
 from flray.errors import DataError, FlrayError, brief
 from flray.files import storage
 from flray.files.atomic import sync_file, sync_folder, write_atomically
-from flray.files.border import check_name, read_json
+from flray.files.border import MAPPING, check_name, read_json
 
 MANIFEST = "manifest.json"
 
@@ -142,7 +142,7 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
     try:
         files = {
             check_name(file, manifest): (str(facts["sha256"]), int(facts["bytes"]))
-            for file, facts in read_json(manifest, {"files": dict})["files"].items()
+            for file, facts in read_json(manifest, MAPPING)["files"].items()
         }
     except (FlrayError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
