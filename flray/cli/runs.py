@@ -54,7 +54,7 @@ def _runs(base: str) -> Table:
     return table
 
 
-def _record(folder: Path) -> dict[str, Any]:
+def _record(folder: Path) -> Mapping[str, Any]:
     try:
         return directory.read(folder)
     except FlrayError as error:  # one damaged folder does not hide the others

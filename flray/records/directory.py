@@ -53,9 +53,9 @@ class RunRecord(TypedDict, total=False):
     workers: list[str]
     versions: dict[str, str]
     cpu: dict[str, Any]
-    gpus: list[dict[str, Any]]
+    gpus: list[dict[str, str]]
     other_cpus: list[dict[str, Any]]
-    other_gpus: list[list[dict[str, Any]]]
+    other_gpus: list[list[dict[str, str]]]
     data: str
     partition: str
     origins: dict[str, str]
@@ -77,11 +77,12 @@ class RunRecord(TypedDict, total=False):
     taking_over: str | None
 
 
-class TrialRecord(RunRecord):
+class TrialRecord(RunRecord, total=False):
     """The content of a trial's ``run.json``."""
 
     setting: Required[dict[str, Any]]
     seed: Required[int]
+    setting_at_end: dict[str, Any]  # of population based training in flray 0.1
 
 
 class _Named(BaseModel, strict=True):

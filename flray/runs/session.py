@@ -203,9 +203,8 @@ def identity_tags(folder: Path) -> dict[str, str]:
     """Return MLflow's identity tags of a run: versions, fingerprints, CPU and the folder."""
     identity = directory.read(folder)
     tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
-    tags |= {
-        f"{part}.fingerprint": identity[part] for part in ("data", "partition") if part in identity
-    }
+    fingerprints = {"data": identity.get("data"), "partition": identity.get("partition")}
+    tags |= {f"{part}.fingerprint": digest for part, digest in fingerprints.items() if digest}
     cpu = identity.get("cpu", {})
     tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
     source = identity.get("source", {})

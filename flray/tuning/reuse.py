@@ -76,7 +76,7 @@ class FinishedRecord(TypedDict):
     sha256: str
     rounds: int
     metric: str
-    gpus: NotRequired[list[dict[str, Any]]]
+    gpus: NotRequired[list[dict[str, str]]]
     code: NotRequired[Code | None]
 
 
