@@ -251,7 +251,7 @@ class MlflowExporter:
         elif kind == "end":
             end = {"status": event["status"], "end_time": event["time"]}
             self._call("set_terminated", self._run_id(cursor), **end)
-        else:
+        elif kind != "called":
             self.notices.append(
                 f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know "
                 f"it"
