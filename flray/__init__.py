@@ -9,43 +9,26 @@ from typing import TYPE_CHECKING, Any
 from flray import _torchvision_cpu_shim
 
 if TYPE_CHECKING:
-    from flray.api import resume, tune
-    from flray.bits import portable
-    from flray.config.loader import load as load_config
-    from flray.registry import (
-        register_algorithm,
-        register_augmentation,
-        register_callback,
-        register_dataset,
-        register_metric,
-        register_model,
-        register_partition,
-        register_sampler,
-    )
-    from flray.reporting.build import report
-    from flray.runs.runner import run
+    from flray.api import resume as resume
+    from flray.api import tune as tune
+    from flray.bits import portable as portable
+    from flray.config import loader
+    from flray.registry import register_algorithm as register_algorithm
+    from flray.registry import register_augmentation as register_augmentation
+    from flray.registry import register_callback as register_callback
+    from flray.registry import register_dataset as register_dataset
+    from flray.registry import register_metric as register_metric
+    from flray.registry import register_model as register_model
+    from flray.registry import register_partition as register_partition
+    from flray.registry import register_sampler as register_sampler
+    from flray.reporting.build import report as report
+    from flray.runs.runner import run as run
 
+    load_config = loader.load
     __version__: str
 
 _torchvision_cpu_shim.install_hook()
 logging.getLogger("flray").addHandler(logging.NullHandler())
-
-__all__ = [
-    "load_config",
-    "portable",
-    "register_algorithm",
-    "register_augmentation",
-    "register_callback",
-    "register_dataset",
-    "register_metric",
-    "register_model",
-    "register_partition",
-    "register_sampler",
-    "report",
-    "resume",
-    "run",
-    "tune",
-]
 
 _LATER = {
     "run": ("flray.runs.runner", "run"),
@@ -63,6 +46,7 @@ _LATER = {
     "resume": ("flray.api", "resume"),
     "tune": ("flray.api", "tune"),
 }
+__all__ = list(_LATER)
 
 
 def __getattr__(name: str) -> Any:

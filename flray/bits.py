@@ -245,91 +245,48 @@ def _compute_samples() -> Iterator[tuple[str, list[bytes]]]:
     types = (torch.float32, torch.float64)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
-        vector = torch.from_numpy(numbers(5003))
-        yield (
-            "torch",
-            of(
-                torch.randn(64),
-                *(
-                    made
-                    for kind in types
-                    for x in [vector.to(kind)]
-                    for made in (
-                        x.exp(),
-                        x.tanh(),
-                        x.sigmoid(),
-                        (x.abs() + 1).log(),
-                        x.sum(),
-                        x.norm(),
-                        x.view(-1, 1, 5003).var(2),
-                        functional.log_softmax(x[:5000].view(100, 50), 1),
-                        functional.batch_norm(
-                            x[:4800].view(5, 15, 8, 8), None, None, training=True
-                        ),
-                    )
-                ),
-            ),
-        )
-        products: list[bytes] = []
+        made = [torch.randn(64)]
+        for kind in types:
+            x = torch.from_numpy(numbers(5003)).to(kind)
+            made += [x.exp(), x.tanh(), x.sigmoid(), (x.abs() + 1).log(), x.sum(), x.norm()]
+            made += [x.view(-1, 1, 5003).var(2), functional.log_softmax(x[:5000].view(100, 50), 1)]
+            images = x[:4800].view(5, 15, 8, 8)
+            made.append(functional.batch_norm(images, None, None, training=True))
+        yield "torch", of(*made)
+        made = []
         for kind in types:
             for rows, inner, columns in ((37, 301, 83), (5, 64, 10), (32, 400, 120), (1, 784, 200)):
-                a, b = (
-                    torch.from_numpy(numbers(*shape)).to(kind)
-                    for shape in ((rows, inner), (inner, columns))
-                )
-                products += of(a @ b, a.T @ (a @ b))
-        singular = torch.linalg.svdvals(torch.from_numpy(numbers(20, 10)))
-        yield "mkl", [*products, *of(singular)]
-        convolved: list[bytes] = []
+                a = torch.from_numpy(numbers(rows, inner)).to(kind)
+                b = torch.from_numpy(numbers(inner, columns)).to(kind)
+                made += [a @ b, a.T @ (a @ b)]
+        yield "mkl", of(*made, torch.linalg.svdvals(torch.from_numpy(numbers(20, 10))))
+        made = []
         for kind, channels, out, size in (
             (torch.float32, 3, 6, 5),
             (torch.float32, 16, 32, 3),
             (torch.float32, 64, 64, 3),
             (torch.bfloat16, 16, 32, 3),
         ):
-            x = (
-                torch.from_numpy(numbers(4, channels, 12, 12))
-                .to(kind)
-                .contiguous(memory_format=torch.channels_last)
-            )
-            w = torch.from_numpy(numbers(out, channels, size, size)).to(kind)
-            x.requires_grad_()
-            w.requires_grad_()
+            x = torch.from_numpy(numbers(4, channels, 12, 12)).to(kind)
+            x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+            w = torch.from_numpy(numbers(out, channels, size, size)).to(kind).requires_grad_()
             y = functional.conv2d(x, w, padding=1)
             y.square().sum().backward()
-            convolved += of(y, x.grad, w.grad)
-        yield "onednn", convolved
-    values = numbers(1000)
-    yield (
-        "numpy",
-        [
-            made.tobytes()
-            for kind in (np.float32, np.float64)
-            for x in [values.astype(kind)]
-            for made in (
-                np.exp(x),
-                np.log(abs(x) + 1),
-                np.abs(x) ** 1.7,
-                np.sin(x),
-                x.sum(),
-                x.reshape(10, 100).std(1),
-            )
-        ],
-    )
+            made += [y, x.grad, w.grad]
+        yield "onednn", of(*made)
+    arrays: list[Any] = []
+    for precision in (np.float32, np.float64):
+        v = numbers(1000).astype(precision)
+        arrays += [np.exp(v), np.log(abs(v) + 1), np.abs(v) ** 1.7, np.sin(v), v.sum()]
+        arrays.append(v.reshape(10, 100).std(1))
+    yield "numpy", [array.tobytes() for array in arrays]
     square = numbers(12, 50) @ numbers(12, 50).T
-    yield (
-        "openblas",
-        [made.tobytes() for made in (numbers(37, 301) @ numbers(301, 83), *np.linalg.eigh(square))],
-    )
-    plain = [
-        function(x)
-        for x in np.abs(values).tolist()
-        for function in (math.exp, math.log, math.sin, math.tanh)
-    ]
-    yield (
-        "libm",
-        [np.array(plain).tobytes(), np.random.default_rng(0).dirichlet([0.3] * 10, 20).tobytes()],
-    )
+    arrays = [numbers(37, 301) @ numbers(301, 83), *np.linalg.eigh(square)]
+    yield "openblas", [array.tobytes() for array in arrays]
+    functions = (math.exp, math.log, math.sin, math.tanh)
+    plain = [function(x) for x in np.abs(numbers(1000)).tolist() for function in functions]
+    drawn = np.random.default_rng(0).dirichlet([0.3] * 10, 20)
+    yield "libm", [np.array(plain).tobytes(), drawn.tobytes()]
 
 
 MIXED = (

@@ -344,12 +344,9 @@ register_metric = metrics.register
 register_sampler = samplers.register
 register_callback = callbacks.register
 ALL = {
-    "algorithms": algorithms,
-    "datasets": datasets,
-    "models": models,
-    "partitions": partitions,
-    "augmentations": augmentations,
-    "metrics": metrics,
-    "samplers": samplers,
-    "callbacks": callbacks,
+    f"{one.kind}s": one
+    for one in (
+        *(algorithms, datasets, models, partitions),
+        *(augmentations, metrics, samplers, callbacks),
+    )
 }

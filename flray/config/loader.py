@@ -10,7 +10,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from flray import registry
 from flray.config import arms, spaces
 from flray.config.components import Component
 from flray.config.experiment import Config, Experiment
@@ -19,7 +18,7 @@ from flray.config.plain import Plain
 from flray.config.plugins import load_plugins
 from flray.config.shapes import copy_plain
 from flray.config.sweep import Grid
-from flray.config.yaml_files import PARTS, parse, read_with_base, read_yaml, shorten
+from flray.config.yaml_files import PARTS, parse, read_with_base, shorten
 from flray.errors import ConfigError, ConfigErrors, FlrayError, brief
 
 TRIALS = 100_000
@@ -272,19 +271,3 @@ def _check_size(config: Config) -> None:
             f"{count:,} trials (samples x grids x arms x seeds)",
             f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it",
         )
-
-
-__all__ = [
-    "ConfigErrors",
-    "absolute_path",
-    "check_space",
-    "experiment_at",
-    "load",
-    "load_plugins",
-    "parse_override",
-    "read_with_base",
-    "read_yaml",
-    "registry",
-    "schema",
-    "set_path",
-]

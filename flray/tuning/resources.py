@@ -11,9 +11,8 @@ import torch
 
 from flray import registry
 from flray.config.experiment import Experiment
-from flray.config.loader import ConfigErrors
 from flray.devices.identity import GpuIdentity, distinct, gpu_identity
-from flray.errors import ConfigError
+from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
 from flray.federation.ray_backend.nodes import ship_user_modules

@@ -15,10 +15,10 @@ from flray import registry, rng
 from flray.config import arms
 from flray.config.arms import flatten_setting, format_value, label, registry_paths
 from flray.config.experiment import Config, Experiment
-from flray.config.loader import ConfigErrors, experiment_at
+from flray.config.loader import experiment_at
 from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
-from flray.errors import ConfigError
+from flray.errors import ConfigError, ConfigErrors
 from flray.records.directory import flatten_settings
 from flray.records.events import FIRST, PHASE, REPETITION, TUNED
 

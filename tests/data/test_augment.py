@@ -5,7 +5,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
 from flray.config.experiment import Config, Local
-from flray.config.loader import ConfigErrors, load
+from flray.config.loader import load
 from flray.data import augment as own_augment
 from flray.data.augment import (
     PRESETS,
@@ -18,7 +18,7 @@ from flray.data.augment import (
     random_rotation,
     rotate,
 )
-from flray.errors import ConfigError
+from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec
 from flray.registry import augmentations
 from flray.rng import torch_generator

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.config.experiment import Config
-from flray.config.loader import ConfigErrors, load
+from flray.config.loader import load
 from flray.config.sections import Shift
 from flray.data import DataSet, Domain, FederatedData, federate
 from flray.data.sample_noise import sample_noise
 from flray.data.splits import by_client, long_tail, noise_levels, private_sizes, used_share
-from flray.errors import ConfigError, DataError
+from flray.errors import ConfigError, ConfigErrors, DataError
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.spec import FederationSpec

@@ -11,8 +11,8 @@ import flray
 from flray import trees
 from flray.cli.display import show_result
 from flray.config.experiment import Config
-from flray.config.loader import ConfigErrors, load
-from flray.errors import ConfigError
+from flray.config.loader import load
+from flray.errors import ConfigError, ConfigErrors
 from flray.federation import evaluation, spec
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation

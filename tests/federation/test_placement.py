@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flray.config.loader import ConfigErrors, load
-from flray.errors import ConfigError
+from flray.config.loader import load
+from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.memory_probe import UNMEASURED, Gpu, ResourceSurvey, should_probe
 from flray.federation.ray_backend.placement import Plan, make_plan

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.config.loader import ConfigErrors, load
+from flray.config.loader import load
 from flray.data.loading import load_dataset
+from flray.errors import ConfigErrors
 from flray.federation.building import build_spec
 from flray.federation.spec import SharedDataset
 from flray.tuning.resources import TrialResources

@@ -10,9 +10,9 @@ import pytest
 from flray import registry
 from flray.config.arms import flatten_setting, label
 from flray.config.components import DatasetChoice
-from flray.config.loader import ConfigErrors, check_single, load
+from flray.config.loader import check_single, load
 from flray.config.suites import smoke
-from flray.errors import FlrayError
+from flray.errors import ConfigErrors, FlrayError
 from flray.federation.building import build_spec
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from tests.tuning.helpers import specs
