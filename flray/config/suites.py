@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from flray import registry
 from flray.config import arms, spaces
-from flray.config.components import DatasetChoice, PublicChoice
 from flray.config.experiment import Config, Experiment
+from flray.config.loader import set_path
 from flray.config.plain import Plain
-from flray.config.sweep import Where
+from flray.config.sweep import Sweep, Where
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
@@ -21,17 +20,17 @@ STAND_IN = "stand-in"
 """The data set of noise that has another's form."""
 _OF_ANY_FORM = {"size", "domains", "samples", "seed"}
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
-_FIXED = (
-    "rounds",
-    "subset",
-    "split",
-    "shift.sizes",
-    "shift.ratio",
-    "local.epochs",
-    "local.batch_size",
-    "evaluation.every",
-)
-"""Settings that smoke replaces; sizes, shares and splits of the full data do not fit a few samples."""
+_APART = {"fedbn-digits", "fedbn-office", "fedbn-domainnet"}
+"""Splits whose sizes or shares do not fit a few samples; most set validation samples apart."""
+_SMALL: dict[str, Plain] = {
+    "rounds": ROUNDS,
+    "shift.sizes": {},
+    "shift.ratio": 1.0,
+    "local.epochs": 1,
+    "local.batch_size": BATCH,
+    "evaluation.every": 1,
+}
+"""Values of a smoke run; those of the full data do not fit a few samples."""
 
 
 def smoke(config: Config, absent: Collection[str] = ()) -> Config:
@@ -50,14 +49,7 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
         Data sets that are not here; noise in their form stands in for them.
     """
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
-    experiment = _shrink(config.experiment, most, _splits(config))
-    experiment = experiment.model_copy(
-        update={
-            "data": DatasetChoice.model_validate(_stand_in(experiment.data.model_dump(), absent)),
-            "public": experiment.public
-            and PublicChoice.model_validate(_stand_in(experiment.public.model_dump(), absent)),
-        }
-    )
+    experiment = _shrink(config, most, absent)
     small = {
         axis: {
             name: {
@@ -158,23 +150,9 @@ def data_choices(content: Mapping[str, Plain]) -> list[dict[str, Plain]]:
 
 def run_count(content: Mapping[str, Plain]) -> int:
     """Return the runs of a suite: combinations of its arms times seeds."""
-    sweep = content.get("sweep") or {}
-    axes = {
-        axis: (sweep.get("only") or {}).get(axis, list(one))
-        for axis, one in content["arms"].items()
-    }
-    combinations = (
-        dict(zip(axes, names, strict=True)) for names in itertools.product(*axes.values())
-    )
-    selected = [
-        one
-        for one in combinations
-        if not any(
-            all(one[axis] in names for axis, names in rule.items())
-            for rule in sweep.get("skip", ())
-        )
-    ]
-    return len(selected) * max(1, len(sweep.get("seeds", ())))
+    sweep = Sweep.model_validate(content.get("sweep") or {})
+    laid_out = Config.model_construct(arms=content["arms"], sweep=sweep)
+    return sum(1 for _ in arms.combine_arms(laid_out)) * max(1, len(sweep.seeds))
 
 
 def unknown_names(content: Mapping[str, Plain]) -> list[str]:
@@ -241,42 +219,29 @@ def _splits(config: Config) -> set[str]:
     return {split for split in found if isinstance(split, str)}
 
 
-def _shrink(experiment: Experiment, most: int, splits: set[str]) -> Experiment:
-    local = experiment.local.model_copy(update={"epochs": 1, "batch_size": BATCH})
-    apart = {"fedbn-digits", "fedbn-office", "fedbn-domainnet"}  # most set validation samples apart
-    validation = 0.2 if splits & apart else experiment.evaluation.validation
-    evaluation = experiment.evaluation.model_copy(update={"every": 1, "validation": validation})
-    partition = experiment.partition.model_validate(
-        _partition_with_two(experiment.partition.model_dump())
-    )
-    shift = experiment.shift.model_copy(update={"sizes": {}, "ratio": 1.0})
-    public = experiment.public
-    if public is not None:
-        public = public.model_copy(update={"options": {**public.options, "samples": PUBLIC}})
-    options = {
-        **experiment.algorithm.options,
-        **{
-            key: value for key, value in _ALGORITHM.items() if experiment.algorithm.options.get(key)
-        },
+def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:
+    whole = config.model_dump(mode="json", include={"experiment"})
+    content = whole["experiment"]
+    changes = {
+        **_SMALL,
+        "name": f"{content['name']}{SMOKE}"[-100:],
+        "subset": most,
+        "partition": _partition_with_two(content["partition"]),
+        "data": _stand_in(content["data"], absent),
+        "episodes": {"shot": 1, "queries": 1, "test": 20, "way": content["episodes"]["way"]},
     }
-    algorithm = experiment.algorithm.model_copy(update={"options": options})
-    return experiment.model_copy(
-        update={
-            "name": f"{experiment.name}{SMOKE}"[-100:],
-            "rounds": ROUNDS,
-            "subset": most,
-            "local": local,
-            "evaluation": evaluation,
-            "algorithm": algorithm,
-            "shift": shift,
-            "public": public,
-            "partition": partition,
-            "split": "official" if experiment.split in apart else experiment.split,
-            "episodes": experiment.episodes.model_copy(
-                update={"shot": 1, "queries": 1, "test": 20}
-            ),
-        }
-    )
+    for key, value in _ALGORITHM.items():
+        if content["algorithm"].get(key):
+            changes[f"algorithm.{key}"] = value
+    if content["public"] is not None:
+        changes["public"] = _stand_in({**content["public"], "samples": PUBLIC}, absent)
+    if _splits(config) & _APART:
+        changes["evaluation.validation"] = 0.2
+    if str(content["split"]) in _APART:
+        changes["split"] = "official"
+    for path, value in changes.items():
+        set_path(whole, path, value)
+    return Experiment.model_validate(content)
 
 
 def _stand_in(choice: Plain, absent: Collection[str]) -> Plain:
@@ -302,7 +267,7 @@ def _partition_with_two(partition: Plain) -> dict[str, Plain]:
 
 
 def _fixed_clients(path: str) -> bool:
-    return path.removeprefix("experiment.") in _FIXED
+    return path.removeprefix("experiment.") in (*_SMALL, "subset", "split")
 
 
 def _shorten_training(algorithm: Plain) -> dict[str, Plain]:
