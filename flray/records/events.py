@@ -27,27 +27,28 @@ Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
 # JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
 _TORN = re.compile(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?")
+_FIELDS: dict[str, dict[str, Any]] = {
+    "start": {
+        "time": int,
+        "uid": str,
+        "experiment": str,
+        "name": str,
+        "parent": str | None,
+        "params": dict[str, str],
+        "tags": dict[str, str],
+    },
+    "round": {"time": int, "round": int, "metrics": dict[str, float | str]},
+    "artifact": {"path": str, "to": str},
+    "data": {"name": str, "digest": str, "source": str, "profile": dict[str, Any]},
+    "tags": {"tags": dict[str, str]},
+    "params": {"params": dict[str, str]},
+    "resume": {"time": int},
+    "called": {"callback": str, "round": int},
+    "end": {"time": int, "status": str},
+}
 _FORMS = {
     kind: create_model(kind, __config__=ConfigDict(strict=True), **fields)
-    for kind, fields in {
-        "start": {
-            "time": int,
-            "uid": str,
-            "experiment": str,
-            "name": str,
-            "parent": str | None,
-            "params": dict[str, str],
-            "tags": dict[str, str],
-        },
-        "round": {"time": int, "round": int, "metrics": dict[str, float | str]},
-        "artifact": {"path": str, "to": str},
-        "data": {"name": str, "digest": str, "source": str, "profile": dict[str, Any]},
-        "tags": {"tags": dict[str, str]},
-        "params": {"params": dict[str, str]},
-        "resume": {"time": int},
-        "called": {"callback": str, "round": int},
-        "end": {"time": int, "status": str},
-    }.items()
+    for kind, fields in _FIELDS.items()
 }
 
 
@@ -78,7 +79,7 @@ def decode(line: bytes) -> Event:
         raise ValueError("not an event")
     if (form := _FORMS.get(event["type"])) is not None:
         form.model_validate(event)
-    if "metrics" in event:
+    if event["type"] == "round":
         event["metrics"] = {name: float(value) for name, value in event["metrics"].items()}
     return event
 
