@@ -315,15 +315,13 @@ def takes(function: Any, positional: int) -> bool:
     """
     if function is None:
         return True
-    parameters = inspect.signature(function).parameters.values()
-    names = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in names)
-    least = sum(
-        p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-        for p in names
-    )
-    open_ended = any(p.kind is p.VAR_POSITIONAL for p in names)
-    return least <= positional and (open_ended or positional <= most)
+    signature = inspect.signature(function)
+    options = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    try:
+        signature.bind(*[None] * positional, **dict.fromkeys(options))
+    except TypeError:
+        return False
+    return True
 
 
 algorithms = Registry("algorithm", "flray.algorithms")
