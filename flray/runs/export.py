@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import shutil
@@ -38,6 +39,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 MEAN, STD = {mean}, {std}
+'''
+_PUT = '''
+def put(model, path, part):
+    """Put a layer, a parameter or a buffer into a model, under its path."""
+    *parents, name = path.split(".")
+    for parent in parents:
+        if not hasattr(model, parent):
+            model.add_module(parent, nn.Module())
+        model = getattr(model, parent)
+    if isinstance(part, (nn.Module, nn.Parameter)):
+        setattr(model, name, part)
+    else:
+        model.register_buffer(name, part)
 '''
 _TAIL = '''
 
@@ -213,11 +227,11 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
             f"({brief(error)}); use flray.resume(RUN).model() in Python"
         ) from error
     lines: list[str] = []
-    containers: set[str] = set()
     for node in graph.nodes:
         node.type = None  # annotations would have to be imported
         if node.op in ("call_module", "get_attr"):
-            lines.extend(_layer_lines(traced, str(node.target), node.op, containers))
+            path = str(node.target)
+            lines.append(f"put(self, {path!r}, {_made(traced, path, node.op)})")
     source = graph.python_code("self")
     lines = list(dict.fromkeys(lines))
     dtype = _dtype(models)
@@ -232,12 +246,12 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     )
     body = "".join(f"        {line}\n" for line in lines)
     text = (
-        f"{imports}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{imports}\n{_PUT}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         f"{body}\n"
         + "".join(f"    {line}\n" if line.strip() else "\n" for line in forward.splitlines())
     )
     text = re.sub(r"[ \t]+\n", "\n", text)
-    names = _state_names(text)
+    names = list(_built(text).state_dict())
     state = traced.state_dict()
     missing = [name for name in names if name not in state]
     if missing:
@@ -246,42 +260,21 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     return text, tensors, _check(text, tensors, model, models)
 
 
-def _layer_lines(
-    traced: fx.GraphModule, target: str, kind: str, containers: set[str]
-) -> Iterator[str]:
-    """Yield the lines that make a layer, a parameter or a buffer, and the containers around it."""
-    *parents, last = target.split(".")
-    place = "self"
-    for depth, parent in enumerate(parents):
-        path = ".".join(parents[: depth + 1])
-        if path not in containers:
-            containers.add(path)
-            yield f'{place}.add_module("{parent}", nn.Module())'
-        place = f'getattr({place}, "{parent}")' if parent.isdecimal() else f"{place}.{parent}"
+def _made(traced: fx.GraphModule, path: str, kind: str) -> str:
+    """Return the expression that makes a layer, a parameter or a buffer."""
     if kind == "call_module":
-        layer = traced.get_submodule(target)
+        layer = traced.get_submodule(path)
         printed = repr(layer)
         if not type(layer).__module__.startswith("torch.nn.") or "\n" in printed:
             raise FlrayError(
-                f"the model cannot be written as plain PyTorch: {target} is a {type(layer).__name__}"
+                f"the model cannot be written as plain PyTorch: {path} is a {type(layer).__name__}"
             )
-        yield f'{place}.add_module("{last}", nn.{printed})'
-        return
-    value: Any = traced
-    for part in target.split("."):
-        value = getattr(value, part)
+        return f"nn.{printed}"
+    value = operator.attrgetter(path)(traced)
     if not isinstance(value, Tensor):
-        raise FlrayError(f"the model cannot be written as plain PyTorch: {target} is no tensor")
-    shape, dtype = list(value.shape), value.dtype
-    made = f"torch.empty({shape}, dtype={dtype})"
-    if isinstance(value, nn.Parameter):
-        yield f'{place}.register_parameter("{last}", nn.Parameter({made}))'
-    else:
-        yield f'{place}.register_buffer("{last}", {made})'
-
-
-def _state_names(text: str) -> list[str]:
-    return list(_built(text).state_dict())
+        raise FlrayError(f"the model cannot be written as plain PyTorch: {path} is no tensor")
+    made = f"torch.empty({list(value.shape)}, dtype={value.dtype})"
+    return f"nn.Parameter({made})" if isinstance(value, nn.Parameter) else made
 
 
 def _built(text: str) -> nn.Module:
