@@ -245,7 +245,7 @@ def _compute_samples() -> Iterator[tuple[str, list[bytes]]]:
     types = (torch.float32, torch.float64)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
-        made = [torch.randn(64)]
+        made: list[Any] = [torch.randn(64)]
         for kind in types:
             x = torch.from_numpy(numbers(5003)).to(kind)
             made += [x.exp(), x.tanh(), x.sigmoid(), (x.abs() + 1).log(), x.sum(), x.norm()]

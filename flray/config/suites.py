@@ -151,7 +151,8 @@ def data_choices(content: Mapping[str, Plain]) -> list[dict[str, Plain]]:
 def run_count(content: Mapping[str, Plain]) -> int:
     """Return the runs of a suite: combinations of its arms times seeds."""
     sweep = Sweep.model_validate(content.get("sweep") or {})
-    laid_out = Config.model_construct(arms=content["arms"], sweep=sweep)
+    parts: dict[str, Plain] = {"arms": content["arms"], "sweep": sweep}
+    laid_out = Config.model_construct(**parts)
     return sum(1 for _ in arms.combine_arms(laid_out)) * max(1, len(sweep.seeds))
 
 

@@ -53,7 +53,7 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
         _SafeLoader.__init__(self, text)
         Composer.__init__(self)
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the next mapping, whose keys are scalars, each of them once."""
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}

@@ -267,7 +267,7 @@ def _continued_elsewhere(folder: Path, uri: str) -> bool:
     if data is None:
         return False
     try:
-        workers = _RUN.validate_json(data).get("workers")
+        workers = _RUN.validate_json(data).get("workers", [])
     except ValidationError:
         raise FlrayError(
             f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew"

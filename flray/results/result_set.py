@@ -109,7 +109,7 @@ class Trial:
         return self.metric.rpartition("/")[2]
 
     @cached_property
-    def partition(self) -> dict[str, Any] | None:
+    def partition(self) -> Mapping[str, Any] | None:
         """The content of ``partition.json``; None if it was not tracked."""
         path = self.folder / PARTITION
         return read_partition(path) if path.is_file() else None

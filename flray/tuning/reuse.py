@@ -347,7 +347,7 @@ def _copy(
             session.journal.append(event)
         session.journal.tags({**_tags(source), "taken_over": found.name})
         kept = ("sha256", "rounds", "metric", "files", "history", "gpus")
-        values = {name: found.record[name] for name in kept if name in found.record}
+        values = {name: value for name, value in found.record.items() if name in kept}
         folder.end(session, "finished", **values, taking_over=None, taken_over=found.name)
     finally:
         session.close()
