@@ -107,6 +107,9 @@ def test_a_damaged_partition_is_told_before_the_rounds(
         (damaged / "partition.json").write_text("[1]")
         before = (folder / "journal.jsonl").read_bytes()
         assert invoke(["resume", "done", "rounds=3"]) == 2
-        assert f"{damaged / 'partition.json'}: found list" in capsys.readouterr().err
+        assert (
+            f"{damaged / 'partition.json'}: its content is not what was written"
+            in capsys.readouterr().err
+        )
         assert (folder / "journal.jsonl").read_bytes() == before
         (damaged / "partition.json").unlink()
