@@ -296,8 +296,8 @@ def complete_settings(sweep: Path) -> None:
     """
     members: dict[str, list[Path]] = {}
     for path in sorted((sweep / TRIALS).glob("*/run.json")):
-        held = directory.read(path.parent)
-        key = setting_key(held.get("setting", {}), held.get("phase", "comparison"))
+        held = directory.read_trial(path.parent)
+        key = setting_key(held["setting"], held.get("phase", "comparison"))
         members.setdefault(key, []).append(path.parent)
     for path in sorted((sweep / SETTINGS).glob(f"*/{JOURNAL}")):
         events = read_events(path)
