@@ -144,7 +144,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         rounds = report["rounds"]
         # Rounds of the trial's checkpoint that the journal lacks: it is written before they are
         # reported.
-        self._left -= sum(recorder.round(*carried) for carried in report["carried"])
+        for round_, metrics in report["carried"]:
+            self._left -= recorder.round(round_, metrics)
+            self._settings.add(number, round_, metrics)
         if not rounds:
             self._done[number] = max(self._done[number], done)
             return
