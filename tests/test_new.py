@@ -49,6 +49,7 @@ def test_the_generated_method_passes_its_own_test_and_those_of_all_methods(tmp_p
         "base": "exists already",
         "fedadam": "there is a method",
         "../x": "small letter",
+        "class": "no word of Python",
         "Demo": "small letter",
     }.items():
         refused = python(tmp_path, "flray.new", "method", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 import sys
 from pathlib import Path
@@ -34,9 +35,10 @@ def new_method(name: str) -> list[Path]:
         ROOT / "flray" / "algorithms" / f"{name}.py": "method.py.txt",
         ROOT / "tests" / "algorithms" / f"test_{name}.py": "test.py.txt",
     }
-    if not re.fullmatch("[a-z][a-z0-9]{1,30}", name):
+    if not re.fullmatch("[a-z][a-z0-9]{1,30}", name) or keyword.iskeyword(name):
         raise FlrayError(
-            f"{name!r}: a method's name is a small letter, then small letters or digits"
+            f"{name!r}: a method's name is a small letter, then small letters or digits, and no "
+            "word of Python"
         )
     if not log.is_file() or not all(path.parent.is_dir() for path in files):
         raise FlrayError(f"{ROOT}: not a checkout of flray, which has CHANGELOG.md and tests/")
@@ -56,7 +58,8 @@ def new_method(name: str) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Do what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m flray.new", description=new_method.__doc__)
+    about = str(new_method.__doc__).partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m flray.new", description=about)
     parser.add_argument("what", choices=["method"])
     parser.add_argument("name", metavar="NAME")
     try:
