@@ -15,13 +15,8 @@ from runner import Steps, begin, inline, number_of, option, show, take_turns
 
 from flray.bits import VARIABLES
 
-CASES = (
-    ("lenet", "float32"),
-    ("mlp", "float32"),
-    ("resnet8", "float32"),
-    ("lenet", "float64"),
-    ("lenet", "bfloat16"),
-)
+CASES = [(network, "float32") for network in ("lenet", "mlp", "resnet8")]
+CASES += [("lenet", precision) for precision in ("float64", "bfloat16")]
 
 
 @dataclass

@@ -73,9 +73,8 @@ class Images(Dataset[tuple[Tensor, int]]):
             "strong": [*weak, jitter, v2.RandomGrayscale(0.2)],
         }[how]
         self.x, self.y = x, y
-        self.transform = v2.Compose(
-            [*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-        )
+        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        self.transform = v2.Compose(steps)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -103,18 +102,13 @@ class Resident:
     def epoch(self) -> float:
         started = time.perf_counter()
         self.epochs += 1
-        order = torch.randperm(
-            len(self.samples), generator=rng.torch_generator(0, "batches", round=self.epochs)
-        )
+        generator = rng.torch_generator(0, "batches", round=self.epochs)
+        order = torch.randperm(len(self.samples), generator=generator)
         for step, positions in enumerate(order.to(self.samples.rows.device).split(self.batch)):
             x, _ = self.samples.take(positions)
             if self.how != "none":
-                augment_batch(
-                    x,
-                    self.how,
-                    rng.torch_generator(0, "augmentation", round=self.epochs, extra=step),
-                    self.samples.normalisation,
-                )
+                numbers = rng.torch_generator(0, "augmentation", round=self.epochs, extra=step)
+                augment_batch(x, self.how, numbers, self.samples.normalisation)
         if x.is_cuda:
             torch.cuda.synchronize()
         return time.perf_counter() - started

@@ -5,7 +5,7 @@ device. Contestants take turns, round by round; a round is one pass of every cli
 samples, weights to the CPU and their mean included. Ratios are medians of the rounds' ratios: `of
 bare` to the loop with the same technique (which has its clients one after another where flray
 trains all in a step), `gain` to flray's plain float32. TFLOP/s counts multiplications and additions
-of both passes; --peak names the chip's limit.
+of both passes.
 """
 
 from __future__ import annotations
@@ -65,9 +65,6 @@ class Options:
     rounds: int = runner.option(5, "measured rounds of each contestant")
     warmup: int = runner.option(2, "rounds before, in which compiling happens")
     threads: int = runner.option(1, "CPU threads")
-    peak: float | None = runner.option(
-        None, "the chip's limit in TFLOP/s, to print the share reached", type=float
-    )
     json: str | None = runner.json_option()
 
 
@@ -194,7 +191,7 @@ def main(options: Options) -> None:
         f"generated 3x32x32 samples on {name}, {options.threads} thread(s): batch {options.batch}, "
         f"{options.rounds} rounds",
         "row | clients | technique | flray images/s :,.0f | bare images/s :,.0f | of bare :.3f"
-        " | gain :.2f | TFLOP/s :.3f | of the peak :.1%",
+        " | gain :.2f | TFLOP/s :.3f",
         [
             (
                 row["row"],
@@ -202,7 +199,6 @@ def main(options: Options) -> None:
                 *(row[key] for key in ("technique", "flray", "bare", "of_bare")),
                 row.get("gain"),
                 row["tflops"],
-                row["tflops"] / options.peak if options.peak else None,
             )
             for row in rows
         ],

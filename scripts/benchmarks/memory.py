@@ -30,9 +30,7 @@ class Options:
     actors: int = 2
     model: str = "lenet"
     algorithm: str = option("fedbn", "fedbn keeps a state for every client")
-    federations: int = option(
-        5, "run one after another in this process", choices=range(2, 100), metavar="N"
-    )
+    federations: int = option(5, "run one after another", choices=range(2, 100), metavar="N")
 
 
 def settings(options: Options) -> dict[str, Any]:

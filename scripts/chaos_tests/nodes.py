@@ -9,14 +9,11 @@ import sys
 def main() -> None:
     """Start the cluster, print its address, and obey."""
     for name, value in (("period_ms", "500"), ("timeout_ms", "2000"), ("failure_threshold", "2")):
-        os.environ[f"RAY_health_check_{name}"] = (
-            value  # a node is known to be gone after a second or two
-        )
+        os.environ[f"RAY_health_check_{name}"] = value  # a lost node is known after a second or two
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+    head = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     worker = cluster.add_node(num_cpus=1)
     print(cluster.address, flush=True)
     for _ in sys.stdin:

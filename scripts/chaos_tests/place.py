@@ -27,9 +27,8 @@ class Place:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token = hashlib.sha256(os.urandom(16)).hexdigest()
         os.environ["RAY_AUTH_TOKEN"] = self.token
-        self.ray = tempfile.mkdtemp(
-            prefix="flray-chaos-", dir="/tmp"
-        )  # its sockets need short paths
+        # Ray's sockets need short paths
+        self.ray = tempfile.mkdtemp(prefix="flray-chaos-", dir="/tmp")
         self._warm: processes.Warm | None = None
         self._cold, self._used = cold, 0
         self._second: Any = None

@@ -28,16 +28,19 @@ import psutil
 from ray.util import get_node_ip_address
 
 WORKERS = 3
+_COMMANDS = (
+    "initialization",
+    "setup",
+    "head_setup",
+    "worker_setup",
+    "head_start_ray",
+    "worker_start_ray",
+)
 _LISTS = (
     "cluster_synced_files",
     "rsync_exclude",
     "rsync_filter",
-    "initialization_commands",
-    "setup_commands",
-    "head_setup_commands",
-    "worker_setup_commands",
-    "head_start_ray_commands",
-    "worker_start_ray_commands",
+    *(f"{one}_commands" for one in _COMMANDS),
 )
 """What a cluster's file has to name; a fake one has nothing to do there."""
 
@@ -50,13 +53,13 @@ def cluster(place: Path) -> Iterator[str]:
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     address = f"{get_node_ip_address()}:{port}"
-    fake = {"type": "fake_multinode", "disable_node_updaters": True, "gcs_address": address}
+    provider = {"type": "fake_multinode", "disable_node_updaters": True, "gcs_address": address}
     content = {
         "cluster_name": "fake",
         "max_workers": WORKERS,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
-        "provider": fake,
+        "provider": provider,
         "auth": {},
         "available_node_types": {"ray.head.default": head, "worker": workers},
         "head_node_type": "ray.head.default",
@@ -67,21 +70,12 @@ def cluster(place: Path) -> Iterator[str]:
         **{name: [] for name in _LISTS},
     }
     (place / "cluster.json").write_text(json.dumps(content))
-    options = {
-        "--port": str(port),
-        "--num-cpus": "0",
-        "--autoscaling-config": str(place / "cluster.json"),
-        "--temp-dir": str(place / "ray"),
-        "--include-dashboard": "false",
-    }
+    options = [f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
+    options += [f"--autoscaling-config={place / 'cluster.json'}", f"--temp-dir={place / 'ray'}"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     with (place / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *(part for pair in options.items() for part in pair)],
-            env=os.environ | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"},
-            stdout=log,
-            stderr=log,
-        )
+        fake = os.environ | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        process = subprocess.Popen([*command, *options], env=fake, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + 60
         while b"Ray runtime started" not in (place / "log.txt").read_bytes():

@@ -128,12 +128,11 @@ def tests_of_line(data: Path, file: str, lines: range) -> list[str]:
             " join context on context.id = context_id where file.path like ?",
             (f"%/{file}",),
         ).fetchall()
-        size = dict(
-            database.execute(
-                "select context, sum(length(numbits)) from line_bits"
-                " join context on context.id = context_id group by context"
-            ).fetchall()
+        sizes = database.execute(
+            "select context, sum(length(numbits)) from line_bits"
+            " join context on context.id = context_id group by context"
         )
+        size = dict(sizes.fetchall())
     names = {name for name, bits in rows if name and numbers_of(bits) & set(lines)}
     return sorted({name.split("|")[0] for name in names}, key=lambda name: size.get(name, 0))
 

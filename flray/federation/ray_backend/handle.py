@@ -145,10 +145,6 @@ class ServerActor(Federation):
         """Return the resident bytes of server and client actors."""
         return {"server": resident_bytes(), **super().memory()}
 
-    def networks(self) -> list[dict[str, int]]:
-        """Return for each client actor how many instances of each architecture it holds."""
-        return self._pool.networks()
-
     def client_pids(self) -> list[int]:
         """Return the process ids of the client actors."""
         return self._pool.pids()
@@ -246,7 +242,6 @@ class RayFederation:
     diagnostics = _remote(ServerActor.diagnostics)
     memory = _remote(ServerActor.memory)
     client_pids = _remote(ServerActor.client_pids)
-    networks = _remote(ServerActor.networks)
     _asked_gpus = _remote(ServerActor.gpus)
 
     def gpus(self) -> list[GpuIdentity]:
