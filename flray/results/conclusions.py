@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from flray.results.paired import ALPHA, Difference, detectable_difference, seeds_of_signs
+from flray.results.paired import Difference
+from flray.results.power import ALPHA, detectable_difference, seeds_of_signs
 from flray.results.study import DRAWS, TUNINGS, Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"

@@ -14,17 +14,8 @@ from numpy.typing import NDArray
 from flray.errors import FlrayError, nearest
 from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures, sequential
-from flray.results.paired import (
-    ALPHA,
-    METHOD,
-    Added,
-    Difference,
-    Failed,
-    Levels,
-    Rule,
-    Values,
-    compare,
-)
+from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare
+from flray.results.power import ALPHA
 from flray.results.result_set import ResultSet
 
 DRAWS, TUNINGS = "draws of the data", "tunings"

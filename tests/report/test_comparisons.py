@@ -10,10 +10,8 @@ from scipy import stats
 
 from flray.config.sweep import Until
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
-from flray.results.paired import (
-    Difference,
-    Rule,
-    compare,
+from flray.results.paired import Difference, Rule, compare
+from flray.results.power import (
     detectable_difference,
     power,
     seeds_needed,
