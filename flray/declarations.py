@@ -87,6 +87,6 @@ def _import(name: str, *context: Any) -> Any:
     first = name.partition(".")[0]
     if name == "flray":
         return _Module(name)
-    if first in _REAL or (first == "flray" and (name in sys.modules or name.startswith(_LIGHT))):
+    if first in _REAL or name.startswith(_LIGHT):
         return importlib.__import__(name, *context)
     return outline(name) if first == "flray" else _StandIn

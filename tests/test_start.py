@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,18 @@ def test_a_read_only_array_becomes_a_tensor_without_a_copy_and_without_a_warning
     )
     done = python(code)
     assert (done.stdout, done.stderr) == ("3 True\n", "")
+
+
+def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
+    """Tables of imported modules, such as the archives and their decoders, keep what is real."""
+    for entries in registry.ALL.values():
+        entries.names()
+        declarations.run_all(entries.package)
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("flray.") and not name.startswith(declarations.PREFIX):
+            for table in vars(module).values():
+                held = table.values() if isinstance(table, dict) else (table,)
+                owners = [getattr(one, "__module__", "") for one in held]
+                found += [name for one in owners if str(one).startswith(declarations.PREFIX)]
+    assert found == []

@@ -45,7 +45,7 @@ def decode(store: Store) -> object:
 def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "z.png"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    line = f"{path}: it is a {kind}, and only regular files are read; take it away"
+    line = f"{path}: not a regular file, and only those are read; take it away"
     assert refusal(lambda: decode(Store(tmp_path))) == line
     assert refusal(lambda: read_pickled_arrays(path)) == line
     with pytest.raises(FlrayError, match="cannot be read"):
