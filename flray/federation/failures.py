@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -124,9 +125,10 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
         if disk_is_full(error) or _of_ray(error):
             raise  # while the hook waited for client replies
         failure = describe_failure(error)
-        frames = traceback.extract_tb(error.__traceback__)
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         # The default of `aggregate` calls `apply`, which the method may have as its only hook.
-        name = "apply" if name == "aggregate" and "apply" in [f.name for f in frames] else name
+        if name == "aggregate" and ("aggregate", "apply") in pairwise(names):
+            name = "apply"
         line = f"{method} at the server, round {round_}, {name}: {failure}"
         machine = error if isinstance(error, MACHINE_ERRORS) else None
         raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine

@@ -65,7 +65,8 @@ def group_observations(observations: Iterable[Observation]) -> list[Study]:
         if one.value is not None:
             found.values.setdefault(one.name, {})[one.seed] = one.value
         for level, member in one.levels.items():
-            found.levels.setdefault(level, {})[one.seed] = member
+            known = found.levels.setdefault(level, {})
+            known[one.seed] = member or known.get(one.seed, "")  # of an arm that was not tuned
     studies = []
     for study in groups.values():
         gone = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flray.results.build_studies import build_studies
+from flray.results.build_studies import Observation, build_studies, group_observations
 from flray.results.conclusions import conclude, rank_sentence
 from flray.results.paired import compare
 from flray.results.result_set import ResultSet
@@ -132,6 +132,16 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
         ]
         said = conclude(build_studies(replace(source, trials=trials)))
         assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
+
+
+@pytest.mark.parametrize("order", [("tuned", "plain"), ("plain", "tuned")])
+def test_an_arm_that_is_not_tuned_hides_no_tuning(order: tuple[str, str]) -> None:
+    (study,) = group_observations(
+        Observation("", "m", name, seed, 1.0, levels={TUNINGS: str(seed % 2)[name == "plain" :]})
+        for name in order
+        for seed in range(4)
+    )
+    assert study.levels[TUNINGS] == {0: "0", 1: "1", 2: "0", 3: "1"}
 
 
 def test_places_with_the_same_data_are_not_ranked_as_data_sets(source: ResultSet) -> None:
