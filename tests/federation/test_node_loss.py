@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 import pytest
 
 from flray import api
@@ -110,11 +112,21 @@ class Disturbance:
             # A trial stays on a drained node; a run gives no work to its actor there.
             told = "a node will soon be gone"
             self.wait_for(lambda: self.reached(self.lost) >= 2 - (told in str(self.progress.lines)))
-        self.nodes.remove_node(self.nodes.workers.pop(), allow_graceful=False)
+        self.lose(self.nodes.workers.pop())
         Path(f"open-{self.lost}").touch()
         # Python allows handlers of signals in the main thread only.
         with patch("ray._private.utils.set_sigterm_handler"):
             self.nodes.workers.append(self.nodes.add_node(num_cpus=1))
+
+    def lose(self, node: Any) -> None:
+        """End a node's processes with it: those that a raylet leaves could finish their rounds."""
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        held = raylet.children(recursive=True)
+        self.nodes.remove_node(node, allow_graceful=False)
+        for process in held:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(held)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         while not condition():
