@@ -6,8 +6,6 @@ calling them. The hook waits until somebody imports torchvision, so that importi
 quick, and does nothing where torch has CUDA.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec

@@ -1,7 +1,5 @@
 """Run a sweep, resume a sweep or a run, and write reports: what the commands do, for Python."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ MKL to the instructions of every x86-64 CPU. Environment variables do this; they
 process loads the libraries.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

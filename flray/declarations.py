@@ -6,8 +6,6 @@ module is run as a second module, with a stand-in for each such package; `tests/
 compares its declarations with those of the imported module.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib.util
 import pkgutil

@@ -1,7 +1,5 @@
 """Errors a user can act on. The command line prints them as one line; the exit code is 2, or 1 for a failed run."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import re
@@ -79,7 +77,7 @@ class ConfigError(FlrayError):
         self.path, self.found, self.allowed = path, found, allowed
         super().__init__(f"{path}: found {found}; {allowed}")
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, str, str]]:
         return type(self), (self.path, self.found, self.allowed)
 
 
@@ -92,7 +90,7 @@ class ConfigErrors(FlrayError):
         self.errors = list(errors)
         super().__init__("\n".join(str(error) for error in errors))
 
-    def __reduce__(self) -> tuple[type[ConfigErrors], tuple[list[ConfigError]]]:
+    def __reduce__(self) -> tuple[type["ConfigErrors"], tuple[list[ConfigError]]]:
         return type(self), (self.errors,)
 
 

@@ -1,7 +1,5 @@
 """Graceful stops: SIGTERM and SIGHUP act like Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

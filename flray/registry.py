@@ -5,8 +5,6 @@ and defaults become a pydantic model, so that options are checked and shown with
 twice.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Start-up: environment variables, no garbage collection during imports, functions imported at their first call."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -5,8 +5,6 @@ None. A *packed* tree holds all tensors in one contiguous numpy buffer, which Ra
 processes without a copy, and which never contains anything that could execute code.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """APFL: a personal model that is a learned mixture of an own and the global one (Deng, Kamani, Mahdavi, 2020)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

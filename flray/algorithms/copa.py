@@ -1,7 +1,5 @@
 """COPA: a shared body under one classifier per domain, each trained by its domain alone (Wu, Gong, ICCV 2021)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """FCCL: cross-correlation on public data, distillation from the previous and the pre-trained model (CVPR 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """FedAlt: partial personalisation, personal part first, then the shared one (Pillutla et al., ICML 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from flray.algorithms.client import Client

@@ -1,7 +1,5 @@
 """FedAvg: broadcast, train locally, average (McMahan et al., AISTATS 2017)."""
 
-from __future__ import annotations
-
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 

@@ -1,7 +1,5 @@
 """FedBABU: one random head, never trained during federation; fine-tuning at the end (Oh, Kim, Yun, ICLR 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedBN: every batch norm stays local (Li, Jiang, Zhang, Kamp, Dou, ICLR 2021)."""
 
-from __future__ import annotations
-
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 

@@ -1,7 +1,5 @@
 """Fed-CO2: an online and an offline model cooperate, inside a client and through classifiers between clients."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
 

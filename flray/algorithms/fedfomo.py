@@ -1,7 +1,5 @@
 """FedFomo: clients mix the models that help them on their validation data (Zhang, Sapra, Fidler et al., ICLR 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

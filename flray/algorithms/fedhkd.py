@@ -1,7 +1,5 @@
 """FedHKD: noisy class-mean features and predictions as targets to distil (Chen, Wang, Vikalo, ICLR 2023)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """FedMatch: sigma learns from labels, sparse psi from unlabelled data with helpers (Jeong, Yoon, Yang, Hwang, 2021)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

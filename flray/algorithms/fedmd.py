@@ -1,7 +1,5 @@
 """FedMD: different networks digest their consensus on public data, then revisit their private data (Li, Wang, 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """FedNH: class vectors spread over the sphere that absorb the classes' directions slowly (Dai et al., AAAI 2023)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """FedOpt: the mean update as a gradient for a server optimiser (Reddi et al., ICLR 2021; FedAvgM: Hsu et al., 2019)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -52,7 +50,7 @@ class FedOptParams(Params):
         ge=0,
     )
 
-    def resolved(self) -> FedOptParams:
+    def resolved(self) -> "FedOptParams":
         """Fill in the form's own values."""
         form = self.server_optimizer
         own = {"server_lr": SERVER_LR[form], "beta1": BETA1[form], "initial": self.tau**2}

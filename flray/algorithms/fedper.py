@@ -1,7 +1,5 @@
 """FedPer: the last layers stay personal, everything is trained together (Arivazhagan et al., 2019)."""
 
-from __future__ import annotations
-
 from flray import registry
 from flray.algorithms.base import Algorithm
 from flray.models import groups

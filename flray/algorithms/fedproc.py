@@ -1,7 +1,5 @@
 """FedProc: features towards the global prototype of their class, away from the others (Mu et al., 2021)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from flray import functional, registry

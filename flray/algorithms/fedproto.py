@@ -1,7 +1,5 @@
 """FedProto: class prototypes are shared, weights are not (Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

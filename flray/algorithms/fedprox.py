@@ -1,7 +1,5 @@
 """FedProx: a quadratic pull towards the round's global weights (Li et al., MLSys 2020)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from flray import functional, registry

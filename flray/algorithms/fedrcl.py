@@ -1,7 +1,5 @@
 """FedRCL: contrast at several depths, relaxed for classes that collapse (Seo, Kim, Kim, Han, CVPR 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal

@@ -1,7 +1,5 @@
 """FedRep: first the client's head on a fixed body, then the shared body under that head (Collins et al., ICML 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from flray import registry

@@ -1,7 +1,5 @@
 """FedRoD, linear: a generic head for balanced risk, a personal one for the client's own (Chen, Chao, ICLR 2022)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """FedRS: do not push away the classifier's rows of classes one does not have (Li, Zhan, KDD 2021)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from flray import functional, registry

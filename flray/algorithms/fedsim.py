@@ -1,7 +1,5 @@
 """FedSim: partial personalisation, both parts trained at the same time (Pillutla et al., ICML 2022)."""
 
-from __future__ import annotations
-
 from flray.algorithms.fedper import FedPer
 from flray.registry import hyper, register_algorithm
 

@@ -1,7 +1,5 @@
 """LG-Mix: every client mixes its local and the global update by their expected convergence (LG-Mix, Algorithm 1)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Local training: every client alone, the floor that a federation must beat ("SingleSet", "BASE", "Separate")."""
 
-from __future__ import annotations
-
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 

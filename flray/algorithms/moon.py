@@ -1,7 +1,5 @@
 """MOON: towards the global model's representation, away from the client's last one (Li, He, Song, CVPR 2021)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

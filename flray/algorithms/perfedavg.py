@@ -1,7 +1,5 @@
 """Per-FedAvg: an initialisation that is good after one local step (Fallah, Mokhtari, Ozdaglar, NeurIPS 2020)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from flray import functional, registry

@@ -1,7 +1,5 @@
 """Pooled training: one model on all clients' samples together, the upper bound of a federation ("centralised")."""
 
-from __future__ import annotations
-
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 

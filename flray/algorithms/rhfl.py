@@ -1,7 +1,5 @@
 """RHFL: robust learning of different networks, distilling from peers by confidence in them (Fang, Ye, CVPR 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 

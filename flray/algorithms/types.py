@@ -1,7 +1,5 @@
 """Types that hooks exchange: phases, stages, messages, replies; every module of the package may import this one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias

@@ -13,8 +13,6 @@ after crashes and resumes. A call is repeated only if the process is killed duri
 rounds, a callback sets ``self.rounds_in_log`` to the number of rounds in the log, and gets the later ones again.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """TensorBoard: a file of events that ``tensorboard --logdir`` reads."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights & Biases: a run per run or trial, the trials of a sweep as one group."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from collections.abc import Mapping

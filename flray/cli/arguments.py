@@ -1,7 +1,5 @@
 """Arguments that several commands take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Commands that list components, settings, data sets and this machine: list, schema, doctor, data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``flray compare``: two runs or two sweeps beside each other."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Install it once with ``flray --install-completion``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from flray import registry

@@ -1,7 +1,5 @@
 """``flray doctor``: versions, hardware, data sets, missing extras, who can read Ray's token."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``flray doctor --gpu``: whether this machine's GPUs compute repeatably, and how fast; on a CPU in a small form."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The command line: parse, call, print. A user's mistake is one line on stderr and exit code 2."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import metadata

@@ -1,7 +1,5 @@
 """``flray ls`` and ``flray rm``: the runs and sweeps of a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import time

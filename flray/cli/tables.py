@@ -1,7 +1,5 @@
 """Tables of components, data sets, the clients' samples, and this machine."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

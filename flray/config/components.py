@@ -1,7 +1,5 @@
 """Components in the YAML file: a registered name with its options, checked when the file is read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, ClassVar, Literal

@@ -3,8 +3,6 @@
 `flray.config.loader` reads files, applies overrides and formats the errors.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Literal, Self
 

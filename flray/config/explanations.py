@@ -1,7 +1,5 @@
 """Explain configuration errors: one line per mistake, with path, value found and values allowed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

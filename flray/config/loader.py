@@ -1,7 +1,5 @@
 """Read, override and check a YAML file; `flray.config.explanations` explains its errors."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The part ``paper`` of a suite: the printed table it reproduces, and the mapping from runs to its numbers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """The type of a YAML file's content before it is checked."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 Plain: TypeAlias = Any

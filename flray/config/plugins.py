@@ -1,7 +1,5 @@
 """Plug-ins: the user's Python files named by a configuration, and all that these import."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

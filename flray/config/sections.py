@@ -1,7 +1,5 @@
 """Sections of an experiment: shift, split and normalisation of the data, evaluation, aggregation, resources, faults."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal, Self
 

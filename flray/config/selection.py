@@ -1,7 +1,5 @@
 """Whether a sweep chooses settings, and whether it chooses by validation or by test data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

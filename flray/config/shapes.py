@@ -1,7 +1,5 @@
 """Validation of plain values in a configuration, and of a run's partition."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The files that come with flray: spaces of methods, the quickstart and the papers' suites, by name in any folder."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``experiment.start``: the weights that training starts from."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Suites: the YAML files that reproduce the papers' tables, and smoke forms of any file."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The parts ``space`` and ``sweep`` of the YAML file: the varied settings, and the search over them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -30,7 +28,7 @@ class Interval(Section):
     """Two ends, low below high."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Interval:
+    def _ordered(self) -> "Interval":
         for name, (low, high) in self.model_dump().items():
             if not low < high:
                 raise PydanticCustomError(
@@ -167,7 +165,7 @@ class Until(Section):
     """seeds of each setting"""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Until:
+    def _ordered(self) -> "Until":
         if self.at_least > self.at_most:
             raise PydanticCustomError(
                 "until", "at_least must not be above at_most", {"sub": ("at_least",)}
@@ -258,7 +256,7 @@ class Sweep(Section):
         return value
 
     @model_validator(mode="after")
-    def _distinct(self) -> Sweep:
+    def _distinct(self) -> "Sweep":
         if len(set(self.seeds)) < len(self.seeds):
             raise PydanticCustomError(
                 "seeds", "seeds must differ from each other", {"sub": ("seeds",)}

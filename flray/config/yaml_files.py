@@ -3,8 +3,6 @@
 Stricter than YAML: duplicate keys are rejected. A date is text.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

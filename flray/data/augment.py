@@ -7,8 +7,6 @@ same numbers whatever the images hold, those of image i at place i, so that an i
 on its place in the stream alone.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

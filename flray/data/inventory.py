@@ -1,7 +1,5 @@
 """All data sets: their origin and presence, and the download by ``flray data get NAME``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Load a registered data set, checked; take a small part of it, or public samples from another one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

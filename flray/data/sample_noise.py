@@ -1,7 +1,5 @@
 """Gaussian noise that belongs to a sample: the same in every batch, round and process, without being stored."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ Shifts combine with any partition. Every subset is nested: a milder shift keeps 
 one keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

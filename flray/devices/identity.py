@@ -1,7 +1,5 @@
 """Properties of a GPU that decide the last bits of results: model, driver, CUDA and cuDNN."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Memory of a process: its measurement, limits on a device, and a second try after running out of it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Settings that make a GPU compute the same bits every time, as far as its libraries allow."""
 
-from __future__ import annotations
-
 import os
 
 import torch

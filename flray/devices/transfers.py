@@ -3,8 +3,6 @@
 Copying ordinary memory to a device makes the host wait, and so does every single copy back.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 matplotlib is used without its global state, so that any thread may draw.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """Charts of numbers: lines over rounds, bars by client, scores by setting, differences, ranks, parallel coordinates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Build a federation's specification from its configuration: data, method, networks, all checked before round 0."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn

@@ -9,8 +9,6 @@ not written again, unless most states in its file did. So at most half of the st
 outdated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Files of a run folder for its figures; importing this takes no torch."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -10,8 +10,6 @@ measured under ``unseen``: the global model as it is, and ``adapted`` by plain l
 settings of ``local``. The adaptation is the same for every method, so that only the model differs.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Failures of client tasks as data, the errors that end a federation, and those of a method's server hooks."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import traceback

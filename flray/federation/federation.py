@@ -1,7 +1,5 @@
 """A federation: runs rounds on an executor, evaluates, saves and restores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

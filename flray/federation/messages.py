@@ -1,7 +1,5 @@
 """Client tasks, their results and replies, and the executors that run them, as a protocol."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
@@ -127,7 +125,7 @@ class TaskInput:
         """Expected length, for scheduling."""
         return self.client_task.cost
 
-    def with_references(self, change: Callable[[Ref], Ref]) -> TaskInput:
+    def with_references(self, change: Callable[[Ref], Ref]) -> "TaskInput":
         """Return the task with each of its references changed."""
         return replace(
             self,
@@ -183,7 +181,7 @@ class TaskBlock:
         """Expected length, for scheduling."""
         return sum(job.cost for job in self.jobs)
 
-    def with_references(self, change: Callable[[Ref], Ref]) -> TaskBlock:
+    def with_references(self, change: Callable[[Ref], Ref]) -> "TaskBlock":
         """Return the block with each of its tasks' references changed."""
         return replace(self, jobs=tuple(job.with_references(change) for job in self.jobs))
 
@@ -235,7 +233,7 @@ class TaskBlockResult:
         *,
         up: int = 0,
         actor: int = 0,
-    ) -> TaskBlockResult:
+    ) -> "TaskBlockResult":
         """Return a block's result from what its process returned; `up` is the size of its sums."""
         results = tuple(
             TaskResult(
@@ -250,7 +248,7 @@ class TaskBlockResult:
         return cls(results, bulk if block.summed else None, up or sum(one.up for one in outcomes))
 
     @classmethod
-    def failed(cls, block: TaskBlock, failure: Failure) -> TaskBlockResult:
+    def failed(cls, block: TaskBlock, failure: Failure) -> "TaskBlockResult":
         """Return the result of a failed block."""
         outcomes = [TaskOutcome(job.client_task.client, failure) for job in block.jobs]
         return cls.of(block, outcomes, states=[None] * len(outcomes))

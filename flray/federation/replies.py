@@ -1,7 +1,5 @@
 """Replies of a stage's clients: single ones in client order, or sums over blocks of clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -63,7 +61,7 @@ class StageReplies(Sequence[ClientReply]):
     def __getitem__(self, place: Any) -> Any:
         return (self.wait()._kept or [])[place]
 
-    def wait(self) -> StageReplies:
+    def wait(self) -> "StageReplies":
         """Return all replies once the last has arrived; large entries are not fetched yet."""
         if self._kept is None:
             self._kept = list(self._arrivals())

@@ -1,7 +1,5 @@
 """Per-round metrics for tracking: the clients' reports, and the CPU and memory use of machine and processes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

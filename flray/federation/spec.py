@@ -1,7 +1,5 @@
 """The specification of a federation: configuration, data, method and networks, checked before round 0."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -116,7 +114,7 @@ class SharedDataset:
     fingerprint: str
 
     @classmethod
-    def of(cls, dataset: DataSet) -> SharedDataset:
+    def of(cls, dataset: DataSet) -> "SharedDataset":
         """Split a data set into its outline and its samples."""
         domains = tuple(
             replace(
@@ -225,13 +223,13 @@ class FederationSpec:
         load_start(made, key, self.start)
         return made
 
-    def without_samples(self) -> FederationSpec:
+    def without_samples(self) -> "FederationSpec":
         """Return the specification without its large arrays, which are sent separately."""
         data = self.data
         empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
         return replace(self, data=replace(data, x=empty, y=label_placeholders(data.y), public=None))
 
-    def with_samples(self, samples: Pooled) -> FederationSpec:
+    def with_samples(self, samples: Pooled) -> "FederationSpec":
         """Return the specification with its large arrays, not copied."""
         return replace(
             self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public)

@@ -1,7 +1,5 @@
 """The state of a federation between rounds: models, the method's state, the clients' states."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import uuid

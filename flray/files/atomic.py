@@ -1,7 +1,5 @@
 """Atomic file writes that survive a crash of the process or the machine, and locks on files."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ Texts are made harmless by `flray.errors.one_line`, which every error and the co
 `flray.cli.display` call before they show them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """CSV files safe from formula injection: spreadsheets evaluate cells that start with = + - or @."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import IO, Any

@@ -5,8 +5,6 @@ replaced it since it was read. So the storage decides between two workers, howev
 A worker that finds another's lease waits until it has not been renewed for `LAPSE_S` seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

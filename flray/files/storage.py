@@ -4,8 +4,6 @@ Runs work in a local folder, as buckets can neither append to a journal nor rena
 `flray.records.mirror` copies the changes. Data sets are fetched once per node.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

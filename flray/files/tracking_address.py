@@ -3,8 +3,6 @@
 No password, token or key in an address goes to a file, to MLflow or to the screen.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

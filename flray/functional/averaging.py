@@ -1,7 +1,5 @@
 """The one routine that averages trees of tensors, for every method: fixed order, float64, counters never averaged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Shape and value checks shared by the formulas: errors name the argument, its form and the required form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

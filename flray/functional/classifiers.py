@@ -1,7 +1,5 @@
 """Terms at the classifier: FedRoD's balanced softmax, FedRS's restricted softmax, FedNH's cosine logits."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

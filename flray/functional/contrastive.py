@@ -1,7 +1,5 @@
 """Contrastive terms of MOON and FedRCL; FedSKC's is in `flray.functional.fedskc`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

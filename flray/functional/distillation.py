@@ -1,7 +1,5 @@
 """Distillation terms: the teacher is a constant, probabilities are taken over all classes, means over the batch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

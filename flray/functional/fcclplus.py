@@ -4,8 +4,6 @@ Equation numbers are those of "Generalizable Heterogeneous Federated Cross-Corre
 Similarity Learning". The local term FNTD is in `flray.functional.distillation`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

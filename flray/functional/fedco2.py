@@ -5,8 +5,6 @@ Heterogeneity in Federated Learning". Its mutual distillation (Eq. 4-5) is
 `flray.functional.distillation_loss`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

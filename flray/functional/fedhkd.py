@@ -4,8 +4,6 @@ C classes, d features. The means over clients are `flray.functional.merge_protot
 "samples".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """FedMatch: pseudo-labels by vote, consistency with helpers, and the penalties that keep psi sparse and near sigma."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ Collaboration". K clients, C classes, D entries of a knowledge vector (FedSKC: t
 C). How the knowledge itself is made is in `flray.functional.knowledge`.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

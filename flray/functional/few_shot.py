@@ -1,7 +1,5 @@
 """Prototypical networks (Snell, Swersky, Zemel, NeurIPS 2017): queries against the support's class means."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

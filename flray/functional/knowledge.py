@@ -5,8 +5,6 @@ Collaboration". K clients, C classes, D entries of a knowledge vector (FedSKC: t
 C).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

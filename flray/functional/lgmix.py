@@ -3,8 +3,6 @@
 Equation numbers are those of the LG-Mix paper (local-global updates mixing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

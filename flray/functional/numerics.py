@@ -1,7 +1,5 @@
 """Safe pieces that several formulas share: directions of zero vectors, means of nothing, masked rows."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

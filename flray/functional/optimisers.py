@@ -4,8 +4,6 @@ All take tensors or named trees, leave integer tensors as they are, compute in f
 once.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Quadratic penalties on parameters: FedProx's and elastic weight consolidation's. Never on buffers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

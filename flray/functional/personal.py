@@ -4,8 +4,6 @@ Trees are tensors or dicts of tensors. Integer tensors do not change; mixtures a
 float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

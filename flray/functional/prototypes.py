@@ -3,8 +3,6 @@
 C classes, d features. Rows of classes that are not present may hold anything and have no influence.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

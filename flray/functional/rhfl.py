@@ -1,7 +1,5 @@
 """RHFL: the noise-robust local loss, confidence in peers, and their weighted distillation on public data."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The Dice loss of segmentation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ options. It is called together with the task's metrics: for every client, and fo
 models.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import numpy as np

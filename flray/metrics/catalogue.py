@@ -1,7 +1,5 @@
 """Meaning of the parts of a metric's name, ``VIEW/MEASURE``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 VIEWS_IN_WORDS: Mapping[str, str] = {

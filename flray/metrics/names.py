@@ -6,8 +6,6 @@ is one client's value; ``time/<phase>`` (seconds), ``time/samples_per_second`` (
 clients together) and ``bytes/<direction>`` are costs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The same network run faster: another layout, in bfloat16, compiled. Names and values stay."""
 
-from __future__ import annotations
-
 import copy
 from types import MethodType
 from typing import Any

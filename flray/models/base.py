@@ -1,7 +1,5 @@
 """Models as feature extractor and classifier, so that methods can share, freeze or replace one of the two."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

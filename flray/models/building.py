@@ -1,7 +1,5 @@
 """Build a registered model from its name and options, with initial values that depend on nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedBN's two networks, used by Fed-CO2 and LG-Mix too: the digit CNN and AlexNet with batch norm."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Annotated, Literal
 

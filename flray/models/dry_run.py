@@ -1,7 +1,5 @@
 """A network's outputs for a data set's samples, found by a trial run before training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Batch norm is found by module type, not by name: the norm in a ResNet's shortcut
 name.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

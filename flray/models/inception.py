@@ -1,7 +1,5 @@
 """GoogLeNet in the 32x32 form of FCCL+: nine inception blocks with batch norm behind one 3x3 convolution."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

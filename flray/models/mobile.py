@@ -4,8 +4,6 @@ These are the forms in FCCL+'s released code, which differ from ImageNet's (torc
 than the stem.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Annotated
 

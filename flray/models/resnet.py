@@ -1,7 +1,5 @@
 """Residual networks of basic blocks (He et al. 2016): the 32x32 forms of FedSKC and FCCL+, and ImageNet's ResNet-18."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -5,8 +5,6 @@ option leaves out is not there at all. ReLUs do not work in place, because the l
 be tapped.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated

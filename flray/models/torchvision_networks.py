@@ -1,7 +1,5 @@
 """Any of torchvision's networks for classification by its name, fresh or with weights from a file at hand."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections import OrderedDict

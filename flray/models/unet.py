@@ -1,7 +1,5 @@
 """U-Net with batch norm, for LG-Mix's retinal segmentation."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Annotated
 

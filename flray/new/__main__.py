@@ -1,7 +1,5 @@
 """The command ``python -m flray.new``; the templates lie beside it."""
 
-from __future__ import annotations
-
 import argparse
 import keyword
 import re

@@ -5,8 +5,6 @@ status, result), ``journal.jsonl`` (history and outbox), ``checkpoint/`` and ``f
 has ``sweep.json`` in place of ``run.json`` and its trials' folders under ``trials/``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import getpass

@@ -1,7 +1,5 @@
 """Mirror a run's folder to object storage during the run, by one worker at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import threading

@@ -1,7 +1,5 @@
 """Checkpoints of a sweep's trials in its folder or bucket."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``flray report``: read results, build the tables, draw the figures, write the files."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """From a result set to the panels of a report's figures; what was not tracked has no panel."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A report's tables as Markdown, LaTeX, HTML and JSON."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The sections of a report: a title, figures by file name, and a caption."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

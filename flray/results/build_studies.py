@@ -1,7 +1,5 @@
 """Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -238,7 +236,7 @@ class Comparison:
     seconds: Mapping[int, float]
 
     @classmethod
-    def of(cls, sweep: Path, unit_of: Mapping[str, int]) -> Comparison:
+    def of(cls, sweep: Path, unit_of: Mapping[str, int]) -> "Comparison":
         """Return the comparison of a sweep's finished trials.
 
         Parameters

@@ -1,7 +1,5 @@
 """Build the table of a sweep: a paper's own beside its printed numbers, or one row per setting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from flray.config.selection import selects_on_test

@@ -1,7 +1,5 @@
 """The settings that a sweep chose among, and their scores: for figures, and for the importance of each setting."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

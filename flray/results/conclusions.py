@@ -1,7 +1,5 @@
 """The conclusions of a sweep, in sentences."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A sweep's results as one CSV file for a repository: its rows, one per finished run, rebuild the table."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

@@ -1,7 +1,5 @@
 """Text of tables: cells, notes, costs, and all of it for a terminal; the same for sweeps, reports and kept files."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

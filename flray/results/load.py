@@ -1,7 +1,5 @@
 """Read a result set from the folder of a sweep or of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

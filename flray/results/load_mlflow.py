@@ -1,7 +1,5 @@
 """Read a result set from MLflow, where the folder of the sweep is not at hand."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairwise comparisons of settings, seed by seed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import textwrap
@@ -126,7 +124,7 @@ class Difference:
         """Whether one is better."""
         return self.verdict in ("better", "worse")
 
-    def better_first(self) -> Difference:
+    def better_first(self) -> "Difference":
         """Return the same with the better of the two as the first."""
         if math.isnan(self.mean) or (self.mean <= 0 if self.lower else self.mean >= 0):
             return self

@@ -1,7 +1,5 @@
 """Evidence that seeds can give: the sign-flip test, the power of t-tests, and the seeds that a difference needs."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The trials of a sweep, or a single run, with their settings and histories: what everything renders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

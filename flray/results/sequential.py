@@ -10,8 +10,6 @@ whatever decides when to stop, the probability that the interval ever misses the
 alpha, for normal differences, as in a t-test.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Settings that are compared with each other: under one measure, on the same data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,7 +93,7 @@ class Studies:
     left_out: list[str] = field(default_factory=list)
 
     @cached_property
-    def ranks(self) -> dict[str, Ranks]:
+    def ranks(self) -> dict[str, "Ranks"]:
         """By measure, the ranks over the places."""
         found = {}
         for measure in dict.fromkeys(study.measure for study in self.each):
@@ -135,7 +133,7 @@ class Studies:
             left_out.append("margin")
         return pd.DataFrame(rows).rename(columns=names).drop(columns=left_out)
 
-    def against(self, reference: str | None, where: str = "reference") -> Studies:
+    def against(self, reference: str | None, where: str = "reference") -> "Studies":
         """Return the comparisons with one setting.
 
         Parameters

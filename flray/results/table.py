@@ -1,7 +1,5 @@
 """Tables of results: cells with one value per seed, the best of each column, and the conclusions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

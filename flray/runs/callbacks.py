@@ -1,7 +1,5 @@
 """The rounds of a run or trial: into its journal, and to the callbacks that its experiment names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

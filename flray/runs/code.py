@@ -1,7 +1,5 @@
 """The recorded code of a run: its differences from other code, and its changes since then."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

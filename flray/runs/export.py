@@ -1,7 +1,5 @@
 """Write trained models as safetensors, with plain PyTorch code that builds them without flray; and that for MLflow."""
 
-from __future__ import annotations
-
 import json
 import operator
 import os

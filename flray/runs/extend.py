@@ -1,7 +1,5 @@
 """Give a run another number of rounds than it began with, to the bits of a run that had as many from the start."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Iterable

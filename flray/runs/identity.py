@@ -1,7 +1,5 @@
 """The identity of a run: settings, data and code, which decide its bits, and the files that verify them elsewhere."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The loop over a run's rounds: step, callbacks, checkpoint, recovery from losses and interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

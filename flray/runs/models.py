@@ -1,7 +1,5 @@
 """The trained models of a run: the global ones, and the one that each client is tested with."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress protocols of runs and sweeps, and a null display."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, Protocol

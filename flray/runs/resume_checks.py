@@ -1,7 +1,5 @@
 """Checks before a resume: unchanged settings, the user's plug-ins, a CPU and GPUs that compute the same bits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run one federation from its configuration to its result: the driver behind ``flray run`` and ``flray resume``."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import math

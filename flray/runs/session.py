@@ -1,7 +1,5 @@
 """Sessions of a run, trial or sweep: start or resume it, track it, record its end."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Power-of-choice: of some candidates, those on which the model is worst (Cho, Wang and Joshi 2020)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated

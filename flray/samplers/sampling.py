@@ -1,7 +1,5 @@
 """The federation as a sampler sees it, the check of the sampler's answer, and the uniform sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral

@@ -1,7 +1,5 @@
 """Learning tasks: the loss that is minimised and the metrics that are reported."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from flray.errors import ConfigError, FlrayError

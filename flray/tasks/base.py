@@ -1,7 +1,5 @@
 """The interface of every task: the loss to minimise and the metrics to report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 

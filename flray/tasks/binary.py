@@ -3,8 +3,6 @@
 Which class that is the data set says: `flray.data.types.FederatedData.positive`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Classification of fixed classes: cross-entropy, accuracy."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Few-shot learning by episodes: a client learns to tell a few of its classes apart, and is tested on unseen ones."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

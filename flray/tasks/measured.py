@@ -1,7 +1,5 @@
 """A task with further metrics: those of ``evaluation.metrics``, built in or the user's own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

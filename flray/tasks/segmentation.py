@@ -4,8 +4,6 @@ Coefficient and distance equal MONAI's (tested). They are written out here becau
 takes seconds in every process that evaluates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

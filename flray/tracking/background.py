@@ -1,7 +1,5 @@
 """Send runs to MLflow in the background of training."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -105,7 +103,7 @@ class Tracker:
         self._limits.close()
         return sum(sender.unsent() for sender in self._senders)
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> "Tracker":
         return self
 
     def __exit__(self, *_: object) -> None:

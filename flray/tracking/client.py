@@ -6,8 +6,6 @@ The only module that imports mlflow, and only once a connection is wanted: the i
 or more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

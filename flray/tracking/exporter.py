@@ -1,7 +1,5 @@
 """Export a run's journal to MLflow: every event once, in order, despite kills."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """``flray sync``: send a run's or sweep's events that the tracking server missed."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tune callback: record every round in the trial's journal."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

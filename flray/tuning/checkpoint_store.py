@@ -1,7 +1,5 @@
 """Checkpoints of a sweep's trials: in its folder or bucket, or over Ray from nodes that do not see the folder."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator

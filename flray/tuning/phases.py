@@ -4,8 +4,6 @@ A batch runs to its end before the next one is planned. So the plan depends on t
 alone, and a sweep that is killed and resumed makes the same plan.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

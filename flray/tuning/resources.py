@@ -1,7 +1,5 @@
 """Check every setting of a sweep against its data, and divide the machine among the trials."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

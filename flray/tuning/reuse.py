@@ -6,8 +6,6 @@ computed again from its last checkpoint. The model is also evaluated again and m
 of the last round. A trial without a checkpoint is copied only if this user owns its files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """From a search space to trials: grids and keyed draws, and their names and tags in MLflow."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

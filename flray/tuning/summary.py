@@ -1,7 +1,5 @@
 """What a sweep shows: its status while it runs, then its tables, figures and the parent run's tags."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The driver of a sweep: ``flray tune`` and, after any interruption, ``flray resume``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

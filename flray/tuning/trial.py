@@ -1,7 +1,5 @@
 """A trial is a federation: Tune's trainable is the server actor, its client actors live in the trial's bundles."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -4,8 +4,6 @@ The run of a setting stands between the sweep and its seeds, with the mean of th
 deviation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

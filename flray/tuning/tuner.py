@@ -1,7 +1,5 @@
 """One session of Ray Tune over the unfinished trials, with the sweep's search and stopping rule."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The units that a sweep compares, and the space that each unit is tuned over."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

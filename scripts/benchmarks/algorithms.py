@@ -7,8 +7,6 @@ explain of its time. "peak MiB" is the most that a process held which ran two ro
 clients, data and libraries included. One pool of actors serves FedAvg, another for the methods.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Federated averaging as a bare PyTorch loop: what an engine can at best be as fast as."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from multiprocessing.connection import Connection

@@ -5,8 +5,6 @@ native. Each process runs one federation inline with one thread; its first round
 is fetched and kernels are made, does not count.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

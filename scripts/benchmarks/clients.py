@@ -1,7 +1,5 @@
 """Many clients on few actors: seconds per task with 500 clients against 20, personalised, in one run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 

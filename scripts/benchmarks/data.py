@@ -6,8 +6,6 @@ machine does hits both; the ratio is the median of the epochs' ratios. The loade
 between epochs and works on tensors, not on files. Exits with 1 if a ratio is below the limit.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ trains all in a step), `gain` to flray's plain float32. TFLOP/s counts multiplic
 of both passes.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Sequence

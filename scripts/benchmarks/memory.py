@@ -5,8 +5,6 @@ by round; then what several federations in one process leave behind: processes, 
 Exits with 1 if a limit is passed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -4,8 +4,6 @@ The metrics are those of a real round of FedAvg with so many clients, whose valu
 up to a hundred clients. MLflow's store is a SQLite file here.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The contestants take turns, round by round, so that whatever else the machine do
 alike; ratios are medians of the rounds' ratios.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A benchmark is a module beside this one. It has `Options`, a dataclass of its co
 and returns False if a limit is passed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -6,8 +6,6 @@ mean streams. With ``--block 0 25`` every cohort is measured twice: one reply pe
 sum per block of 25 clients.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

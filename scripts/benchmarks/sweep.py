@@ -7,8 +7,6 @@ a bare second of training. "Shown" is when the sweep's values are on the screen;
 follow.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

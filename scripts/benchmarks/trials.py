@@ -4,8 +4,6 @@ Trials are as small as they can be (a linear model, 2 rounds, 40 images a domain
 driver: following Tune, journals, MLflow, tables, figures. A sweep of each size runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import tempfile

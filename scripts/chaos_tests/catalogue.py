@@ -1,7 +1,5 @@
 """What is killed: small federations of every kind. Their settings are in catalogue.yaml."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

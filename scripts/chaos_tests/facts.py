@@ -1,7 +1,5 @@
 """What a run or sweep left behind, and how it differs from what it should be."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -1,7 +1,5 @@
 """One case: a federation, killed at random moments and resumed until it ends, and compared with one nobody killed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ The kills of a case follow from --seed and the case's number, which every line n
 milliseconds may need several attempts).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """What else may happen to a run: a full disk, a clock that is set, another command on the same run."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

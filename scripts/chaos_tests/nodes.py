@@ -1,7 +1,5 @@
 """A Ray cluster of two nodes on this machine; each line on stdin replaces the worker node by another one."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Where cases are run: what starts their commands, what they are compared with, the servers that they share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Drivers, and the other processes a case has: all of them carry its mark in their environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -109,7 +107,7 @@ class Warm:
 
     def start(
         self, arguments: list[str], folder: Path, environment: Variables, output: Path, **extra: Any
-    ) -> Driver:
+    ) -> "Driver":
         """Begin a command; what else the process does: see `warm.obey`."""
         assert self._process.stdin is not None
         places = {"folder": str(folder), "output": str(output)}
@@ -136,7 +134,7 @@ class Cold:
 
     def start(
         self, arguments: list[str], folder: Path, environment: Variables, output: Path, **extra: Any
-    ) -> Driver:
+    ) -> "Driver":
         """Begin a command; nothing else can be done in it."""
         with output.open("ab") as file:
             process = subprocess.Popen(

@@ -5,8 +5,6 @@ script does: the fork sets the arguments and calls `flray.cli.main.main`. One or
 comes in, `[pid]` and later `[pid, status]` go out.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -8,8 +8,6 @@ without a cluster. That idle nodes go again cannot be seen with it: Ray 2.60 tak
 one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

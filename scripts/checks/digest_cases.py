@@ -3,8 +3,6 @@
 The settings are in digest_cases.yaml. Of the package it names the registry alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

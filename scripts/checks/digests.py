@@ -10,8 +10,6 @@ Compare what one machine computed, for the last bits depend on the CPU. All of i
 to the repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

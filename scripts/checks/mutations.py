@@ -8,8 +8,6 @@ TREE is a checkout of any version; it is copied, never changed. Which tests run 
 tests without the mark ``slow`` take part: a survivor may still be caught by one that starts Ray or a process.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

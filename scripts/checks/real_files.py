@@ -4,8 +4,6 @@ Run by `scripts/check-data`, not by the tests: nothing is fetched, and a set tha
 skipped and named. The layouts are tested in tests/data all the same.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import zipfile

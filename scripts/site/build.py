@@ -4,8 +4,6 @@ Its sources are README.md, docs/ and the other texts of the top folder as they l
 so that their links work here and there, and the generated pages under ``reference/``.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Write a page for every method, data set and suite, from what the code declares of it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Write the generated pages as reStructuredText: settings, commands, what can be named, and every module of flray."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

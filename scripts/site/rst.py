@@ -1,7 +1,5 @@
 """Pieces of reStructuredText that the generated pages are made of."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What is run on the pretend accelerator and on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, TypedDict
 

@@ -6,8 +6,6 @@ these by the line of flray that asked for them. torch must know of it before the
 backward pass: so it is run in processes of its own (`tests.accelerator.run_cases`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +84,7 @@ class AccelTensor(Tensor):
     __slots__ = ["held"]
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> AccelTensor:
+    def __new__(cls, held: Tensor) -> "AccelTensor":
         made: AccelTensor = Tensor._make_wrapper_subclass(
             cls,
             held.size(),

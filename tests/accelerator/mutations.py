@@ -1,7 +1,5 @@
 """Mistakes made on purpose, each of which the pretend accelerator must find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

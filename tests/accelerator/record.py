@@ -1,7 +1,5 @@
 """Record how many kernels a step of each case starts: ``python -m tests.accelerator.record``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

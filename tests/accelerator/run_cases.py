@@ -4,8 +4,6 @@ Reads cases as JSON and prints a line of JSON for each: what was learnt in both 
 cost on the accelerator.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -5,8 +5,6 @@ starts no more kernels than `RECORDED` says, plus 5 %. After a change that needs
 ``python -m tests.accelerator.record``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

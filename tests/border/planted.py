@@ -1,7 +1,5 @@
 """Objects that somebody else put into a folder, a bucket or a table, to be met by every command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

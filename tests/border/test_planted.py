@@ -1,7 +1,5 @@
 """Planted objects and every command over each: nothing is written elsewhere, executed or sent; nothing hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Planted objects in a sweep's folder and in a trial's, and every command that reads them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files under cluster/: Ray takes them, their names resolve, and nodes are shut, small and cheap."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """Every data set that comes from files, written small in its layout, with what each of its samples is."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import shutil

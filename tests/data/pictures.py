@@ -1,7 +1,5 @@
 """Small image files in the layouts that data sets have."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path

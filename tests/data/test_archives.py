@@ -1,7 +1,5 @@
 """Data sets from their makers' files: every form of them, and one clear message for each flaw."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that nobody should read: endless, huge, lying about their size, or with names that lead out. One line each."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct

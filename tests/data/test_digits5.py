@@ -1,7 +1,5 @@
 """MNIST, USPS, optdigits and the set of five domains that is made of them: fetched, read, built, mended."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

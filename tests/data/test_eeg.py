@@ -1,7 +1,5 @@
 """From trials to zero-padded tangent vectors; MOABB itself is an extra. Lengths are Riemannian distances."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

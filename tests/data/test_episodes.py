@@ -1,7 +1,5 @@
 """Episodes: what they hold, that they are keyed, and that an evaluation can tell a good embedding from a bad one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

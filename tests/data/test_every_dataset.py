@@ -1,7 +1,5 @@
 """What every data set promises: labels in their order, nothing in two parts, a seed that decides, a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path

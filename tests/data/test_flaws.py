@@ -1,7 +1,5 @@
 """Sets of image files, written here in their exact layouts: their other forms, and one clear line for each flaw."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

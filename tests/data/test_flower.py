@@ -1,7 +1,5 @@
 """Flower's partitioners give what they give alone, repeat themselves, and are refused in one line."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

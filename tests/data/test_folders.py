@@ -1,7 +1,5 @@
 """Sets of folders, written here in the exact layout: classes, domains, split, and one clear message for each flaw."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

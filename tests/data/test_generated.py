@@ -1,7 +1,5 @@
 """Sets that are drawn here, or come with a package: what they promise, whatever the seed; and a small part of one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

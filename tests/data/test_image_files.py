@@ -1,7 +1,5 @@
 """Files of the same bytes are told from files of the same size; images come in order however many threads decode."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

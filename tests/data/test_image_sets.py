@@ -1,7 +1,5 @@
 """The large array lies by pixel, is shared without a copy, and stays on disk where it is large."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every data set is listed with its source, what must be done for it, and whether it is there; each can be drawn."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

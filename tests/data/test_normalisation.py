@@ -1,7 +1,5 @@
 """Chosen means and deviations of 8-bit images: what reaches a network, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Hostile pickles: nothing is run, nothing is altered, and one line says which file it was."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of one's own in the forms in which people have them: folders, tables, and Hugging Face's formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

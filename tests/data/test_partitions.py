@@ -1,7 +1,5 @@
 """Who gets which samples: what every partition promises, and what its seed decides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

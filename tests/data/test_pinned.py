@@ -3,8 +3,6 @@
 Where such a change is meant, the new values belong here, and a word about it into the commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Public data from any image data set: shape, choice, labels left behind, fingerprint; and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

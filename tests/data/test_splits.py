@@ -1,7 +1,5 @@
 """Splits, shifts and noise; samples hold their own number, so that a leak shows in the samples themselves."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each task minimises and measures."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small archives in the exact layout of the makers' files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Short tasks go several to a call of an actor, and large replies are added as one tensor: the same bits."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints on disk: their order, what damage costs, and what a manifest may name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What a client runner makes of raw samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A device without memory, or one that has failed, is no fault of the client's. No GPU is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

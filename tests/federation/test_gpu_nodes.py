@@ -1,7 +1,5 @@
 """A cluster's first GPU is waited for, and GPUs of several models are not mixed unasked. No GPU is needed."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

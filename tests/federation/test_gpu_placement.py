@@ -1,7 +1,5 @@
 """Every GPU gets work, no CPU is overbooked, and nothing computes on a GPU that nobody counts. No GPU is needed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

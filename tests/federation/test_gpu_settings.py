@@ -1,7 +1,5 @@
 """What makes a GPU's bits repeatable: settings, and the GPU as a part of a run's identity. No GPU is needed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

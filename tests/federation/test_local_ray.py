@@ -1,7 +1,5 @@
 """The Ray that flray starts on this machine: nobody else's, waited for, watched, and nothing of it left."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What is done about a process that is gone: the run goes on from its checkpoint, as long as it gets anywhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

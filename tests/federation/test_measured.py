@@ -1,7 +1,5 @@
 """What a federation will measure is known before it measures anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a process says of its own memory, and what a round leaves there."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Data that every node reads itself: the same bits, mapped once per node; a node without them is named."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Any

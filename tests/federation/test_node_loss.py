@@ -1,7 +1,5 @@
 """A node killed in the middle of a round, and replaced: run and sweep continue to the bits of an undisturbed run."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import threading

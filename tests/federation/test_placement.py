@@ -1,7 +1,5 @@
 """Resources -> plan: by numbers, by memory, by node. On several nodes: test_gpu_nodes.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Ray's private members: every one is here, a missing one is refused in a line, and one module reaches for them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What waits at the server while a round goes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

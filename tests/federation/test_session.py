@@ -1,7 +1,5 @@
 """Which Ray a run joins."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

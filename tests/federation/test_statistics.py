@@ -1,7 +1,5 @@
 """Running statistics (BatchNorm) of clients: no model is tested with those that it began with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients of one sample under batch norm: refused before round 0 where it cannot be trained, run where it can."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

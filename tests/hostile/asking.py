@@ -1,7 +1,5 @@
 """Put a bad input to the command line, and say what was wrong with the answer."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """What bad plug-ins registered before they failed is taken back, so that no other test meets it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Bad files, keys, plug-ins, addresses and command lines: what to write into the folder, and what to type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Errors reach the user from whichever process they were raised in."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -3,8 +3,6 @@
 One of them in a process of its own, as a person meets it; all of them with FLRAY_HOSTILE_ALL (scripts/hostile).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whatever YAML can say: the loader returns a configuration, or one line per mistake."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Readers, services and servers that go or hang: a run is stopped with care, a command ends in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Every bad value in every place of a configuration: one line, exit code 2, nothing left behind."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

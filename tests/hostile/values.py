@@ -1,7 +1,5 @@
 """Bad values, made by rule: whatever the published JSON schema refuses, in every place that it describes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Which way is better, and numbers that describe a metric's course."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measures of two classes, of masks and of the k best, against counting by hand and other libraries."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Accuracy of personal models pooled over all clients' samples, and where reports find it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Parameter counts and layer shapes against the papers' definitions, worked out from the published tables."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every built-in network promises, at the smallest sizes that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The same network in bfloat16: near the float32 one inside, float32 at its border; and compiled: the same function."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The parts of a network: body and head, groups of parameters, taps, and a dry run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

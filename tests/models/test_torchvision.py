@@ -1,7 +1,5 @@
 """Torchvision's networks by name: theirs to the bit but for the last layer, with weights from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that share a draw of the data, a partition or a tuning: intervals hold for other ones of these."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A real store, a real server, the runs to send there, and what arrived."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

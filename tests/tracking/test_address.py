@@ -1,7 +1,5 @@
 """Addresses at which no run can be tracked are found before anything is run; a server that is away is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``tracking.model``: the trained model in MLflow, loaded by MLflow alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Passwords, tokens and keys in addresses: in no file of a run, not in MLflow, not on the screen, in no error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every event reaches a real store once."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A real tracking server, killed with SIGKILL and started again: all rounds arrive, each once."""
 
-from __future__ import annotations
-
 import http.server
 import math
 import signal

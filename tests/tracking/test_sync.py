@@ -1,7 +1,5 @@
 """`flray sync` sends what waited."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The background thread neither blocks training nor outlives its tracker."""
 
-from __future__ import annotations
-
 import threading
 import time
 

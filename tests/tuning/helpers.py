@@ -1,7 +1,5 @@
 """What the tests of sweeps share: trials of a file, a display that keeps its lines, a driver that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

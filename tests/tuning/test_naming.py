@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 from flray.tuning.space import TrialSpec, setting_params, setting_tags, setting_title, sweep_tags

@@ -1,7 +1,5 @@
 """A sweep on nodes that share no folder with the driver: checkpoints reach it over Ray, also those of lost nodes."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a sweep runs next, on folders that trials left: the numbers are given, so that everything is known."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trials whose processes end: at each start, or by Ray's own memory monitor on a node that is nearly full."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tunings and draws of the data that are repeated: a choice is no lottery, and intervals hold for other ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

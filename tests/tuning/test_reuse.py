@@ -1,7 +1,5 @@
 """Nothing is run twice: what another sweep has finished is taken over, if it is the same and whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

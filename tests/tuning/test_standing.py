@@ -1,7 +1,5 @@
 """What is said of a sweep while it runs, and its page."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """What one step of a trial runs and reports."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

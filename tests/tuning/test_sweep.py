@@ -1,7 +1,5 @@
 """Whole sweeps on a real Ray with a real MLflow database."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Figures of trials, drawn by several processes."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

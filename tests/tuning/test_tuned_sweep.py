@@ -1,7 +1,5 @@
 """A whole tuned sweep on a real Ray: killed and resumed, it chooses, decides and learns what an unbroken one does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All methods average trees here: in client order, with sums in float64 and one tree in memory."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Class statistics that clients send and the server keeps: means with counts, and a mask of the classes seen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal
 

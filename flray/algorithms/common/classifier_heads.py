@@ -1,7 +1,5 @@
 """Classifiers that travel apart from the rest of the model, and come back as frozen modules."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 

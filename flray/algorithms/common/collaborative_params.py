@@ -1,7 +1,5 @@
 """Hyper-parameters that FCCL and FCCL+ share, with the values of the paper and of the authors' released code."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal

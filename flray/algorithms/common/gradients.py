@@ -1,7 +1,5 @@
 """Gradients at other parameters than the model's, for methods whose step looks somewhere else first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """The exchange that methods on public data share: one stage per public batch, outputs up, their reduction down."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Literal

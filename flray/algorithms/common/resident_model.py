@@ -1,7 +1,5 @@
 """One architecture's resident model in one process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 

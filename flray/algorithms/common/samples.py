@@ -1,7 +1,5 @@
 """Batches and samples as an algorithm's hooks see them, their order, and the record of a client's task."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -128,7 +126,7 @@ class Samples:
             return x, torch.full((len(positions),), -1, device=self._device)
         return x, self._sent(all_y[places])
 
-    def relabelled_by_index(self, positions: Tensor) -> Samples:
+    def relabelled_by_index(self, positions: Tensor) -> "Samples":
         """Return the samples at some positions, each labelled with its number among these."""
         x, _, rows = self._held
         places = self._places(transfers.to_device(positions, rows.device))

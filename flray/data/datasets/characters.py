@@ -1,7 +1,5 @@
 """Digits and letters from their makers' files: Fashion-MNIST, EMNIST, SVHN, and the archives of five digit domains."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 from their archives of pickles, CIFAR-10 as JPEG, and FC100."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

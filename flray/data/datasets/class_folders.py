@@ -1,7 +1,5 @@
 """Sets laid out as ``ROOT/<domain>/<class>/*``: how one is declared, read and registered; DomainNet with its lists."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

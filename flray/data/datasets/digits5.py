@@ -5,8 +5,6 @@ over real photos) and ``synth`` is rendered. optdigits takes the place of SVHN i
 SVHN: tables that print numbers of Digits-5 beside digits5-local compare two different data sets.
 """
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Motor imagery EEG of four laboratories (MOABB): right hand or feet, from covariances in the tangent space."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Data sets that are always there: scikit-learn's digits as four domains, crops of photos, and random numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

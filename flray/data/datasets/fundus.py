@@ -1,7 +1,5 @@
 """Retinal photographs of six sources with masks of optic disc and cup, and a drawn stand-in for them."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -66,7 +64,7 @@ class Look(NamedTuple):
     vessels: float
 
     @classmethod
-    def of(cls, line: str) -> Look:
+    def of(cls, line: str) -> "Look":
         """Return the look whose numbers stand in a line of `SOURCES`."""
         n = [float(number) for number in line.split()[1:]]
         return cls(n[:3], n[3:6], n[6:9], (n[9], n[10]), (n[11], n[12]), *n[13:])

@@ -4,8 +4,6 @@ Only the fonts that matplotlib carries are used: system fonts differ between mac
 the samples.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Annotated

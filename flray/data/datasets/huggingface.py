@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub, or in its formats in a folder: images or numbers, by the names of columns."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image sets with a list of labels beside the images: Tiny-ImageNet, and Camelyon17 as WILDS has it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal

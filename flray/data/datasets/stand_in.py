@@ -1,7 +1,5 @@
 """Noise in the form of the papers' data sets: what ``--smoke`` runs on where the data are not here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Label skew: a few classes per client, or a distribution over a hierarchy of classes."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dirichlet draws: all domains pooled, or clients that keep to one domain each; and equal shares."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Annotated

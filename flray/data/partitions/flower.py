@@ -1,7 +1,5 @@
 """Flower's partitioners of ``flwr-datasets``, by the names of their classes."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import logging

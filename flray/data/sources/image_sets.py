@@ -4,8 +4,6 @@ Nothing is unpacked or executed. Decoded images lie in the data cache and are me
 are large.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading
@@ -284,7 +282,7 @@ class Table:
     masks: list[Item] = field(default_factory=list)
     groups: Rows | None = None
 
-    def rows(self, chosen: Rows) -> Table:
+    def rows(self, chosen: Rows) -> "Table":
         """Return some of the images."""
         return Table(
             [self.items[i] for i in chosen],

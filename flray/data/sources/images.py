@@ -1,7 +1,5 @@
 """Tools for image sets: decoding, resizing, bundled photos, photo crops. Arrays are uint8 unless noted otherwise."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from functools import cache

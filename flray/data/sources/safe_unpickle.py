@@ -1,7 +1,5 @@
 """Pickled arrays, read without running anything: some archives of research data exist in no other form."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The client actor: a Ray process that runs client tasks on its share of the CPUs or of a GPU."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the server more than adding up a small reply. Therefore one call carries several
 actor runs them one after another and returns separate replies.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Types of Ray's handles for calls of actors, because Ray has no types."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 ObjectRef = object
@@ -33,7 +31,7 @@ class RemoteMethod(Protocol):
     def remote(self, *args: object, **named: object) -> ObjectRef:
         """Call it; return a reference to its result."""
 
-    def options(self, *, num_returns: int) -> RemoteMethod:
+    def options(self, *, num_returns: int) -> "RemoteMethod":
         """Return the method with `num_returns` results, each a separate object."""
 
 
@@ -43,7 +41,7 @@ class MultipleResults(Protocol):
     def remote(self, *args: object) -> list[ObjectRef]:
         """Call it; return a reference to each result."""
 
-    def options(self, *, num_returns: int) -> MultipleResults:
+    def options(self, *, num_returns: int) -> "MultipleResults":
         """Return the method with `num_returns` results, each a separate object."""
 
 

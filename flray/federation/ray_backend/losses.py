@@ -1,7 +1,5 @@
 """Processes, nodes and objects that Ray has lost, and nodes that will soon be gone (a drain)."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Measure a client task's memory and the free GPU memory, for automatic placement."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A cluster's nodes: resources, models of GPU, the wait for the first that can work, and the user's modules there."""
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence

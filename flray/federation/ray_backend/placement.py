@@ -1,7 +1,5 @@
 """Plan the pool of client actors from the resources, and describe the plan."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The pool of client actors: started in a trial's or run's bundles, replaced when they die."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections import deque
@@ -35,7 +33,7 @@ class PoolWorker:
     bundle: int
     node: str = ""
     awaited: bool = False
-    waiting: deque[InFlight] = field(default_factory=deque)
+    waiting: deque["InFlight"] = field(default_factory=deque)
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """Private members of Ray and Tune: all that flray uses, reached here alone, and refused in one line if missing."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Start Ray on this machine, or join one that runs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@ No task leaves anything behind that the next one could read: every task sets all
 buffers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

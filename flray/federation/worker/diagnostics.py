@@ -1,7 +1,5 @@
 """One client's part of the diagnostics, computed in the process of its model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

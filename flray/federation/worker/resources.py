@@ -1,7 +1,5 @@
 """Per-process cache of networks and samples on one device, in the experiment's precision."""
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 

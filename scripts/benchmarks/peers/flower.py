@@ -1,7 +1,5 @@
 """The round benchmark's work on Flower's simulation engine; needs `flwr[simulation]` and torch."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The round benchmark's work on pfl-research, one process per core through torch.distributed; needs `pfl[pytorch]`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

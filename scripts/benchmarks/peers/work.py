@@ -1,7 +1,5 @@
 """The work that all peers do, in plain PyTorch: their environments have neither flray nor its pins."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
