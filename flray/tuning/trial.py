@@ -99,7 +99,7 @@ def _silence_sigterm_traceback() -> None:
     """
     others = sys.unraisablehook
 
-    def hook(found: sys.UnraisableHookArgs) -> None:
+    def hook(found: "sys.UnraisableHookArgs") -> None:
         if not isinstance(found.exc_value, SystemExit):
             others(found)
 
