@@ -100,6 +100,7 @@ def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[bool
 
 BATCHES: dict[str, Any] = {"public_batch_size": 15}
 RELEASED = {**BATCHES, "variant": "released", "pretrain_epochs": 1}
+ROTATION = [{"name": "rotation", "degrees": 30}]
 MATCH = {"average": False, "strong": "none"}
 
 
@@ -109,12 +110,7 @@ MATCH = {"average": False, "strong": "none"}
         ("fcclplus", BATCHES, {}, (False, False)),
         ("fcclplus", BATCHES, {"augment": "flip"}, (True, True)),
         ("fcclplus", BATCHES, {"public_augment": "weak"}, (False, True)),
-        (
-            "fcclplus",
-            BATCHES,
-            {"public_augment": [{"name": "rotation", "degrees": 30}]},
-            (False, True),
-        ),
+        ("fcclplus", BATCHES, {"public_augment": ROTATION}, (False, True)),
         *(
             (name, options, {"augment": "flip", "public_augment": "none"}, (True, False))
             for name, options in (
@@ -167,11 +163,7 @@ def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
 @pytest.mark.parametrize(
     ("options", "local", "said"),
     [
-        (
-            {"variant": "released"},
-            {"public_augment": "weak"},
-            r"local\.public_augment.*algorithm\.public_augment: weak",
-        ),
+        ({"variant": "released"}, {"public_augment": "weak"}, r"local\.public_aug.*algorithm\."),
         ({}, {"public_augment": "blur"}, "public_augment(.|\n)*blur"),
         ({"public_augment": "blur"}, {}, "public_augment(.|\n)*blur"),
     ],
@@ -185,10 +177,6 @@ def test_what_would_be_ignored_or_cannot_be_is_refused(
 
 def test_augmentation_of_colours_needs_colours() -> None:
     said = r"local\.public_augment: found jitter; it changes colours"
+    data, local = {"name": "random", "shape": [2, 12, 12]}, {"public_augment": "strong"}
     with pytest.raises(FlrayError, match=said):
-        tiny.spec_of(
-            "fedavg",
-            data={"name": "random", "shape": [2, 12, 12], "samples": 40},
-            model="simple-cnn",
-            local={"public_augment": "strong"},
-        )
+        tiny.spec_of("fedavg", data={**data, "samples": 40}, model="simple-cnn", local=local)

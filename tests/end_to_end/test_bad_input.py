@@ -24,49 +24,29 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 CASES: list[tuple[str, Any, str]] = [
-    ("experimnt", {}, "experimnt | 'experiment'"),
-    ("experiment.rounds", "many", "experiment.rounds | 'many' | integer"),
-    ("experiment.local", {"lr": -1}, "experiment.local.lr | -1 | greater than 0"),
-    (
-        "experiment.algorithm",
-        "fedavgg",
-        "experiment.algorithm.name | 'fedavgg' | did you mean 'fedavg'",
-    ),
-    ("experiment.data", "digits-sklear", "experiment.data.name | 'digits-sklearn'"),
-    ("experiment.model", "lennet", "experiment.model.name | 'lenet'"),
-    ("experiment.partition", "dirichlett", "experiment.partition.name | 'dirichlet'"),
-    ("experiment.partition", {"alpha": 1}, "experiment.partition | name a"),
-    (
-        "experiment.partition",
-        {"name": "iid", "clients": 3, "alpa": 1},
-        "experiment.partition.alpa | no option 'alpa'",
-    ),
-    (
-        "experiment.partition",
-        {"name": "dirichlet", "clients": 3, "alpha": 0},
-        "experiment.partition.alpha | greater than 0",
-    ),
-    (
-        "experiment.participation",
-        {"fraction": 0.01},
-        "experiment.participation.fraction | selects nobody of 4 clients",
-    ),
-    (
-        "experiment.participation",
-        {"clients": 5},
-        "experiment.participation.clients | has 4 clients",
-    ),
-    ("space", {"local.lrr": {"grid": [0.1]}}, "space.local.lrr | unknown key"),
-    ("space", {"local.lr": {"grid": [0.1, "much"]}}, "space.local.lr | 'much'"),
-    ("space", {"local.lr": {"gird": [0.1]}}, "space.local.lr"),
-    ("space", {"local.lr": 0.1}, "space.local.lr | 0.1 | {grid: [...]}"),
-    ("space", {"local.lr": {"uniform": [0.2, 0.1]}}, "space.local.lr | below the second"),
-    ("experiment.model", None, "experiment.model | required"),
-    ("experiment.models", {"plainn": "mlp"}, "experiment.models.plainn | 'plain'"),
-    ("experiment.tracking", {"uri": "ftp://there"}, "'ftp://there' | sqlite:///"),
-    ("experiment.plugins", ["mine.py"], "experiment.plugins | mine.py | no such file"),
+    ("/experimnt", {}, "/experimnt | 'experiment'"),
+    ("rounds", "many", "rounds | 'many' | integer"),
+    ("local", {"lr": -1}, "local.lr | -1 | greater than 0"),
+    ("algorithm", "fedavgg", "algorithm.name | 'fedavgg' | did you mean 'fedavg'"),
+    ("data", "digits-sklear", "data.name | 'digits-sklearn'"),
+    ("model", "lennet", "model.name | 'lenet'"),
+    ("partition", "dirichlett", "partition.name | 'dirichlet'"),
+    ("partition", {"alpha": 1}, "partition | name a"),
+    ("partition", {"name": "iid", "clients": 3, "alpa": 1}, "partition.alpa | no option 'alpa'"),
+    ("partition", {"name": "dirichlet", "alpha": 0}, "partition.alpha | greater than 0"),
+    ("participation", {"fraction": 0.01}, "participation.fraction | selects nobody of 4 clients"),
+    ("participation", {"clients": 5}, "participation.clients | has 4 clients"),
+    ("/space", {"local.lrr": {"grid": [0.1]}}, "/space.local.lrr | unknown key"),
+    ("/space", {"local.lr": {"grid": [0.1, "much"]}}, "/space.local.lr | 'much'"),
+    ("/space", {"local.lr": {"gird": [0.1]}}, "/space.local.lr"),
+    ("/space", {"local.lr": 0.1}, "/space.local.lr | 0.1 | {grid: [...]}"),
+    ("/space", {"local.lr": {"uniform": [0.2, 0.1]}}, "/space.local.lr | below the second"),
+    ("model", None, "model | required"),
+    ("models", {"plainn": "mlp"}, "models.plainn | 'plain'"),
+    ("tracking", {"uri": "ftp://there"}, "/'ftp://there' | sqlite:///"),
+    ("plugins", ["mine.py"], "plugins | mine.py | no such file"),
 ]
-"""Where in the file, what is there, and what its line has to say."""
+"""Where in the experiment (after a slash: in the file), what is there, and what its line has to say."""
 
 
 def the_line(captured: Any) -> str:
@@ -83,7 +63,9 @@ def test_one_line_exit_code_two_nothing_created(
     value: Any,
     words: str,
 ) -> None:
-    content = changed(path, value)
+    both = path, words
+    where, words = (one[1:] if one[0] == "/" else f"experiment.{one}" for one in both)
+    content = changed(where, value)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "no-data"))
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
     assert invoke(["run", "x.yaml"]) == 2
