@@ -73,27 +73,21 @@ def test_as_many_steps_as_epochs_have_give_the_same_bits() -> None:
 
 def test_a_slow_client_does_its_share_of_the_steps() -> None:
     slow = {"stragglers": 1.0, "straggler_work": 0.5}
-    federation = tiny.run(
-        "fedavg", tiny.gaussian_clients((12, 12)), local={"steps": 4}, participation=slow
-    )
+    two = tiny.gaussian_clients((12, 12))
+    federation = tiny.run("fedavg", two, local={"steps": 4}, participation=slow)
     result = federation.wait_for_round()
     assert result is not None and result.metrics["train/steps"] == 2 * 2
+
+
+FRESH = {"name": "fcclplus", "epoch_optimizer": "fresh"}
 
 
 @pytest.mark.parametrize(
     ("method", "local", "said"),
     [
         ({"name": "fedavg"}, {"warmup": 4}, r"local\.warmup: found 4; there are 4 rounds"),
-        (
-            {"name": "fcclplus", "epoch_optimizer": "fresh"},
-            {"epochs": 1.5},
-            r"found 1\.5; fcclplus counts epochs .* a whole number",
-        ),
-        (
-            {"name": "fcclplus", "epoch_optimizer": "fresh"},
-            {"steps": 2},
-            r"found 2; fcclplus counts epochs \(algorithm.epoch_opt",
-        ),
+        (FRESH, {"epochs": 1.5}, r"found 1\.5; fcclplus counts epochs .* a whole number"),
+        (FRESH, {"steps": 2}, r"found 2; fcclplus counts epochs \(algorithm.epoch_opt"),
         ({"name": "l2sgd", "coin": True}, {"steps": 2}, "local.steps: found 2; with a coin"),
     ],
 )

@@ -12,49 +12,31 @@ from flray.config.components import AugmentChoice, Component
 from flray.config.experiment import Experiment
 from flray.data import DataSet, Domain, federate
 
-# Training and test samples of each domain: as published where a table depends on them, else enough.
-SIZES: dict[str, tuple[int, Mapping[str, tuple[int, int]]]] = {
-    "digits5": (
-        10,
-        dict.fromkeys(["mnist", "svhn", "usps", "synthdigits", "mnistm"], (7000, 2000)),
-    ),
-    "digits5-local": (
-        10,
-        dict.fromkeys(["mnist", "usps", "optdigits", "synth", "mnistm"], (0, 200)),
-    ),
-    "mnist": (10, {"mnist": (60000, 10000)}),
-    "cifar-10": (10, {"cifar-10": (50000, 10000)}),
-    "cifar10-jpeg": (10, {"cifar10-jpeg": (50000, 10000)}),
-    "cifar-100": (100, {"cifar-100": (50000, 10000)}),
-    "office-caltech10": (
-        10,
-        {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)},
-    ),
-    "office31": (31, {"amazon": (2253, 564), "dslr": (398, 100), "webcam": (636, 159)}),
-    "office-home": (
-        65,
-        {
-            "art": (1941, 486),
-            "clipart": (3492, 873),
-            "product": (3551, 888),
-            "real-world": (3485, 872),
-        },
-    ),
-    "domainnet": (
-        10,
-        {
-            "clipart": (3000, 500),
-            "infograph": (2103, 500),
-            "painting": (2500, 500),
-            "quickdraw": (4000, 500),
-            "real": (4800, 500),
-            "sketch": (2200, 500),
-        },
-    ),
-    "camelyon17": (2, {f"centre{i}": (800, 200) for i in range(5)}),
-    "fundus": (2, {f"domain{i}": (80, 20) for i in range(1, 7)}),
-    "eeg": (2, dict.fromkeys(("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016"), (100, 25))),
-}
+_SIZES = """
+digits5 10 mnist:7000:2000 svhn:7000:2000 usps:7000:2000 synthdigits:7000:2000 mnistm:7000:2000
+digits5-local 10 mnist:0:200 usps:0:200 optdigits:0:200 synth:0:200 mnistm:0:200
+mnist 10 mnist:60000:10000
+cifar-10 10 cifar-10:50000:10000
+cifar10-jpeg 10 cifar10-jpeg:50000:10000
+cifar-100 100 cifar-100:50000:10000
+office-caltech10 10 amazon:766:192 caltech:898:225 dslr:125:32 webcam:236:59
+office31 31 amazon:2253:564 dslr:398:100 webcam:636:159
+office-home 65 art:1941:486 clipart:3492:873 product:3551:888 real-world:3485:872
+domainnet 10 clipart:3000:500 infograph:2103:500 painting:2500:500 quickdraw:4000:500 real:4800:500 sketch:2200:500
+camelyon17 2 centre0:800:200 centre1:800:200 centre2:800:200 centre3:800:200 centre4:800:200
+fundus 2 domain1:80:20 domain2:80:20 domain3:80:20 domain4:80:20 domain5:80:20 domain6:80:20
+eeg 2 AlexMI:100:25 BNCI2014_001:100:25 BNCI2015_004:100:25 Zhou2016:100:25
+"""
+"""Data set, classes, each domain with its training and test samples: as published where a table depends on them."""
+
+
+def _sizes(text: str) -> tuple[str, tuple[int, dict[str, tuple[int, int]]]]:
+    name, classes, *domains = text.split()
+    parts = [domain.split(":") for domain in domains]
+    return name, (int(classes), {domain: (int(train), int(test)) for domain, train, test in parts})
+
+
+SIZES = dict(map(_sizes, _SIZES.strip().splitlines()))
 
 
 def facts(experiment: Experiment, seeds: int, wanted: Mapping[str, object]) -> dict[str, object]:
