@@ -213,10 +213,8 @@ def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
     assert unknown.messages == ["fedskc/table10 needs data nowhere, which is unknown here"]
-    assert (
-        Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"}).availability
-        == "2 of 3"
-    )
+    some = Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"})
+    assert some.availability == "2 of 3"
     assert Suite("x", "", 1, ("a",), "no such setting").messages == ["x: no such setting"]
 
 

@@ -38,11 +38,8 @@ def documented(name: str) -> Iterator[str]:
 
 
 def mistakes(name: str) -> list[str]:
-    return [
-        f"{name}: {text}"
-        for code, text in validate(name)["errors"]
-        if code in WRONG and text != OF_RAY
-    ]
+    errors = [text for code, text in validate(name)["errors"] if code in WRONG and text != OF_RAY]
+    return [f"{name}: {text}" for text in errors]
 
 
 def has_parameters(name: str) -> bool:

@@ -17,6 +17,9 @@ PRESETS = [
 ]
 
 
+MU = "algorithm.mu"
+
+
 def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
     settings = {"data": "digits-sklearn", "partition": {"name": "iid", "clients": 7}}
     return {"experiment": {**settings, "model": "lenet", "algorithm": algorithm, **more}}
@@ -35,21 +38,15 @@ def test_every_preset_fits_its_method_and_names_its_source(
 
 
 def test_a_given_value_beats_the_presets() -> None:
-    options = load(
-        content({"name": "fedrs", "preset": "fcclplus", "alpha": 0.25})
-    ).experiment.algorithm.options
-    assert options == {"alpha": 0.25, "graded": True}
+    config = load(content({"name": "fedrs", "preset": "fcclplus", "alpha": 0.25}))
+    assert config.experiment.algorithm.options == {"alpha": 0.25, "graded": True}
 
 
 def test_a_preset_named_later_replaces_the_values_before_it() -> None:
-    config = load(content({"name": "fedprox", "mu": 3.0}))
-    assert load(
-        content({"name": "fedprox", "mu": 3.0}), ["algorithm.preset=fedco2"]
-    ).experiment.algorithm.options == {"mu": 0.001}
-    assert experiment_at(config, {"algorithm.preset": "fedco2"}).algorithm.options == {"mu": 0.001}
-    assert experiment_at(
-        config, {"algorithm.preset": "fedco2", "algorithm.mu": 0.5}
-    ).algorithm.options == {"mu": 0.5}
+    first, preset = content({"name": "fedprox", "mu": 3.0}), {"algorithm.preset": "fedco2"}
+    later = load(first, ["algorithm.preset=fedco2"]).experiment
+    found = [later, *(experiment_at(load(first), preset | more) for more in ({}, {MU: 0.5}))]
+    assert [one.algorithm.options["mu"] for one in found] == [0.001, 0.001, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,8 @@ def test_ls_compare_and_rm(
 def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(
     tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = (
-        flray.run({"experiment": {**SMALL, "algorithm": name}}).metrics
-        for name in ("fedavg", "local")
-    )
+    runs = [{"experiment": {**SMALL, "algorithm": name}} for name in ("fedavg", "local")]
+    one, other = (flray.run(run).metrics for run in runs)
     found = shown(["compare", "small/001", "small/002"], capsys)
     row = found["values"][0]
     assert row["value"] == "global/local/accuracy, personal/local/accuracy"

@@ -67,14 +67,10 @@ def two_layer(
 @registry.register_model("linear-body")
 def linear_body(shape: tuple[int, ...], num_classes: int, *, layers: int = 1) -> nn.Module:
     """No bias and no activation, so that a closed form is short."""
-    sizes = [shape[0], *[5] * layers]
-    body = nn.Sequential(
-        OrderedDict(
-            (name, nn.Linear(sizes[i], 5, bias=False))
-            for i, name in enumerate(("first", "second")[:layers])
-        )
-    )
-    return SplitModel(body, nn.Linear(5, num_classes, bias=False))
+    body = OrderedDict(first=nn.Linear(shape[0], 5, bias=False))
+    if layers == 2:
+        body["second"] = nn.Linear(5, 5, bias=False)
+    return SplitModel(nn.Sequential(body), nn.Linear(5, num_classes, bias=False))
 
 
 @registry.register_model("deep-classifier")
@@ -117,27 +113,15 @@ def spec_of(
     key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)
     settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
-    return build_spec(
-        Config.model_validate(
-            {
-                "experiment": {
-                    "rounds": 3,
-                    "data": {"name": "hand-made", "key": key},
-                    "model": model,
-                    "algorithm": algorithm,
-                    "local": settings,
-                    "resources": {"gpus_per_actor": 0},
-                    **experiment,
-                }
-            }
-        ).experiment
-    )
+    content: dict[str, Any] = {"data": {"name": "hand-made", "key": key}, "rounds": 3}
+    content |= {"model": model, "algorithm": algorithm, "local": settings}
+    content |= {"resources": {"gpus_per_actor": 0}, **experiment}
+    return build_spec(Config.model_validate({"experiment": content}).experiment)
 
 
 def federation_of(spec: FederationSpec, executor: Any = None) -> Federation:
-    return Federation(
-        spec, InlineExecutor(spec) if executor is None else executor, warn=lambda line: None
-    )
+    executor = InlineExecutor(spec) if executor is None else executor
+    return Federation(spec, executor, warn=lambda line: None)
 
 
 def fresh(*arguments: Any, **settings: Any) -> Federation:
@@ -194,11 +178,8 @@ def settings_for(name: str) -> dict[str, Any]:
 
 def partial_participation(name: str) -> dict[str, Any]:
     """Return settings for partial participation, or none where a method needs all clients."""
-    return (
-        {}
-        if "all_clients" in registry.algorithms.get(name).needs
-        else {"participation": {"clients": 2}}
-    )
+    everybody = "all_clients" in registry.algorithms.get(name).needs
+    return {} if everybody else {"participation": {"clients": 2}}
 
 
 def size(federation: Federation, group: str) -> int:

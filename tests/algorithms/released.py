@@ -51,7 +51,7 @@ def private(federation: Federation, client: int) -> tuple[Tensor, Tensor]:
     """Return a client's training data."""
     data = federation.spec.data
     rows = data.clients[client].train
-    return torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+    return tiny.as_tensors([(data.x[rows], data.y[rows])])[0]
 
 
 def private_batches(

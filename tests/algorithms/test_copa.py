@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from flray import trees
 from tests.algorithms import helpers as tiny
@@ -25,14 +28,12 @@ def test_two_rounds_by_hand() -> None:
         trained = []
         for own, (x, y) in enumerate(clients):
             others = [head for j, head in enumerate(heads) if j != own]
-            trained.append(
-                tiny.gradient_step(
-                    {**body, V: heads[own]},
-                    lambda p, x=x, y=y, others=others: sum(
-                        F.cross_entropy(x @ p[W].T @ head.T, y) for head in (p[V], *others)
-                    ),
-                )
-            )
+
+            def loss(p: Any, x: Tensor = x, y: Tensor = y, others: Any = others) -> Any:
+                every = (p[V], *others)
+                return sum(F.cross_entropy(x @ p[W].T @ head.T, y) for head in every)
+
+            trained.append(tiny.gradient_step({**body, V: heads[own]}, loss))
         body = tiny.mean_of([{W: p[W]} for p in trained], tiny.SIZES)
         heads = [p[V] for p in trained]
     tiny.close(federation.server.model, body)

@@ -161,9 +161,8 @@ def test_stages_compute_what_all_participants_in_one_loop_do(
 
 def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:
     params = registry.algorithms.params("fcclplus")
-    algorithm = registry.algorithms.get("fcclplus")(
-        params(public_size=20, public_batch_size=6, public_passes=2)
-    )
+    few = params(public_size=20, public_batch_size=6, public_passes=2)
+    algorithm = registry.algorithms.get("fcclplus")(few)
     batches = algorithm.public_order(3, 5, 50)
     assert [len(b) for b in batches] == [6, 6, 6, 2] * 2
     orders = [*(list(batches[i : i + 4]) for i in (0, 4)), list(algorithm.public_order(3, 6, 50))]
@@ -343,12 +342,9 @@ def compare(name: str, pretrain: int = 0, averaged: bool = False, **changes: Any
     """Run both, and compare after every round."""
     sizes = {"public_batch_size": PUBLIC, "batch_size": PRIVATE}
     options = {"name": name, "pretrain_epochs": pretrain, "average": averaged, **sizes, **changes}
-    federation = released.fresh(
-        options,
-        models={} if averaged else {"client1": {"name": "two-norms", "width": 7}},
-        local={"optimizer": "adam", "lr": LR, "epochs": EPOCHS, "batch_size": 32},
-        rounds=ROUNDS,
-    )
+    models = {} if averaged else {"client1": {"name": "two-norms", "width": 7}}
+    local = {"optimizer": "adam", "lr": LR, "epochs": EPOCHS, "batch_size": 32}
+    federation = released.fresh(options, models=models, local=local, rounds=ROUNDS)
     loop = ReleasedLoop(federation, name == "fcclplus", pretrain, averaged)
     for number in range(ROUNDS):
         federation.step()

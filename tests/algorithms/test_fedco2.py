@@ -39,13 +39,8 @@ def trained(
         taught = forward(teacher, x)
         w = tiny.gradient_step(w, lambda v: divergence(taught, forward(v, x)))
     for _ in range(2):
-        w = tiny.gradient_step(
-            w,
-            lambda v: (
-                F.cross_entropy(forward(v, x), y)
-                + mu * sum(F.cross_entropy(forward(v, x, head), y) for head in heads)
-            ),
-        )
+        peers = lambda v: sum(F.cross_entropy(forward(v, x, head), y) for head in heads)  # noqa: E731
+        w = tiny.gradient_step(w, lambda v: F.cross_entropy(forward(v, x), y) + mu * peers(v))  # noqa: B023
     return w
 
 
@@ -80,15 +75,12 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
         online, new = [], []
         for i, (x, y) in enumerate(data):
             heads = [w for j, w in enumerate(offline) if j != i]
-            for which, own, other in (
-                ("online", shared, offline[i]),
-                ("offline", offline[i], shared),
-            ):
+            models = (("online", shared, offline[i]), ("offline", offline[i], shared))
+            for which, own, other in models:
                 mutual = intra in ("both", f"to_{which}") and not (released and number == 0)
                 peers = heads if inter in ("both", which) else []
-                result = trained(
-                    own, other if mutual else None, peers, x, y, options.get("mu", 1.0)
-                )
+                teacher, mu = other if mutual else None, options.get("mu", 1.0)
+                result = trained(own, teacher, peers, x, y, mu)
                 (online if which == "online" else new).append(result)
         offline = new
         shared = tiny.mean_of(online, (10, 9, 12) if released and fusion_only else (1, 1, 1))
@@ -107,12 +99,8 @@ def test_three_rounds_by_hand(options: dict[str, Any]) -> None:
 
 def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
     """Each of the two models is also tested alone, as the method that it is then."""
-    settings: dict[str, Any] = {
-        "model": tiny.DROPOUT,
-        "rounds": 4,
-        "participation": {"clients": 2},
-        "evaluation": {"others": True},
-    }
+    settings: dict[str, Any] = {"model": tiny.DROPOUT, "rounds": 4}
+    settings |= {"participation": {"clients": 2}, "evaluation": {"others": True}}
     both, norm, alone = (tiny.run(a, **settings) for a in (ALONE, "fedbn", "local"))
     assert tiny.models_sha(both) == tiny.models_sha(norm)
     assert tiny.personal_sha(both) == tiny.personal_sha(norm)
@@ -127,13 +115,10 @@ def test_without_either_transfer_it_is_fedbn_and_local_side_by_side() -> None:
 
 
 def test_label_skew_sends_no_classifiers() -> None:
-    metrics = {
-        form: tiny.run({"name": "fedco2", "form": form}).step().metrics
-        for form in ("feature_skew", "label_skew")
-    }
-    plain = tiny.run("fedbn").step().metrics
+    methods = ({"name": "fedco2", "form": "label_skew"}, "fedbn", "fedco2")
+    labels, plain, features = (tiny.run(method).step().metrics for method in methods)
     for way in ("bytes/up", "bytes/down"):
-        assert metrics["label_skew"][way] == plain[way] < metrics["feature_skew"][way]
+        assert labels[way] == plain[way] < features[way]
 
 
 def test_the_server_keeps_the_last_known_classifiers() -> None:

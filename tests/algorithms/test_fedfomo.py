@@ -22,10 +22,7 @@ GAINS = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
 def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
     """Return a client's training and validation data."""
     data, client = federation.spec.data, federation.spec.data.clients[i]
-    return [
-        (torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows]))
-        for rows in (client.train, client.val)
-    ]
+    return tiny.as_tensors([(data.x[rows], data.y[rows]) for rows in (client.train, client.val)])
 
 
 def scaled(model: dict[str, Tensor], factor: float) -> dict[str, Tensor]:

@@ -65,13 +65,9 @@ def test_batches_of_the_digest_meet_their_own_rows_of_the_consensus(clients: int
     the loss pulls at any difference with its whole strength, be it a rounding error's.
     """
     x, y = tiny.gaussian_clients((12,))[0]
-    federation = tiny.run(
-        {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2},
-        [(x.round().astype(np.float32), y)] * clients,
-        model="few-digits",
-        local={"epochs": 0},
-        rounds=2,
-    )
+    options = {"name": "fedmd", "digest_batch_size": 5, "digest_epochs": 2}
+    equal = [(x.round().astype(np.float32), y)] * clients
+    federation = tiny.run(options, equal, model="few-digits", local={"epochs": 0}, rounds=2)
     for i in range(clients):
         assert torch.equal(tiny.kept(federation, i)[V], federation.server.model[V])
 

@@ -110,14 +110,8 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
 
 
 def five_layers(inputs: int, classes: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 5),
-        nn.ReLU(),
-        nn.Linear(5, 6, bias=False),
-        nn.BatchNorm1d(6),
-        nn.ReLU(),
-        nn.Linear(6, classes),
-    )
+    middle = nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()
+    return nn.Sequential(nn.Linear(inputs, 5), nn.ReLU(), *middle, nn.Linear(6, classes))
 
 
 @registry.register_model("whole")

@@ -86,12 +86,8 @@ def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) ->
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    plain, fast, permuted, resumed = (
-        federation(False),
-        federation(True),
-        federation(True, Permuted),
-        federation(True),
-    )
+    plain, permuted = federation(False), federation(True, Permuted)
+    fast, resumed = federation(True), federation(True)
     for number in range(3):
         for each in (plain, fast, permuted):
             each.step()

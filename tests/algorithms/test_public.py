@@ -19,14 +19,10 @@ AUGMENTATIONS = ("none", "crop", "weak", "strong")
 
 
 def spec_with(algorithm: str, local: dict[str, Any], **options: Any) -> FederationSpec:
-    return tiny.spec_of(
-        {"name": algorithm, "public_size": 30, **options},
-        data={"name": "digits-sklearn", "samples": 16},
-        model="lenet",
-        models={"rotated": "simple-cnn"},
-        rounds=1,
-        local={"precision": "float32", "lr": 0.01, "batch_size": 32, **local},
-    )
+    data, networks = {"name": "digits-sklearn", "samples": 16}, {"rotated": "simple-cnn"}
+    settings = {"data": data, "model": "lenet", "models": networks, "rounds": 1}
+    local = {"precision": "float32", "lr": 0.01, "batch_size": 32, **local}
+    return tiny.spec_of({"name": algorithm, "public_size": 30, **options}, local=local, **settings)
 
 
 def after_a_round(spec: FederationSpec) -> Federation:

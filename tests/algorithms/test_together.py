@@ -21,13 +21,9 @@ SIZES = (12, 9, 15, 7, 10)
 
 def fresh(name: Any, together: int, block: int = 5, **changes: Any) -> Federation:
     local = {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, **changes.pop("local", {})}
-    return tiny.fresh(
-        name,
-        tiny.gaussian_clients(SIZES),
-        aggregation={"block": block, **changes.pop("aggregation", {})},
-        local={**local, "clients_per_step": together},
-        **changes,
-    )
+    aggregation = {"block": block, **changes.pop("aggregation", {})}
+    settings = {"aggregation": aggregation, "local": {**local, "clients_per_step": together}}
+    return tiny.fresh(name, tiny.gaussian_clients(SIZES), **settings, **changes)
 
 
 def run(name: Any, together: int, rounds: int = 2, **changes: Any) -> Federation:
@@ -143,8 +139,5 @@ def test_what_cannot_be_is_refused_before_the_first_round(
 
 def test_methods_vouch_for_their_own_loss_alone() -> None:
     assert not Algorithm.vectorised
-    assert [
-        name
-        for name in registry.algorithms.names()
-        if "vectorised" in vars(registry.algorithms.get(name))
-    ] == ["fedprox"]
+    methods = {name: registry.algorithms.get(name) for name in registry.algorithms.names()}
+    assert [name for name, kind in methods.items() if "vectorised" in vars(kind)] == ["fedprox"]

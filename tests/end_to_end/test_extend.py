@@ -23,14 +23,9 @@ MEASURED = ("time/", "memory/", "system/", "train/seconds")
 
 
 def run(rounds: int, **more: Any) -> Result:
-    settings = {
-        "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.5},
-        "subset": 200,
-        "participation": {"fraction": 0.7},
-        "local": {"lr_decay": 0.9},
-        **more,
-    }
-    return flray.run({"experiment": small(rounds=rounds, **settings)})
+    partition = {"name": "dirichlet", "clients": 3, "alpha": 0.5}
+    some = {"participation": {"fraction": 0.7}, "local": {"lr_decay": 0.9}, "subset": 200, **more}
+    return flray.run({"experiment": small(rounds=rounds, partition=partition, **some)})
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedproc"])

@@ -69,13 +69,9 @@ def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
 def test_the_protocol_decides_what_is_reported(
     digits: dict[str, Any], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {
-        **digits,
-        **INLINE,
-        "rounds": 6,
-        "local": {**digits["local"], "lr": 0.5},
-        "evaluation": {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"},
-    }
+    evaluation = {"validation": 0.3, "every": 2, "last": 2, "protocol": "best"}
+    settings = {**digits, **INLINE, "rounds": 6, "evaluation": evaluation}
+    settings["local"] = {**digits["local"], "lr": 0.5}
     result = flray.run({"experiment": settings})
     measured = result.history.dropna(subset=["global/common/accuracy"])
     assert measured["round"].tolist() == [2, 4, 6]

@@ -20,11 +20,8 @@ P = normal(4, 4, seed=1)
 
 FEATURES = normal(5, 4)
 COUNTS = torch.tensor([[2, 0, 1, 0], [6, 0, 0, 0], [1, 0, 3, 0]])
-HOLDERS, NOW, BEFORE = (
-    COUNTS > 0,
-    torch.tensor([1, 1, 1, 0]).bool(),
-    torch.tensor([1, 0, 1, 1]).bool(),
-)
+HOLDERS, NOW = COUNTS > 0, torch.tensor([True, True, True, False])
+BEFORE = PRESENT
 Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -100,10 +97,8 @@ def test_prototype_contrast_equals_loops(cosine: bool) -> None:
 def test_no_counted_sample_is_a_differentiable_zero(function) -> None:  # type: ignore[no-untyped-def]
     features = normal(2, 3).requires_grad_()
     nothing = torch.full((4, 3), float("nan"), dtype=torch.float64)
-    for labels, present in (
-        (torch.tensor([1, 1]), PRESENT),
-        (torch.tensor([0, 1]), torch.zeros(4).bool()),
-    ):
+    nobody = torch.zeros(4).bool()
+    for labels, present in ((torch.tensor([1, 1]), PRESENT), (torch.tensor([0, 1]), nobody)):
         prototypes = torch.where(present.unsqueeze(1), torch.ones(4, 3).double(), nothing)
         loss = function(features, labels, prototypes, present)
         flat(loss, features)

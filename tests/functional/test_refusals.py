@@ -172,7 +172,5 @@ def test_trees_are_mapped_in_float64_and_rounded_once() -> None:
 def test_published_defaults(name: str, parameters: str) -> None:
     signature = inspect.signature(getattr(fn, name)).parameters.values()
     positional = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert (
-        " ".join(p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional)
-        == parameters
-    )
+    shown = [p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional]
+    assert " ".join(shown) == parameters

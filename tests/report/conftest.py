@@ -125,19 +125,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _beside(folder: Path) -> None:
     """Write what is kept beside the metrics."""
     random = np.random.default_rng(0)
-    (folder / "partition.json").write_text(
-        json.dumps(
-            {
-                "dataset": "digits-sklearn",
-                "classes": ["0", "1"],
-                "origins": {"d": "real"},
-                "clients": [
-                    {"name": "a", "domain": "d", "train": [5, 1], "test": 2},
-                    {"name": "b", "domain": "d", "train": [1, 9], "test": 2},
-                ],
-            }
-        )
-    )
+    clients = [
+        {"name": name, "domain": "d", "train": train, "test": 2}
+        for name, train in (("a", [5, 1]), ("b", [1, 9]))
+    ]
+    origins = {"dataset": "digits-sklearn", "classes": ["0", "1"], "origins": {"d": "real"}}
+    (folder / "partition.json").write_text(json.dumps({**origins, "clients": clients}))
     correlation = np.eye(2, dtype=np.float16)[None].repeat(2, 0)
     np.savez(folder / "portrait-before.npz", correlation=correlation * 0)
     np.savez(

@@ -82,20 +82,15 @@ def test_the_page_is_whole_and_needs_nothing_else(
     assert "tracking.features=true" not in text
     display.show_places(SweepResult(sweep))
     figure, page = sweep / "report/figures/differences.png", sweep / "report/report.html"
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        f"picture: {figure} (others beside it, each also as SVG and PDF)",
-        f"report: {page}",
-    ]
+    shown = f"picture: {figure} (others beside it, each also as SVG and PDF)", f"report: {page}"
+    assert capsys.readouterr().out.splitlines()[-2:] == [*shown]
     assert figure.is_file() and page.is_file()
 
 
 def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
     titles = [section.title for section in create_sections(load_folder(sweep))]
-    models = [
-        "Personal and global models, layer by layer",
-        "Correlation between classes",
-        "Features",
-    ]
+    layers = "Personal and global models, layer by layer"
+    models = [layers, "Correlation between classes", "Features"]
     weights = "Aggregation weights of FedSKC (GDA)"
     first = ["Learning curves", "Accuracy against bytes", "Clients"]
     assert titles == [*first, "Samples of each client", weights, *models]

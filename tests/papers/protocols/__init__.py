@@ -14,19 +14,7 @@ Row = dict[str, Fact]
 
 @dataclass(frozen=True)
 class Suite:
-    """The runs of a suite.
-
-    Attributes
-    ----------
-    runs : dict of str to Fact
-        What holds for all of them.
-    arms : dict
-        By axis and arm: what is different there.
-    where : sequence
-        Combinations of arms by axis, and what is different there.
-    arm_names : dict, optional
-        Other suites' rows may name more arms than this one has.
-    """
+    """What holds for all runs of a suite, and what is different by axis and arm, and for combinations of arms."""
 
     runs: Row
     arms: dict[str, dict[str, Row]] = field(default_factory=dict)
