@@ -7,15 +7,7 @@ from typing import Any
 
 @contextmanager
 def joined_cluster(head: dict[str, Any], *workers: dict[str, Any]) -> Iterator[Any]:
-    """Start a cluster and join it; a Ray that this process has already is ended first.
-
-    Parameters
-    ----------
-    head : dict
-        Resources of the first node, for example ``{"num_cpus": 1}``.
-    *workers : dict
-        Those of the other nodes, which are `workers` of the cluster.
-    """
+    """Start and join a cluster of nodes by resources; a Ray that this process has already is ended first."""
     import ray
     from ray.cluster_utils import Cluster
 

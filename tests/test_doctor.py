@@ -13,6 +13,7 @@ import pytest
 
 from flray.cli import doctor, gpu_check
 from flray.cli.main import invoke
+from tests.helpers import python
 
 SECRET = "hunter2-0123"
 
@@ -102,14 +103,7 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
         stderr=subprocess.DEVNULL,
     )
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", SESSIONS, f"127.0.0.1:{port}"],
-            timeout=300,
-            text=True,
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
+        done = python(SESSIONS, f"127.0.0.1:{port}", env=environment)
     finally:
         members = psutil.Process(cluster.pid).children(recursive=True)
         cluster.terminate()
@@ -117,7 +111,6 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
         for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
-    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["tried"] == ["refused", "refused", "in"]
     assert {"gcs_server", "raylet", "ray::Actor"} <= {name for name, _ in found["doors"]}

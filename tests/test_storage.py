@@ -212,11 +212,8 @@ def test_a_living_worker_in_another_container_is_not_taken_for_a_dead_one(
     uri = f"{BUCKET}/contained/run/001"
     apart = ["unshare", "--pid", "--fork", "--mount-proc"]
     permitted = subprocess.run([*apart, "true"], check=False, capture_output=True).returncode == 0
-    process = subprocess.Popen(
-        [*(apart if permitted else ()), sys.executable, "-c", HOLDER, uri],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    command = [*(apart if permitted else ()), sys.executable, "-c", HOLDER, uri]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"taken\n"
         if not permitted:  # this process pretends to be in another namespace than the holder

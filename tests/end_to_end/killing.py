@@ -22,11 +22,7 @@ def kill_an_actor(
 ) -> list[int]:
     """Kill the first actor in the first call for whose first task `when` holds; return where its process id will be.
 
-    Parameters
-    ----------
-    cpu_seconds : float
-        How long the actor has computed by then, however busy the machine is; 0: it is killed before
-        the tasks go out.
+    It has computed for so many CPU seconds by then; 0: it is killed before the tasks go out.
     """
     run, victims = executor.run_blocks, list[int]()
 

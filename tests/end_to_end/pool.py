@@ -7,13 +7,7 @@ from flray.federation.state import Notify
 
 
 class Pool:
-    """So many client actors; the server's side runs in this process.
-
-    Parameters
-    ----------
-    actors : int
-        How many. They start with the first federation.
-    """
+    """Client actors, which start with the first federation; the server's side runs in this process."""
 
     def __init__(self, actors: int) -> None:
         self.actors = actors

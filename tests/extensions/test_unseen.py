@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from flray import api, registry
@@ -126,10 +125,8 @@ def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_i
     metrics = federation.step().metrics
     means: dict[str, list[float]] = {"global": [], "adapted": []}
     for client in spec.data.unseen:
-        (x, y), (test_x, test_y) = (
-            (torch.from_numpy(spec.data.x[rows]), torch.from_numpy(spec.data.y[rows]))
-            for rows in (client.train, client.test)
-        )
+        parts = [(spec.data.x[rows], spec.data.y[rows]) for rows in (client.train, client.test)]
+        (x, y), (test_x, test_y) = tiny.as_tensors(parts)
         w = federation.server.model[tiny.V]
         for view in means:
             for _ in range(2 if view == "adapted" else 0):
@@ -202,12 +199,9 @@ def test_a_sweeps_files_and_tables_have_a_column_for_each(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     first = dataset_for(load({"experiment": digits}).experiment).domains[0].name
-    added = {
-        "rounds": 1,
-        "participation": {"unseen": [first]},
-        "evaluation": {"adapt_steps": 2},
-        "partition": {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0},
-    }
+    partition = {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0}
+    added = {"rounds": 1, "participation": {"unseen": [first]}, "partition": partition}
+    added["evaluation"] = {"adapt_steps": 2}
     result = api.tune({"experiment": {**digits, **added}, "sweep": {"seeds": [0, 1]}})
     table = build_table(load_folder(result.folder))
     heads = {column.head[-1]: place for place, column in enumerate(table.columns)}
