@@ -23,8 +23,7 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.metrics.catalogue import MEASURES_IN_WORDS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.metrics.names import VIEWS
-from flray.tasks.binary import Binary
-from flray.tasks.classification import Classification
+from flray.tasks.classification import Binary, Classification
 from flray.tasks.few_shot import FewShot
 from flray.tasks.segmentation import Segmentation
 from tests.helpers import INLINE, written

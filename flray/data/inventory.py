@@ -6,9 +6,8 @@ from typing import Any
 
 from flray.data.datasets.digits5 import FETCHABLE as FETCHABLE
 from flray.data.datasets.stand_in import FORMS
-from flray.data.sources.archives import FILES
+from flray.data.sources.archives import FILES, Progress
 from flray.data.sources.cache import MANIFEST, data_root
-from flray.data.sources.download import Progress
 from flray.errors import DataError, nearest
 from flray.registry import datasets
 

@@ -3,8 +3,7 @@
 import importlib
 import pkgutil
 
-from flray.models.base import SplitModel, as_split, feature_dim, linear_classifier
-from flray.models.building import build
+from flray.models.base import SplitModel, as_split, build, feature_dim, linear_classifier
 from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_layer, select
 
 for _module in pkgutil.iter_modules(__path__):

@@ -1,11 +1,17 @@
-"""Models as feature extractor and classifier, so that methods can share, freeze or replace one of the two."""
+"""Models as feature extractor and classifier, so that methods can share, freeze or replace one of the two.
 
-from collections.abc import Sequence
-from typing import cast
+`build` makes a registered one from its name and options, with initial values that depend on nothing
+else; `dry_run` finds its outputs for a data set's samples before training.
+"""
 
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
 from torch import Tensor, nn
 
-from flray.errors import FlrayError
+from flray import registry, rng
+from flray.errors import ConfigError, FlrayError
 
 
 class SplitModel(nn.Module):
@@ -145,3 +151,86 @@ def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int
             "down-sampling steps"
         )
     return channels, height, width
+
+
+def build(
+    name: str,
+    shape: tuple[int, ...],
+    num_classes: int,
+    options: Mapping[str, Any],
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return a registered model, on the CPU, initialised from the seed.
+
+    The same (name, shape, num_classes, options, seed) give the same bits; no global random state
+    changes. Another `dtype` casts the float32 values, so that a float64 run starts at the same
+    point.
+
+    Parameters
+    ----------
+    name : str
+        A registered model.
+    shape : tuple of int
+        Shape of one sample, without the batch.
+    num_classes : int
+        Number of logits.
+    options : mapping
+        The model's options, checked against its signature.
+    seed : int
+        The experiment's seed.
+    dtype : torch.dtype
+        Type of the parameters and floating buffers.
+
+    Raises
+    ------
+    FlrayError
+        If the model or an option is unknown, a value is not allowed, or the samples do not fit the
+        network.
+    """
+    checked = registry.models.checked(name, options)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed, which would also seed the accelerators, whose state is not restored
+        # here.
+        torch.default_generator.manual_seed(rng.key(seed, "init", extra=name))
+        model = registry.models.call(name, tuple(shape), num_classes, **checked)
+    if not isinstance(model, nn.Module):
+        raise FlrayError(
+            f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
+        )
+    return model.to(dtype=dtype)
+
+
+def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
+    """Return a network's outputs for one sample, in evaluation mode.
+
+    Parameters
+    ----------
+    name : str
+        The user's name for it; the message shows it.
+    model : nn.Module
+        Not changed. It runs on zeros, because torch's meta device would need seconds of imports.
+    shape : sequence of int
+        Shape of one sample.
+
+    Raises
+    ------
+    ConfigError
+        If the network cannot take such samples.
+    """
+    training = model.training
+    model.eval()
+    dtype = next((value.dtype for value in model.parameters()), torch.float32)
+    try:
+        with torch.no_grad():
+            return model(torch.zeros(1, *shape, dtype=dtype))
+    except Exception as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            "experiment.model",
+            name,
+            f"it cannot take this data's samples {list(shape)} ({why}); choose another network, "
+            "or options that fit (`flray list models NAME`)",
+        ) from None
+    finally:
+        model.train(training)

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from flray.errors import ConfigError, FlrayError
 from flray.tasks.base import Task
-from flray.tasks.binary import Binary
-from flray.tasks.classification import Classification
+from flray.tasks.classification import Binary, Classification
 from flray.tasks.few_shot import FewShot
 from flray.tasks.segmentation import Segmentation
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flray import functional, rng
 from flray.data.types import Array, FederatedData, Rows
 from flray.errors import DataError
-from flray.models.dry_run import dry_run
+from flray.models.base import dry_run
 from flray.tasks.base import Predictions
 
 _CHUNK = 2**22  # values of the embeddings that an evaluation works on at a time

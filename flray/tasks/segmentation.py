@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flray import functional
 from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
-from flray.models.dry_run import dry_run
+from flray.models.base import dry_run
 from flray.tasks.base import Predictions
 
 

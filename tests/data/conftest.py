@@ -14,7 +14,7 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from flray.data.datasets.digits5 import SOURCES
-from flray.data.sources.download import Archive
+from flray.data.sources.archives import Archive
 
 N_MNIST = {"train": 100, "test": 30}
 N_USPS = 25  # each half

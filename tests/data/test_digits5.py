@@ -18,8 +18,8 @@ from flray.data.datasets.digits5 import (
     read_optdigits,
     read_usps,
 )
+from flray.data.sources.archives import Archive, fetch
 from flray.data.sources.cache import read_arrays
-from flray.data.sources.download import Archive, fetch
 from flray.errors import DataError
 from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, sdist, usps_mat
 

@@ -13,8 +13,7 @@ from sklearn.metrics import f1_score, recall_score, roc_auc_score
 
 from flray.errors import ConfigError
 from flray.tasks import make_task
-from flray.tasks.binary import binary_metrics
-from flray.tasks.classification import among_largest
+from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
 from tests.algorithms.helpers import gaussian_clients, run, spec_of
 

