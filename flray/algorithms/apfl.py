@@ -4,11 +4,8 @@ import torch
 from torch import nn
 
 from flray import functional, registry, trees
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Predictor, View
 from flray.algorithms.common.gradients import gradient_at
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.types import Message, Predictor, View
 from flray.registry import hyper, register_algorithm
 
 

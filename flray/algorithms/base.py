@@ -6,10 +6,8 @@ server's is ``server.state``, both plain trees. So a client's task is a pure fun
 replaying and counting bytes need no code in the method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +17,23 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import average, weight_of
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
-from flray.algorithms.types import (
-    Message,
-    Need,
-    Phase,
-    Predictor,
-    Replies,
-    Reply,
-    Stage,
-    View,
-    Weighting,
-)
+from flray.algorithms.types import Message, Phase, Predictor, Replies, Reply, Stage, View, Weighting
+from flray.config.experiment import Experiment
 
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
+__all__ = ["Algorithm", "Batch", "Client", "Message", "Phase", "Predictor", "Replies", "Server"]
+__all__ += ["Reply", "Stage", "View"]
+Need = Literal[
+    "split",
+    "features",
+    "batch_norm",
+    "homogeneous",
+    "same_features",
+    "public",
+    "validation",
+    "classification",
+    "labels",
+    "all_clients",
+]
 
 
 class Algorithm:

@@ -1,10 +1,8 @@
 """A client as an algorithm's hooks see it during one task: model, data, message, state, keyed randomness."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +12,11 @@ from flray.algorithms.common.optimizers import learning_rate, make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
+from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
 from flray.errors import FlrayError
 from flray.models import groups
 from flray.tasks.base import Task
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment, Local
 
 
 class Client(TaskRecord):

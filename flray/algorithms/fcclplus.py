@@ -1,9 +1,7 @@
 """FCCL+: cross-correlation and instance similarity on public data, non-target distillation locally."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from flray import functional
-from flray.algorithms.client import Client
+from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server, Stage
 from flray.algorithms.common.aggregation import average_outputs
 from flray.algorithms.common.collaborative_params import CollaborativeParams
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration
-from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import refuse_overridden, require
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Replies, Stage
+from flray.config.experiment import Experiment
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 FISHER_BATCH = 64
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from flray.algorithms.client import Client
+from flray.algorithms.base import Client, Phase
 from flray.algorithms.fedper import FedPer
-from flray.algorithms.types import Phase
 from flray.registry import hyper, register_algorithm
 
 

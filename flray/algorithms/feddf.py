@@ -1,16 +1,13 @@
 """FedDF: the clients' ensemble is distilled on unlabelled public data (Lin, Kong, Stich, Jaggi, NeurIPS 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flray import functional
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Message, Replies, Reply, Server, Stage, View
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import (
     Outputs,
@@ -19,13 +16,9 @@ from flray.algorithms.common.public_exchange import (
     public_subset,
 )
 from flray.algorithms.common.samples import Samples
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Replies, Reply, Stage, View
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import Preset, hyper, register_algorithm
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 
 @register_algorithm("feddf")

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from flray import functional, registry, rng, trees
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Replies, Stage
+from flray.algorithms.base import Algorithm, Client, Message, Replies, Server, Stage
 from flray.devices import transfers
 from flray.registry import Preset, hyper, register_algorithm
 

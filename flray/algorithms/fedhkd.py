@@ -4,11 +4,8 @@ import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.class_statistics import features_of, keep_class_means
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.devices import transfers
 from flray.models import as_split

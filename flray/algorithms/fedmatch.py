@@ -6,13 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry, rng, trees
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage, View
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import public_subset
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Replies, Stage, View
 from flray.data.augment import augment_batch
 from flray.devices import transfers
 from flray.models import groups

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from flray import functional, rng
-from flray.algorithms.client import Client
+from flray.algorithms.base import Client, Message, Phase
 from flray.algorithms.common.public_exchange import ExchangeParams, PublicExchange
 from flray.algorithms.common.samples import Samples
-from flray.algorithms.types import Message, Phase
 from flray.registry import Preset, hyper, register_algorithm
 
 

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Server
 from flray.algorithms.common.class_statistics import features_of
-from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.functional.numerics import unit
 from flray.models import linear_classifier

@@ -5,9 +5,8 @@ from typing import Literal
 import torch
 
 from flray import functional
-from flray.algorithms.base import Algorithm
+from flray.algorithms.base import Algorithm, Server
 from flray.algorithms.common.variants import require
-from flray.algorithms.server import Server
 from flray.registry import Params, hyper, register_algorithm
 from flray.trees import Weights
 

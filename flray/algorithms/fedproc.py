@@ -3,12 +3,8 @@
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage
 from flray.algorithms.common.class_statistics import class_features, keep_class_means
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Replies, Stage
 from flray.registry import Preset, hyper, register_algorithm
 
 

@@ -3,9 +3,7 @@
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch
+from flray.algorithms.base import Algorithm, Batch, Client
 from flray.registry import Preset, hyper, register_algorithm
 
 

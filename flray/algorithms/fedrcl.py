@@ -7,8 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client
 from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.models import layer_taps
 from flray.registry import hyper, register_algorithm

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 
 from flray import registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
-from flray.algorithms.types import Phase, Predictor, View
+from flray.algorithms.base import Algorithm, Client, Phase, Predictor, View
 from flray.registry import Preset, hyper, register_algorithm
 
 

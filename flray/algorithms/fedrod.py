@@ -7,11 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Predictor, View
 from flray.algorithms.common.classifier_heads import classifier_of
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.types import Message, Predictor, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 

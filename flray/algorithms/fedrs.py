@@ -3,10 +3,7 @@
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
+from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.models import linear_classifier
 from flray.registry import Preset, hyper, register_algorithm
 

@@ -1,26 +1,19 @@
 """FedSKC: structural knowledge collaboration, LCL + GDA + GPR (FedSKC, Algorithm 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.aggregation import average
-from flray.algorithms.common.samples import Batch
 from flray.algorithms.common.variants import VariantParams, refuse_overridden, require
-from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
+from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 EQUAL = 1e-5
 """Weights of GDA that differ from equal ones by less, relative to these, are equal ones."""

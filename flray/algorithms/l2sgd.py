@@ -1,22 +1,14 @@
 """L2SGD: own models, pulled towards their mean (L2GD; Hanzely, Richtárik, 2020; Hanzely et al., NeurIPS 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Stage
+from flray.algorithms.base import Algorithm, Client, Message, Phase, Server, Stage
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 
 @register_algorithm("l2sgd")

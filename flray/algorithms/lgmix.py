@@ -8,12 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, trees
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Message, Phase, Server, Stage
 from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.common.variants import VariantParams, require
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Stage
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 

@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Message
 from flray.algorithms.common.samples import Batch, mean_over_positions
-from flray.algorithms.types import Message
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 

@@ -3,10 +3,8 @@
 from typing import Literal
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Message, Phase, Predictor, View
 from flray.algorithms.common.gradients import gradient_at
-from flray.algorithms.types import Message, Phase, Predictor, View
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 

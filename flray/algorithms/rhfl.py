@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.client import Client
+from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Replies
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Tree
 

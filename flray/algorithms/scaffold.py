@@ -1,25 +1,17 @@
 """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020, Algorithm 1)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage
 from flray.algorithms.common.aggregation import average
-from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Replies, Stage
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 
 @register_algorithm("scaffold")

@@ -1,10 +1,7 @@
 """The server as an algorithm's hooks see it: models, the method's state, cohort and replies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +10,8 @@ from flray import rng
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.types import Message, Weighting
+from flray.config.experiment import Experiment
 from flray.trees import Weights
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 
 @dataclass(frozen=True)

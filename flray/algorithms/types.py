@@ -11,18 +11,6 @@ from flray.trees import FlatTree
 # A plain tree (see flray.trees): the form of messages between server and clients, and of their states.
 Message: TypeAlias = dict[str, Any]
 Weighting = Literal["samples", "uniform"]
-Need = Literal[
-    "split",
-    "features",
-    "batch_norm",
-    "homogeneous",
-    "same_features",
-    "public",
-    "validation",
-    "classification",
-    "labels",
-    "all_clients",
-]
 View = Literal["global", "personal"]
 Predictor = Callable[[Tensor], Tensor]
 

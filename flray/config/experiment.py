@@ -220,7 +220,7 @@ class Experiment(Section):
     export); what they lack starts fresh; null: all does"""
     algorithm: AlgorithmChoice
     local: Local = Local()
-    participation: Participation = Participation()
+    participation: Participation = Field(default_factory=Participation)
     evaluation: Evaluation = Evaluation()
     episodes: Episodes = Episodes()
     aggregation: Aggregation = Aggregation()

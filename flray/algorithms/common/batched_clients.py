@@ -6,28 +6,21 @@ client without further batches is done. Clients with a smaller last batch take t
 separate call, so that nothing is padded or masked.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Batch, Client
 from flray.algorithms.common.resident_model import ResidentModel
-from flray.algorithms.common.samples import Batch
+from flray.config.experiment import Experiment
 from flray.devices import transfers
 from flray.errors import ConfigError
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 HOOKS = ("train", "train_phase", "begin", "phases", "step", "after_backward")
 """Hooks that a method must not override if its clients are trained in one step."""

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from flray import functional
-from flray.algorithms.client import Client
-from flray.algorithms.server import Server
-from flray.algorithms.types import Reply
+from flray.algorithms.base import Client, Reply, Server
 from flray.models import as_split
 
 

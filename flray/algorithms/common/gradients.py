@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from flray.algorithms.client import Client
-from flray.algorithms.common.samples import Batch
+from flray.algorithms.base import Batch, Client
 
 
 def gradient_at(

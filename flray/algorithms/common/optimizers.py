@@ -1,21 +1,16 @@
 """Local optimisers, and their memory as a tree that can outlast a stage of a round."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from flray import trees
 from flray.algorithms.types import Message
+from flray.config.experiment import Local
 from flray.devices import transfers
 from flray.trees import Tree
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Local
 
 
 def learning_rate(local: Local, round: int, rounds: int) -> float:

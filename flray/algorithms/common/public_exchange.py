@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from flray import rng
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Message, Phase, Replies, Server, Stage, View
 from flray.algorithms.common.aggregation import average_outputs
 from flray.algorithms.common.optimizers import load_optimizer_state, optimizer_state
 from flray.algorithms.common.variants import VariantParams
-from flray.algorithms.server import Server
-from flray.algorithms.types import Message, Phase, Replies, Stage, View
 from flray.data.augment import augment_batch
 from flray.registry import Params, hyper
 

@@ -1,15 +1,11 @@
 """Methods whose paper and released code differ: one switch for all differences, and a setting for each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, Self, TypeVar
 
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.registry import Params, hyper
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Experiment
 
 T = TypeVar("T")
 
