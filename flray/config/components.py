@@ -4,17 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-    model_serializer,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
 from flray import registry
@@ -33,7 +24,7 @@ class Component(BaseModel):
     name: str
     options: dict[str, Plain] = Field(default_factory=dict)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _split(cls, value: Plain) -> Plain:
         if isinstance(value, str):
@@ -88,7 +79,7 @@ class Component(BaseModel):
         """Return the pydantic model of a component's options in this place."""
         return cls.registry.params(name)
 
-    @model_serializer
+    @pydantic.model_serializer
     def _join(self) -> dict[str, Plain]:
         return {"name": self.name, **self.options}
 
@@ -126,7 +117,7 @@ class PublicChoice(Component):
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
         """Return the data set's options, with `samples` as the total."""
-        options: type[BaseModel] = create_model(
+        options: type[BaseModel] = pydantic.create_model(
             f"{name}-public-options",
             __base__=super().params(name),
             samples=(
@@ -143,7 +134,7 @@ def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
     if "seed" in declared.model_fields:
         return declared
     text = "who holds what (also for validation), apart from the run's seed; null: by that one"
-    found: type[BaseModel] = create_model(
+    found: type[BaseModel] = pydantic.create_model(
         f"{declared.__name__}-with-seed",
         __base__=declared,
         seed=(int | None, Field(None, ge=0, description=text)),
@@ -161,7 +152,7 @@ class PartitionChoice(Component):
         """Return the partition's options, which always include `seed`."""
         return _with_seed(super().params(name))
 
-    @model_serializer
+    @pydantic.model_serializer
     def _join(self) -> dict[str, Plain]:
         left_out = self._has_seed and self.options.get("seed") is None
         return {

@@ -9,31 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from flray.config.components import (
-    AlgorithmChoice,
-    Augment,
-    CallbackChoice,
-    DatasetChoice,
-    ModelChoice,
-    Networks,
-    PartitionChoice,
-    PublicChoice,
-    SamplerChoice,
-)
+from flray.config import components, sections
+from flray.config.components import SamplerChoice
 from flray.config.paper import PaperTable
 from flray.config.plain import Plain
-from flray.config.sections import (
-    Aggregation,
-    Evaluation,
-    Faults,
-    Fraction,
-    Normalisation,
-    Resources,
-    Section,
-    Shift,
-    Split,
-    Unseen,
-)
+from flray.config.sections import Section
 from flray.config.start import Start
 from flray.config.sweep import Domain, Sweep
 
@@ -82,11 +62,11 @@ class Local(Section):
     """Adam and AdamW only"""
     clip_norm: float | None = Field(None, gt=0)
     """clip the gradient's norm to this"""
-    augment: Augment = "none"
+    augment: components.Augment = "none"
     """of private training images: flip; crop: shift by up to 4 pixels, flip; resized or weak: a part of 20 to 100 % of
     the area resized to the image, flip; strong: also colours (FCCL+); or a list of steps, for example [crop, flip,
     {name: jitter, hue: 0.05}] (flray list augmentations)"""
-    public_augment: Augment | None = None
+    public_augment: components.Augment | None = None
     """of public images, where a method trains on augmented ones, written as augment; null: as the private ones"""
     precision: Literal["float32", "float64", "bfloat16", "tf32"] = "float32"
     """what networks compute in; tf32: float32, whose products and convolutions a GPU may compute with 10 bits of
@@ -102,7 +82,7 @@ class Local(Section):
     """layout of images; channels_last is the faster one for most networks"""
 
     @property
-    def of_public_images(self) -> Augment:
+    def of_public_images(self) -> components.Augment:
         """The augmentation of public images: `public_augment`, or `augment` if that is not set."""
         return self.augment if self.public_augment is None else self.public_augment
 
@@ -114,12 +94,12 @@ class Participation(Section):
     """share of the clients sampled in each round"""
     clients: int | None = Field(None, ge=1)
     """number of clients sampled, instead of a fraction"""
-    unseen: Unseen = 0
+    unseen: sections.Unseen = 0
     dropout: float = Field(0.0, ge=0, lt=1)
     """chance that a sampled client does not answer in a round"""
     sampler: SamplerChoice = Field(default_factory=lambda: SamplerChoice.model_validate("uniform"))
     """how the round's clients are chosen (flray list samplers)"""
-    stragglers: Fraction = 0.0
+    stragglers: sections.Fraction = 0.0
     """chance that a client is slow in a round"""
     straggler_work: float = Field(0.5, gt=0, le=1)
     """share of the local steps a slow client manages"""
@@ -199,38 +179,38 @@ class Experiment(Section):
     name: Name = "experiment"
     seed: int = Field(0, ge=0)
     rounds: int = Field(10, ge=1, le=MOST_ROUNDS)
-    data: DatasetChoice
-    public: PublicChoice | None = None
+    data: components.DatasetChoice
+    public: components.PublicChoice | None = None
     """public data: another set's training images, brought to the private ones' shape; null: those that come with the
     data set"""
     subset: int | None = Field(None, ge=1)
     """at most so many training samples, and so many test samples, of each domain"""
-    partition: PartitionChoice = Field(
-        default_factory=lambda: PartitionChoice.model_validate("domains")
+    partition: components.PartitionChoice = Field(
+        default_factory=lambda: components.PartitionChoice.model_validate("domains")
     )
-    split: Split = "official"
-    shift: Shift = Shift()
-    normalisation: Normalisation = "data"
-    model: ModelChoice
-    models: Networks = Field(default_factory=dict)
+    split: sections.Split = "official"
+    shift: sections.Shift = sections.Shift()
+    normalisation: sections.Normalisation = "data"
+    model: components.ModelChoice
+    models: components.Networks = Field(default_factory=dict)
     """other networks for single clients or domains, by their name; or a list, from which the seed deals one to every
     client, each as often as the others"""
     start: Start | None = None
     """weights to start from: a run, whose newest global model is meant, as demo/001, or a safetensors file (flray
     export); what they lack starts fresh; null: all does"""
-    algorithm: AlgorithmChoice
+    algorithm: components.AlgorithmChoice
     local: Local = Local()
     participation: Participation = Field(default_factory=Participation)
-    evaluation: Evaluation = Evaluation()
+    evaluation: sections.Evaluation = sections.Evaluation()
     episodes: Episodes = Episodes()
-    aggregation: Aggregation = Aggregation()
-    resources: Resources = Resources()
-    faults: Faults = Faults()
+    aggregation: sections.Aggregation = sections.Aggregation()
+    resources: sections.Resources = sections.Resources()
+    faults: sections.Faults = sections.Faults()
     stop: Stop | None = None
     """end early, for example {patience: 10} or {target: 0.9}; null: after all rounds"""
     checkpoint: Checkpointing = Checkpointing()
     tracking: Tracking = Field(default_factory=Tracking)
-    callbacks: tuple[CallbackChoice, ...] = ()
+    callbacks: tuple[components.CallbackChoice, ...] = ()
     """called once after each round, for example [tensorboard] (flray list callbacks)"""
     output: str = Field("runs", min_length=1)
     """folder for runs and sweeps"""

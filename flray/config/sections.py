@@ -3,16 +3,8 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from flray.config.components import MetricChoice
@@ -157,14 +149,14 @@ class ChannelStatistics(Section):
     mean: tuple[float, ...] = Field(min_length=1)
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _both(cls, value: Plain) -> Plain:
         if isinstance(value, dict) and not {"mean", "std"} <= value.keys():
             raise PydanticCustomError("normalisation", "give mean and std, a list of numbers each")
         return value
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _as_many(self) -> Self:
         if len(self.mean) != len(self.std):
             raise PydanticCustomError(
@@ -212,7 +204,7 @@ class Resources(Section):
     queued: int = Field(2, ge=1, le=16)
     """tasks waiting at each actor; two hide the call's latency"""
 
-    @field_validator("gpus_per_actor")
+    @pydantic.field_validator("gpus_per_actor")
     @classmethod
     def _whole_above_one(cls, value: Plain) -> Plain:
         if value != "auto" and value > 1 and value != int(value):

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flray.config.sections import Normalisation, Shift, SplitName
-from flray.data.splits import (
-    FEDBN_SHARES,
-    Division,
-    assign_test_samples,
-    by_client,
-    divide,
-    long_tail,
-    noise_levels,
-    private_sizes,
-    used_share,
-)
+from flray.data import splits
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled, Rows
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import partitions
@@ -228,7 +218,7 @@ def federate(
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
-    if val_fraction and (isinstance(split, tuple) or split in FEDBN_SHARES):
+    if val_fraction and (isinstance(split, tuple) or split in splits.FEDBN_SHARES):
         raise ConfigError(
             "experiment.evaluation.validation",
             repr(val_fraction),
@@ -241,7 +231,9 @@ def federate(
     _check_labels(dataset, partition_name)
     by_domain = "domains" in inspect.signature(function).parameters
     ratio = shift.ratio if shift is not None else 1.0
-    division = divide(split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio)
+    division = splits.divide(
+        split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio
+    )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
     fit_y, fit_domain = y[division.fit], domains[division.fit]
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
@@ -277,14 +269,17 @@ def federate(
     nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
     holders = [*trains, *([nobody] if len(nobody) else [])]
     tests, vals = (
-        [part[rows] for rows in assign_test_samples(holders, groups, groups[part], num_classes)]
+        [
+            part[rows]
+            for rows in splits.assign_test_samples(holders, groups, groups[part], num_classes)
+        ]
         for part in (division.test, division.val)
     )
 
     clients = []
     for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):
         if isinstance(split, tuple):
-            train, val, test = by_client(rows, split, seed, k)
+            train, val, test = splits.by_client(rows, split, seed, k)
         else:
             size = min(round(val_fraction * len(rows)), len(rows) - 1)
             generator = numpy_generator(seed, "partition", client=k, extra="validation")
@@ -292,12 +287,12 @@ def federate(
             train, test = np.sort(shuffled[size:]), tests[k]
             val = np.sort(np.concatenate([shuffled[:size], vals[k]]))
         if shift is not None and split != "fedbn-digits":
-            train = used_share(train, seed, k, shift.ratio)
+            train = splits.used_share(train, seed, k, shift.ratio)
         clients.append(ClientIndices(name, domain, train, val, test))
     noise = None
     if shift is not None and shift.noise:
         held_rows = [np.concatenate([c.train, c.val, c.test]) for c in clients]
-        noise = noise_levels(held_rows, len(y), shift.noise)
+        noise = splits.noise_levels(held_rows, len(y), shift.noise)
     pooled = pooled or Pooled.of(dataset)
     held = FederatedData(
         dataset=dataset.name,
@@ -318,8 +313,13 @@ def federate(
 
 
 def _apply_shift(
-    division: Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift | None
-) -> Division:
+    division: splits.Division,
+    dataset: DataSet,
+    y: Rows,
+    domains: Rows,
+    seed: int,
+    shift: Shift | None,
+) -> splits.Division:
     """Return the division with fewer training samples, as the long tail and the private sizes want it."""
     fit = division.fit
     if shift is not None and shift.long_tail is not None:
@@ -329,9 +329,13 @@ def _apply_shift(
                 str(shift.long_tail),
                 f"samples of {dataset.name} have masks, not classes; leave it out",
             )
-        fit = fit[long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))]
+        fit = fit[
+            splits.long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))
+        ]
     if shift is not None and shift.sizes:
-        fit = fit[private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)]
+        fit = fit[
+            splits.private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)
+        ]
     return replace(division, fit=fit)
 
 

@@ -11,15 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.checks import (
-    TensorOrTree,
-    check_choice,
-    check_labels,
-    check_mask,
-    check_positive,
-    check_shapes,
-    map_floating,
-)
+from flray.functional import checks
 from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
@@ -71,17 +63,17 @@ def local_contrastive_loss(
     ValueError
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
-    check_shapes(
+    checks.check_shapes(
         logits=(logits, "n D"),
         labels=(labels, "n"),
         prototypes=(prototypes, "C D"),
         present=(present, "C"),
     )
-    check_mask("present", present)
-    check_positive("temperature", temperature)
-    check_choice("normaliser", normaliser, ("distance", "none"))
-    check_choice("without_prototype", without_prototype, ("skip", "own"))
-    labels = check_labels(labels)
+    checks.check_mask("present", present)
+    checks.check_positive("temperature", temperature)
+    checks.check_choice("normaliser", normaliser, ("distance", "none"))
+    checks.check_choice("without_prototype", without_prototype, ("skip", "own"))
+    labels = checks.check_labels(labels)
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
     if normaliser == "distance":
@@ -123,8 +115,10 @@ def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D"))
-    check_mask("present", present)
+    checks.check_shapes(
+        knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D")
+    )
+    checks.check_mask("present", present)
     difference = keep_rows(knowledge, present) - keep_rows(global_.expand_as(knowledge), present)
     distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=2)
     return distances.sum(1).to(knowledge.dtype)
@@ -161,8 +155,8 @@ def discrepancy_weights(
     ValueError
         If shapes differ from the above or a value is negative or not finite.
     """
-    check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
-    check_choice("sample_scale", sample_scale, ("raw", "fraction"))
+    checks.check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
+    checks.check_choice("sample_scale", sample_scale, ("raw", "fraction"))
     for name, values in (("num_samples", num_samples), ("discrepancy", discrepancy)):
         if not bool((torch.isfinite(values) & (values >= 0)).all()):
             raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
@@ -214,16 +208,18 @@ def variance_change(
     ValueError
         If shapes differ from the above or a mask is not boolean.
     """
-    check_shapes(knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D"))
-    check_choice("classes", classes, ("both", "each"))
+    checks.check_shapes(
+        knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D")
+    )
+    checks.check_choice("classes", classes, ("both", "each"))
     masks = []
     for name, knowledge, present in (
         ("present_now", knowledge_now, present_now),
         ("present_before", knowledge_before, present_before),
     ):
         if present is not None:
-            check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
-            check_mask(name, present)
+            checks.check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
+            checks.check_mask(name, present)
         masks.append(torch.isfinite(knowledge).all(1) if present is None else present)
     if classes == "both":
         masks = [masks[0] & masks[1]] * 2
@@ -241,8 +237,8 @@ def _spread(knowledge: Tensor) -> Tensor:
 
 
 def period_review(
-    current: TensorOrTree,
-    previous: TensorOrTree,
+    current: checks.TensorOrTree,
+    previous: checks.TensorOrTree,
     knowledge_now: Tensor,
     knowledge_before: Tensor,
     beta: float = 0.95,
@@ -251,7 +247,7 @@ def period_review(
     present_before: Tensor | None = None,
     review: Literal["paper", "interpolate"] = "paper",
     classes: Literal["both", "each"] = "both",
-) -> TensorOrTree:
+) -> checks.TensorOrTree:
     """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
 
     "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so
@@ -283,14 +279,14 @@ def period_review(
     ValueError
         If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
     """
-    check_choice("review", review, ("paper", "interpolate"))
+    checks.check_choice("review", review, ("paper", "interpolate"))
     if not 0 <= beta <= 1:
         raise ValueError(f"beta: {beta}, expected 0 to 1")
     masks = (present_now, present_before)
     rho = variance_change(knowledge_now, knowledge_before, *masks, classes=classes)
     if rho is None:
-        return map_floating(lambda w, _: w.clone(), current, previous=previous)
+        return checks.map_floating(lambda w, _: w.clone(), current, previous=previous)
     kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho
-    return map_floating(
+    return checks.map_floating(
         lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous
     )

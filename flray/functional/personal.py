@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from flray.devices import transfers
-from flray.functional.checks import (
-    TensorOrTree,
-    check_names,
-    check_positive,
-    check_shapes,
-    map_floating,
-)
+from flray.functional import checks
 
 
-def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> TensorOrTree:
+def apfl_mix(
+    personal: checks.TensorOrTree, shared: checks.TensorOrTree, alpha: float
+) -> checks.TensorOrTree:
     """Return APFL's personal model ``alpha v + (1 - alpha) w``; at exactly 0 and 1 the other has no influence.
 
     Parameters
@@ -45,11 +41,11 @@ def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> Tens
     def mix(v: Tensor, w: Tensor) -> Tensor:
         return (v if alpha else w).clone() if alpha in (0.0, 1.0) else alpha * v + (1 - alpha) * w
 
-    return map_floating(mix, personal, shared=shared)
+    return checks.map_floating(mix, personal, shared=shared)
 
 
 def apfl_alpha_gradient(
-    personal: TensorOrTree, shared: TensorOrTree, gradient: TensorOrTree
+    personal: checks.TensorOrTree, shared: checks.TensorOrTree, gradient: checks.TensorOrTree
 ) -> float:
     """Return the derivative of the loss at APFL's mixture by alpha, ``<v - w, g>``.
 
@@ -76,7 +72,7 @@ def apfl_alpha_gradient(
         products.append(((v - w) * g).sum())
         return v
 
-    map_floating(add, personal, shared=shared, gradient=gradient)
+    checks.map_floating(add, personal, shared=shared, gradient=gradient)
     return sum(map(float, transfers.to_host(products)), 0.0)
 
 
@@ -95,7 +91,9 @@ def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:
     return min(max(alpha - lr * gradient, 0.0), 1.0)
 
 
-def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> TensorOrTree:
+def pull_to_mean(
+    own: checks.TensorOrTree, mean: checks.TensorOrTree, strength: float
+) -> checks.TensorOrTree:
     """Return L2SGD's aggregation step ``(1 - a) x + a mean``; a = 0 leaves x, a = 1 gives the mean, bit for bit.
 
     Parameters
@@ -124,7 +122,7 @@ def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> Tens
             else (1 - strength) * x + strength * target
         )
 
-    return map_floating(pull, own, mean=mean)
+    return checks.map_floating(pull, own, mean=mean)
 
 
 def fomo_affinities(
@@ -154,8 +152,8 @@ def fomo_affinities(
     ValueError
         If shapes differ from the above or `epsilon` is not positive.
     """
-    check_shapes(losses=(losses, "M"), distances=(distances, "M"))
-    check_positive("epsilon", epsilon)
+    checks.check_shapes(losses=(losses, "M"), distances=(distances, "M"))
+    checks.check_positive("epsilon", epsilon)
     gains = (reference_loss - losses.double()) / (distances.double() + epsilon)
     return torch.where(torch.isfinite(gains), gains, 0).to(losses.dtype)
 
@@ -178,7 +176,7 @@ def fomo_weights(affinities: Tensor) -> Tensor:
     ValueError
         If the shape differs from the above.
     """
-    check_shapes(affinities=(affinities, "M"))
+    checks.check_shapes(affinities=(affinities, "M"))
     positive = affinities.double().clamp(min=0)
     total = positive.sum()
     return (positive / torch.where(total > 0, total, 1)).to(affinities.dtype)
@@ -215,7 +213,7 @@ def fomo_mix(
         (tree, weight) for tree, weight in zip(candidates, weights.tolist(), strict=True) if weight
     ]
     for number, tree in enumerate(candidates):
-        check_names(f"candidates[{number}]", tree, reference)
+        checks.check_names(f"candidates[{number}]", tree, reference)
 
     def mix(base: Tensor, *others: Tensor) -> Tensor:
         total = base.clone()
@@ -226,4 +224,4 @@ def fomo_mix(
     trees = {
         f"candidates with weight, number {number}": tree for number, (tree, _) in enumerate(chosen)
     }
-    return dict(map_floating(mix, reference, **trees))
+    return dict(checks.map_floating(mix, reference, **trees))

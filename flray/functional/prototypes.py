@@ -8,13 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.functional.checks import (
-    check_choice,
-    check_labels,
-    check_mask,
-    check_positive,
-    check_shapes,
-)
+from flray.functional import checks
 from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
@@ -84,21 +78,21 @@ def prototype_contrastive_loss(
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
     labels = _check(features, labels, prototypes, present)
-    check_positive("temperature", temperature)
+    checks.check_positive("temperature", temperature)
     directions = unit(keep_rows(prototypes.detach(), present))
     scores = (unit(features) if cosine else features) @ directions.T
     return masked_cross_entropy(scores / temperature, labels, present)
 
 
 def _check(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    check_shapes(
+    checks.check_shapes(
         features=(features, "B d"),
         labels=(labels, "B"),
         prototypes=(prototypes, "C d"),
         present=(present, "C"),
     )
-    check_mask("present", present)
-    return check_labels(labels)
+    checks.check_mask("present", present)
+    return checks.check_labels(labels)
 
 
 def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
@@ -120,8 +114,10 @@ def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> T
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C"))
-    check_mask("present", present)
+    checks.check_shapes(
+        features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C")
+    )
+    checks.check_mask("present", present)
     distances = torch.cdist(
         features, keep_rows(prototypes, present), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -159,8 +155,8 @@ def merge_prototypes(
     ValueError
         If shapes differ from the above or the weighting is unknown.
     """
-    check_shapes(means=(means, "K C d"), counts=(counts, "K C"))
-    check_choice("weighting", weighting, ("uniform", "samples"))
+    checks.check_shapes(means=(means, "K C d"), counts=(counts, "K C"))
+    checks.check_choice("weighting", weighting, ("uniform", "samples"))
     held = counts > 0
     weights = torch.where(held, 1.0 if weighting == "uniform" else counts.double(), 0.0).double()
     total = weights.sum(0)
@@ -168,12 +164,12 @@ def merge_prototypes(
     sums = (keep_rows(means, held).double() * weights.unsqueeze(2)).sum(0)
     merged = (sums / torch.where(present, total, 1).unsqueeze(1)).to(means.dtype)
     if previous is not None:
-        check_shapes(
+        checks.check_shapes(
             means=(means, "K C d"),
             previous=(previous[0], "C d"),
             previous_present=(previous[1], "C"),
         )
-        check_mask("previous_present", previous[1])
+        checks.check_mask("previous_present", previous[1])
         kept = keep_rows(previous[0], previous[1] & ~present)
         merged, present = torch.where(present.unsqueeze(1), merged, kept), present | previous[1]
     return merged, present
@@ -205,7 +201,9 @@ def update_directions(
     ValueError
         If shapes differ from the above or `momentum` is outside [0, 1].
     """
-    check_shapes(directions=(directions, "K C d"), counts=(counts, "K C"), weight=(weight, "C d"))
+    checks.check_shapes(
+        directions=(directions, "K C d"), counts=(counts, "K C"), weight=(weight, "C d")
+    )
     if not 0 <= momentum <= 1:
         raise ValueError(f"momentum: {momentum}, expected 0 to 1")
     if momentum == 1:

@@ -10,17 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from flray.data.datasets.embedded import (
-    DIGITS,
-    PARTS,
-    ChosenDomains,
-    SampleCap,
-    Seed,
-    assemble,
-    cap_samples,
-    one_domain,
-    select_domains,
-)
+from flray.data.datasets import embedded
+from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed, one_domain
 from flray.data.loading import fit_to_shape
 from flray.data.sources.archives import Files, Place, register_source
 from flray.data.sources.safe_unpickle import read_pickled_arrays
@@ -116,7 +107,7 @@ def _register_digits(
         return {
             f"{domain}_{part}": array
             for domain in have
-            for part, array in zip(PARTS, read(folder, archive[domain]), strict=True)
+            for part, array in zip(embedded.PARTS, read(folder, archive[domain]), strict=True)
         }
 
     layouts = [[file for domain in have for file in archive[domain]] for archive in archives]
@@ -132,12 +123,12 @@ def _register_digits(
         size: Size = usual,
     ) -> DataSet:
         arrays, made = files.load(root, path), []
-        for domain in select_domains(name, have, domains):
-            parts = (arrays[f"{domain}_{part}"] for part in PARTS)
-            one = cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
+        for domain in embedded.select_domains(name, have, domains):
+            parts = (arrays[f"{domain}_{part}"] for part in embedded.PARTS)
+            one = embedded.cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
             x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
             made.append(Domain(domain, one.origin, next(x), one.train_y, next(x), one.test_y))
-        return assemble(name, made, DIGITS)
+        return embedded.assemble(name, made, DIGITS)
 
     dataset.__doc__ = title
     register_dataset(name)(dataset)
@@ -213,7 +204,7 @@ def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
 
 
 def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
-    return dict(zip(PARTS, _read_matlab(folder, names), strict=True))
+    return dict(zip(embedded.PARTS, _read_matlab(folder, names), strict=True))
 
 
 _IDX = _idx_names("", "train", "t10k")

@@ -11,19 +11,8 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
+from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Item,
-    Mapped,
-    Size,
-    Store,
-    Table,
-    TestShare,
-    find_store,
-    image_dataset,
-    split,
-)
 from flray.data.types import DataSet
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import register_dataset
@@ -38,7 +27,11 @@ def normalise_name(name: str) -> str:
 
 
 def domain_home(
-    store: Store, items: Sequence[Item], domains: Mapping[str, str], layout: str, name: str
+    store: image_sets.Store,
+    items: Sequence[image_sets.Item],
+    domains: Mapping[str, str],
+    layout: str,
+    name: str,
 ) -> str:
     """Return the path (with a slash, or empty) below which most of the domains' folders lie.
 
@@ -100,12 +93,12 @@ class ClassFolders(Source):
 
     def table(
         self,
-        store: Store,
-        items: Sequence[Item],
+        store: image_sets.Store,
+        items: Sequence[image_sets.Item],
         chosen: Sequence[str],
         rename: Mapping[str, str],
         incomplete: bool,
-    ) -> Table:
+    ) -> image_sets.Table:
         """Return every image with its class and domain.
 
         Raises
@@ -133,7 +126,7 @@ class ClassFolders(Source):
                     f"{', '.join(self.classes)}{nearest(name, self.classes)}",
                 )
             label_of[normalise_name(folder)] = label_of[normalise_name(name)]
-        kept: list[Item] = []
+        kept: list[image_sets.Item] = []
         labels, numbers = [], []
         for item in items:
             below = item.path.removeprefix(home).split("/") if item.path.startswith(home) else []
@@ -177,7 +170,9 @@ class ClassFolders(Source):
                     f"{some}; fetch it again, choose other domains with data.domains, or set "
                     "data.incomplete to true to do without"
                 )
-        return Table(kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64))
+        return image_sets.Table(
+            kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64)
+        )
 
 
 def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
@@ -200,17 +195,21 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
         seed: Seed = 0,
         domains: ChosenDomains = None,
         samples: SampleCap = None,
-        size: Size = usual,
-        test: TestShare = 0.2,
+        size: image_sets.Size = usual,
+        test: image_sets.TestShare = 0.2,
         rename: Rename = {},  # noqa: B006 - never changed, and the schema shows it
         incomplete: Incomplete = False,
-        mapped: Mapped = None,
+        mapped: image_sets.Mapped = None,
     ) -> DataSet:
-        store = find_store(root, tree, path, tree.layout)
+        store = image_sets.find_store(root, tree, path, tree.layout)
         chosen = select_domains(tree.name, tuple(tree.domains), domains)
         table = tree.table(store, store.items(), chosen, rename, incomplete)
-        spec = ImageSet(tree.name, chosen, tuple(tree.classes), size, seed, samples, mapped)
-        return image_dataset(spec, split(table, test, spec, store), store, root)
+        spec = image_sets.ImageSet(
+            tree.name, chosen, tuple(tree.classes), size, seed, samples, mapped
+        )
+        return image_sets.image_dataset(
+            spec, image_sets.split(table, test, spec, store), store, root
+        )
 
     dataset.__doc__ = title
     register_dataset(tree.name)(dataset)
@@ -339,10 +338,10 @@ def domainnet(
     seed: Seed = 0,
     domains: ChosenDomains = None,
     samples: SampleCap = None,
-    size: Size = 256,
-    test: TestShare = 0.2,
+    size: image_sets.Size = 256,
+    test: image_sets.TestShare = 0.2,
     incomplete: Incomplete = False,
-    mapped: Mapped = None,
+    mapped: image_sets.Mapped = None,
 ) -> DataSet:
     """Return DomainNet: 6 styles, FedBN's ten classes or all 345 (586,575 pictures), by default 3x256x256.
 
@@ -350,7 +349,7 @@ def domainnet(
     official one, and only listed pictures are taken; without them `test` and `seed` decide.
     """
     tree, name = DOMAINNET, DOMAINNET.name
-    store = find_store(root, tree, path, tree.layout)
+    store = image_sets.find_store(root, tree, path, tree.layout)
     chosen = select_domains(name, DOMAINS, domains)
     items = store.items()
     home = domain_home(store, items, {normalise_name(d): d for d in DOMAINS}, tree.layout, name)
@@ -358,14 +357,20 @@ def domainnet(
         found = _all_classes(store, items, home, chosen, incomplete)
         tree = replace(tree, classes=found, others=False)
     table = tree.table(store, items, chosen, {}, incomplete)
-    spec = ImageSet(name, chosen, tuple(tree.classes), size, seed, samples, mapped)
+    spec = image_sets.ImageSet(name, chosen, tuple(tree.classes), size, seed, samples, mapped)
     listed = _test_list(store, items, home, chosen)
-    table = split(table, test, spec, store) if listed is None else _official(table, listed)
-    return image_dataset(spec, table, store, root)
+    table = (
+        image_sets.split(table, test, spec, store) if listed is None else _official(table, listed)
+    )
+    return image_sets.image_dataset(spec, table, store, root)
 
 
 def _all_classes(
-    store: Store, items: Sequence[Item], home: str, chosen: Sequence[str], incomplete: bool
+    store: image_sets.Store,
+    items: Sequence[image_sets.Item],
+    home: str,
+    chosen: Sequence[str],
+    incomplete: bool,
 ) -> tuple[str, ...]:
     names: dict[str, str] = {}
     for item in items:
@@ -381,7 +386,7 @@ def _all_classes(
 
 
 def _test_list(
-    store: Store, items: Sequence[Item], home: str, chosen: Sequence[str]
+    store: image_sets.Store, items: Sequence[image_sets.Item], home: str, chosen: Sequence[str]
 ) -> dict[str, bool] | None:
     """Return which listed pictures are for test, or None if a domain has no lists.
 
@@ -410,7 +415,7 @@ def _test_list(
     return found
 
 
-def _official(table: Table, listed: Mapping[str, bool]) -> Table:
+def _official(table: image_sets.Table, listed: Mapping[str, bool]) -> image_sets.Table:
     rows = np.array(
         [row for row, item in enumerate(table.items) if item.path in listed], dtype=np.int64
     )

@@ -8,13 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from flray.data.sources.images import (
-    channel_statistics,
-    over_photos,
-    photo_crops,
-    resize,
-    to_colour,
-)
+from flray.data.sources import images
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
@@ -63,20 +57,22 @@ def digits_sklearn(
     for name, rows in zip(
         SKLEARN_DOMAINS, np.array_split(order, len(SKLEARN_DOMAINS)), strict=True
     ):
-        digits = resize(bunch.images[rows] * (255 / 16), 32)
+        digits = images.resize(bunch.images[rows] * (255 / 16), 32)
         origin: Origin = "real" if name == "plain" else "composed"
         if name == "inverted":
             digits = 255 - digits
         elif name == "rotated":
             digits = np.ascontiguousarray(np.rot90(digits, axes=(1, 2)))
         x = (
-            over_photos(digits, photo_crops(len(rows), 32, crops))
+            images.over_photos(digits, images.photo_crops(len(rows), 32, crops))
             if name == "photo"
-            else to_colour(digits)
+            else images.to_colour(digits)
         )
         y, cut = bunch.target[rows].astype(np.int64), round(0.8 * len(rows))
         parts.append(Domain(name, origin, x[:cut], y[:cut], x[cut:], y[cut:]))
-    public = photo_crops(1000, 32, numpy_generator(seed, "data", extra="digits-sklearn/public"))
+    public = images.photo_crops(
+        1000, 32, numpy_generator(seed, "data", extra="digits-sklearn/public")
+    )
     return assemble("digits-sklearn", parts, DIGITS, seed, samples, domains, public=public)
 
 
@@ -171,7 +167,9 @@ def assemble(
     """
     names = select_domains(name, [domain.name for domain in domains], chosen)
     taken = tuple(cap_samples(d, samples, seed) for d in domains if d.name in names)
-    return DataSet(name, taken, classes, *channel_statistics([d.train_x for d in taken]), **more)
+    return DataSet(
+        name, taken, classes, *images.channel_statistics([d.train_x for d in taken]), **more
+    )
 
 
 def one_domain(
@@ -228,7 +226,7 @@ def photos(
         generator = numpy_generator(seed, "data", extra=f"photos/{part}")
         # Few pixels averaged to one where a crop is large: the smallest photo has some 400 rows.
         parts += [
-            photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
+            images.photo_crops(count, size, generator, max_scale=max(1, min(8, 400 // size))),
             np.zeros(count, dtype=np.int64),
         ]
     return assemble("photos", [Domain("photos", "real", *parts)], ("photo",))

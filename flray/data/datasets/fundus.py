@@ -12,17 +12,8 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
+from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Item,
-    Mapped,
-    Size,
-    Store,
-    Table,
-    find_store,
-    image_dataset,
-)
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -209,16 +200,16 @@ def fundus(
     seed: Seed = 0,
     domains: ChosenDomains = None,
     samples: SampleCap = None,
-    size: Size = 256,
-    mapped: Mapped = None,
+    size: image_sets.Size = 256,
+    mapped: image_sets.Mapped = None,
 ) -> DataSet:
     """Return retinal photographs of six sources with masks of disc and cup (segmentation); own test parts."""
-    store = find_store(root, FUNDUS, path, LAYOUT)
+    store = image_sets.find_store(root, FUNDUS, path, LAYOUT)
     chosen = select_domains("fundus", DOMAINS, domains)
-    spec = ImageSet(
+    spec = image_sets.ImageSet(
         "fundus", chosen, STRUCTURES, size, seed, samples, mapped, "segmentation", disc_and_cup
     )
-    return image_dataset(spec, _table(store, chosen), store, root)
+    return image_sets.image_dataset(spec, _table(store, chosen), store, root)
 
 
 def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
@@ -262,8 +253,8 @@ def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
     return np.stack([disc, cup]).astype(np.uint8)
 
 
-def _table(store: Store, chosen: Sequence[str]) -> Table:
-    found: dict[tuple[int, bool, str], dict[str, Item]] = defaultdict(dict)
+def _table(store: image_sets.Store, chosen: Sequence[str]) -> image_sets.Table:
+    found: dict[tuple[int, bool, str], dict[str, image_sets.Item]] = defaultdict(dict)
     for item in store.items():
         path = item.path.lower()
         place = _PLACE.fullmatch(path)
@@ -282,7 +273,7 @@ def _table(store: Store, chosen: Sequence[str]) -> Table:
                     "name; fetch it again or take the file away"
                 )
     keys = sorted(found)
-    return Table(
+    return image_sets.Table(
         [found[key]["image"] for key in keys],
         np.zeros(len(keys), dtype=np.int64),
         np.array([key[0] for key in keys], dtype=np.int64),

@@ -8,19 +8,8 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
+from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Item,
-    Mapped,
-    Size,
-    Store,
-    Table,
-    TestShare,
-    find_store,
-    image_dataset,
-    split,
-)
 from flray.data.types import DataSet
 from flray.errors import DataError, brief
 from flray.registry import register_dataset
@@ -42,17 +31,19 @@ def tiny_imagenet(
     path: Place = None,
     seed: Seed = 0,
     samples: SampleCap = None,
-    size: Size = 64,
-    mapped: Mapped = None,
+    size: image_sets.Size = 64,
+    mapped: image_sets.Mapped = None,
 ) -> DataSet:
     """Return Tiny-ImageNet: 100,000 photos 3x64x64 of 200 classes (sorted WordNet ids); 10,000 of val for test."""
-    store = find_store(root, TINY_IMAGENET, path, LAYOUT)
+    store = image_sets.find_store(root, TINY_IMAGENET, path, LAYOUT)
     table, classes = _table(store)
-    spec = ImageSet("tiny-imagenet", ("tiny-imagenet",), classes, size, seed, samples, mapped)
-    return image_dataset(spec, table, store, root)
+    spec = image_sets.ImageSet(
+        "tiny-imagenet", ("tiny-imagenet",), classes, size, seed, samples, mapped
+    )
+    return image_sets.image_dataset(spec, table, store, root)
 
 
-def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
+def _table(store: image_sets.Store) -> tuple[image_sets.Table, tuple[str, ...]]:
     items = store.items()
     named: dict[str, str] = {}
     for item in items:
@@ -61,7 +52,7 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
                 name, _, rest = line.partition("\t")
                 path = f"{item.path.removesuffix(ANNOTATIONS)}images/{name}"
                 named[path] = rest.partition("\t")[0]
-    kept: list[Item] = []
+    kept: list[image_sets.Item] = []
     names, test = [], []
     for item in items:
         part, folder, *_ = (*_below(item.path), "", "")
@@ -85,7 +76,9 @@ def _table(store: Store) -> tuple[Table, tuple[str, ...]]:
                 f"classes of train/, by its folder or {ANNOTATIONS}; take it away or fetch it again"
             )
     labels = np.array([label_of[name] for name in names], dtype=np.int64)
-    return Table(kept, labels, np.zeros_like(labels), np.array(test, dtype=bool)), tuple(classes)
+    return image_sets.Table(kept, labels, np.zeros_like(labels), np.array(test, dtype=bool)), tuple(
+        classes
+    )
 
 
 def _below(path: str) -> tuple[str, ...]:
@@ -119,9 +112,9 @@ def camelyon17(
     seed: Seed = 0,
     domains: ChosenDomains = None,
     samples: SampleCap = None,
-    size: Size = 96,
-    test: TestShare = 0.2,
-    mapped: Mapped = None,
+    size: image_sets.Size = 96,
+    test: image_sets.TestShare = 0.2,
+    mapped: image_sets.Mapped = None,
     by: Annotated[
         Literal["image", "slide"],
         Field(
@@ -146,14 +139,14 @@ def camelyon17(
             f"{PATCHES}"
         )
     chosen = select_domains("camelyon17", CENTRES, domains)
-    spec = ImageSet(
+    spec = image_sets.ImageSet(
         "camelyon17", chosen, ("normal", "tumour"), size, seed, samples, mapped, "binary"
     )
-    table = split(_patches(homes[0], chosen, by == "slide"), test, spec)
-    return image_dataset(spec, table, Store(homes[0]), root)
+    table = image_sets.split(_patches(homes[0], chosen, by == "slide"), test, spec)
+    return image_sets.image_dataset(spec, table, image_sets.Store(homes[0]), root)
 
 
-def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
+def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> image_sets.Table:
     """Read the table of patches.
 
     Raises
@@ -186,8 +179,8 @@ def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> Table:
     kept = np.flatnonzero(("centre" + table["center"]).isin(chosen))
     place = np.array([chosen.index(name) if name in chosen else -1 for name in CENTRES])
     stamp = f"{facts.st_size}|{facts.st_mtime_ns}"
-    return Table(
-        [Item(name, 0, stamp) for name in names.iloc[kept]],
+    return image_sets.Table(
+        [image_sets.Item(name, 0, stamp) for name in names.iloc[kept]],
         numbers["tumor"].to_numpy()[kept],
         place[numbers["center"].to_numpy()[kept]],
         groups=numbers["slide"].to_numpy()[kept] if by_slide else None,

@@ -12,19 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples, select_domains
+from flray.data.sources import image_sets
 from flray.data.sources.archives import Source
-from flray.data.sources.image_sets import (
-    ImageSet,
-    Item,
-    Mapped,
-    Size,
-    Store,
-    Table,
-    TestShare,
-    find_store,
-    image_dataset,
-    split,
-)
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError, brief, nearest
 from flray.files.border import open_file
@@ -348,12 +337,12 @@ def folder(
     root: Path,
     *,
     path: Annotated[str, Field(description=f"folder or zip archive with {LAYOUT}")],
-    size: Size = 32,
+    size: image_sets.Size = 32,
     seed: Seed = 0,
     domains: ChosenDomains = None,
     samples: SampleCap = None,
-    test: TestShare = 0.2,
-    mapped: Mapped = None,
+    test: image_sets.TestShare = 0.2,
+    mapped: image_sets.Mapped = None,
     task: TaskName = "classification",
     positive: Positive = None,
 ) -> DataSet:
@@ -365,23 +354,26 @@ def folder(
         If the images do not all lie equally deep, a class or domain has too few, or it is not clear
         which class of a binary task is positive.
     """
-    store = find_store(root, Source("folder", "your own files"), path, LAYOUT)
+    store = image_sets.find_store(root, Source("folder", "your own files"), path, LAYOUT)
     images = [item for item in store.items() if item.is_image]
     table, names, classes = _table(store, images, task, positive)
     chosen = select_domains("folder", names, domains)
     kept = np.flatnonzero(np.isin(table.domains, [names.index(name) for name in chosen]))
     table = table.rows(kept)
     numbers = np.array([chosen.index(names[d]) for d in table.domains.tolist()], dtype=np.int64)
-    table = Table(table.items, table.labels, numbers, table.test)
-    spec = ImageSet("folder", chosen, classes, size, seed, samples, mapped, task)
+    table = image_sets.Table(table.items, table.labels, numbers, table.test)
+    spec = image_sets.ImageSet("folder", chosen, classes, size, seed, samples, mapped, task)
     if table.test is None:
-        table = split(table, test, spec, store)
-    return image_dataset(spec, table, store, root)
+        table = image_sets.split(table, test, spec, store)
+    return image_sets.image_dataset(spec, table, store, root)
 
 
 def _table(
-    store: Store, images: Sequence[Item], task: str, positive: str | float | None
-) -> tuple[Table, tuple[str, ...], tuple[str, ...]]:
+    store: image_sets.Store,
+    images: Sequence[image_sets.Item],
+    task: str,
+    positive: str | float | None,
+) -> tuple[image_sets.Table, tuple[str, ...], tuple[str, ...]]:
     """Return every image with its class, domain and part; the names of the domains and of the classes."""
     depths = Counter(item.path.count("/") for item in images)
     if set(depths) - {1, 2} or len(depths) != 1:
@@ -399,10 +391,10 @@ def _table(
     if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
         test = np.array([_PARTS[name.lower()] for name in above])
         return (
-            Table(list(images), labels, np.zeros(len(images), dtype=np.int64), test),
+            image_sets.Table(list(images), labels, np.zeros(len(images), dtype=np.int64), test),
             ("photos",),
             classes,
         )
     names = tuple(sorted(set(above)))
     numbers = np.array([names.index(name) for name in above], dtype=np.int64)
-    return Table(list(images), labels, numbers), names, classes
+    return image_sets.Table(list(images), labels, numbers), names, classes
