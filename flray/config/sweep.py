@@ -222,9 +222,9 @@ class Sweep(Section):
     """add seeds to sweep.seeds until what is compared is decided"""
     repeat: Repeat = Field(default_factory=Repeat)
     """what is repeated besides the seeds"""
-    places: tuple[Literal["data.seed", "partition.seed"], ...] = ()
+    places: tuple[Literal["data.seed", "partition.seed"], ...] | None = None
     """seeds in the space whose values are places, each with comparisons of its own; others are repetitions, pooled in
-    one interval"""
+    one interval; default: none, beside sweep.until all, because its tests need independent seeds"""
     search: Literal["random", "grid", "optuna"] = "random"
     scheduler: Asha | None = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

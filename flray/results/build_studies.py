@@ -168,7 +168,10 @@ def levels_of(
 
 def repeated_columns(source: ResultSet) -> list[str]:
     """Return the varying settings whose values are repetitions and no places."""
-    places = (source.config.get("sweep") or {}).get("places") or ()
+    sweep = source.config.get("sweep") or {}
+    places = sweep.get("places")
+    if places is None:  # also in the sweeps of a flray that had no such key
+        places = REPEATED if sweep.get("until") else ()
     return [name for name in source.varying if name in REPEATED and name not in places]
 
 

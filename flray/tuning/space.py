@@ -231,11 +231,11 @@ def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
             "after every seed needs seeds that are independent",
         )
     for path in ("data.seed", "partition.seed"):
-        if path in space and path not in sweep.places:
+        if path in space and sweep.places is not None and path not in sweep.places:
             yield (
                 f"space.{path}",
-                "repetitions beside sweep.until",
-                f"places: set sweep.places=[{path}], or take it out of the space",
+                f"repetitions beside sweep.until, as sweep.places is {list(sweep.places)}",
+                "places: leave sweep.places out, or take it out of the space",
             )
 
 

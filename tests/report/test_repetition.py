@@ -111,6 +111,9 @@ def test_seeds_of_partition_and_data_in_a_space_are_repetitions(edited: Edited) 
     assert {pair.repeated for pair in study.differences} == {"3 draws of the data x 3 partitions"}
     source.config["sweep"]["places"] = ["partition.seed", "data.seed"]
     assert len(build_studies(source).each) == 9
+    # A sweep of an earlier flray, which had no such key: the tests of until need independent seeds.
+    source.config["sweep"] = {"until": {"margin": 1.0, "alpha": 0.05, "at_least": 3, "at_most": 9}}
+    assert len(build_studies(source).each) == 9
 
 
 def test_what_was_held_fixed_is_said(source: ResultSet) -> None:

@@ -1,6 +1,7 @@
 """Tunings and draws of the data that are repeated: a choice is no lottery, and intervals hold for other ones."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +200,18 @@ def test_repetitions_that_cannot_be_dealt_are_refused(
         resolve_sweep(load(tuned))
 
 
-def test_seeds_of_the_space_beside_until_and_data_without_a_seed_are_refused(
+def test_seeds_that_repeat_beside_until_and_data_without_a_seed_are_refused(
     content: dict[str, Any],
 ) -> None:
     content["space"] = {"partition.seed": {"grid": [0, 1]}}
     content["sweep"] = {"seeds": [0], "until": {}}
-    with pytest.raises(FlrayError, match=r"set sweep.places=\[partition.seed\]"):
+    for accepted in (None, ["partition.seed"]):
+        content["sweep"]["places"] = accepted
         resolve_sweep(load(content))
-    content["sweep"]["places"] = ["partition.seed"]
-    assert resolve_sweep(load(content)).sweep.places == ("partition.seed",)
+    for refused in ([], ["data.seed"]):
+        content["sweep"]["places"] = refused
+        with pytest.raises(FlrayError, match=re.escape(f"as sweep.places is {refused}")):
+            resolve_sweep(load(content))
 
     @flray.register_dataset("fixed-for-a-test")
     def fixed(root: Path) -> None:
