@@ -14,6 +14,7 @@ from flray.results import measures
 from flray.results.load import load_folder
 from flray.results.measures import AVERAGE
 from flray.results.paired import Difference, Rule
+from flray.results.question import registered_reference
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import DRAWS, TUNINGS, Studies, Study
 from flray.results.table import Column, build_paper_table, column_value, has_arms
@@ -91,7 +92,7 @@ def build_studies(source: ResultSet) -> Studies:
         and place_and_name(source, one) not in stopped
     ]
     if not finished:
-        return Studies(left_out=sorted(left_out))
+        return Studies(left_out=sorted(left_out), registered=registered_reference(source))
     found = group_observations(_observe(source, finished))
     left_out += [
         f"{' '.join(filter(None, (study.place, name)))}: failed at each of its seeds, not compared"
@@ -105,7 +106,7 @@ def build_studies(source: ResultSet) -> Studies:
         alpha = until["alpha"] / max(1, len(whole))
         rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
-    return Studies(whole, sorted(left_out))
+    return Studies(whole, sorted(left_out), registered_reference(source))
 
 
 def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:

@@ -10,6 +10,7 @@ from flray.results.build_studies import build_studies
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
+from flray.results.question import question_lines
 from flray.results.result_set import ENDED, ResultSet, Trial, alike_notes
 from flray.results.study import variances
 from flray.results.table import Column, Table, build_paper_table
@@ -74,7 +75,7 @@ def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
         table.notes.append(f"{error}; all pairs are compared")
     table.studies = found.against(reference, "--reference")
     table.variances = variances(source)
-    table.conclusions = conclude(table.studies)
+    table.conclusions = [*conclude(table.studies), *question_lines(source, table.studies)]
 
 
 def _setting_table(source: ResultSet) -> Table:

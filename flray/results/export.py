@@ -30,6 +30,7 @@ from flray.results.build_studies import (
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
+from flray.results.question import AFTERWARDS, registered_reference
 from flray.results.result_set import ResultSet, Trial, alike, alike_notes
 from flray.results.study import Studies
 from flray.results.table import Column, Table
@@ -40,7 +41,7 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
-OPTIONAL = {"look": "1", "failed": "", "positive": "", "tuning": "0"}
+OPTIONAL = {"look": "1", "failed": "", "positive": "", "tuning": "0", "reference": ""}
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
 _FORMS = {
     "look": re.compile(r"\d{0,9}"),
@@ -78,7 +79,8 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
         had this run, because added seeds need another test. ``failed`` has the seeds that its
         setting failed at, ``positive`` the positive class of a task of two, ``tuning`` the number
-        of the tuning that chose its settings, ``tuned.NAME`` the choices of ``sweep.tune``,
+        of the tuning that chose its settings, ``reference`` the one that the sweep registered,
+        ``tuned.NAME`` the choices of ``sweep.tune``,
         ``domain/NAME`` the value of a domain's clients (on the others' test parts if ``metric`` is).
         Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
@@ -251,6 +253,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "failed": " ".join(str(seed) for seed in sorted(_failed(source, trial))),
         "positive": trial.positive,
         "tuning": trial.repetition,
+        "reference": registered_reference(source) or "",
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),
@@ -305,7 +308,8 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     frame : DataFrame
         As `flray.results.export.read_export` returns it.
     reference : str, optional
-        The setting that all others are compared with; default: all pairs are compared.
+        The setting that all others are compared with; default: the registered one, or else all
+        pairs are compared.
     """
     frame = _alike(frame)
     metrics = " or ".join(sorted(set(frame["metric"])))
@@ -323,8 +327,10 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
         f"{data} ({origins})" for data, origins in zip(frame["data"], frame["origins"], strict=True)
     )
     if not any(str(name).endswith(SMOKE) for name in frame["suite"]):
-        table.studies = _studies(frame, metrics).against(reference, "--reference")
-        table.conclusions = conclude(table.studies)
+        found = _studies(frame, metrics)
+        table.studies = found.against(reference or found.registered, "--reference")
+        late = any(study.afterwards for study in table.studies.each)
+        table.conclusions = conclude(table.studies) + [AFTERWARDS.format(reference)] * late
     versions = dict.fromkeys(
         ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, one, strict=True))
         for one in frame[list(PACKAGES)].to_numpy()
@@ -376,7 +382,10 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
         key, levels = levels_of(int(record["seed"]), own, str(record["data_sha256"]), chosen)
         observations.append(Observation(place, metric, name, key, value, look, failed, levels))
     found = map(without_gaps, group_observations(observations))
-    return Studies([one for one in found if one is not None])
+    studies = [one for one in found if one is not None]
+    references = set(frame.get("reference", [""]))
+    known = {name for study in studies for name in study.values} & references
+    return Studies(studies, registered=known.pop() if len(references) == 1 and known else None)
 
 
 def _tuned(frame: pd.DataFrame) -> list[str]:

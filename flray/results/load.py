@@ -18,6 +18,7 @@ from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol
 from flray.records import directory
 from flray.records.events import history_of, read_events
+from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs.code import code_notes
 
@@ -40,11 +41,13 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     config = directory.read_config(folder)
     identity = directory.read(folder)
     tuning: list[Trial] = []
+    registered: dict[str, str] = {}
     if directory.folder_kind(folder) == "sweep":
         found = sorted((folder / "trials").glob("*/run.json"), key=_trial_order)
         every = [_load_trial(path.parent) for path in found]
         trials = [trial for trial in every if trial.phase == COMPARISON]
         tuning = [trial for trial in every if trial.phase != COMPARISON]
+        registered = registered_question(identity.get("settings", {}))
     else:
         seed = config["experiment"]["seed"]
         trials = [_trial(folder, folder.name, {}, config, {"seed": seed, **identity})]
@@ -58,6 +61,7 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
         str(folder),
         tuning,
         code_notes(folder),
+        registered,
     )
 
 

@@ -15,6 +15,7 @@ from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.records import directory
 from flray.records.events import FIRST, PHASE, REPETITION, TUNED
 from flray.results.load import find_primary_metric, read_fingerprints
+from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.tracking.client import (
     TrackingUnavailableError,
@@ -78,6 +79,7 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         _versions(run.data.tags),
         f"{shown} run {run.info.run_id}",
         tuning,
+        registered=registered_question(run.data.params),
     )
 
 

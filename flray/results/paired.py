@@ -211,6 +211,7 @@ def compare(
     failed: Failed | None = None,
     looks: Added | None = None,
     levels: Levels | None = None,
+    afterwards: bool = False,
 ) -> list[Difference]:
     """Compare all pairs of settings, or all settings with one of them.
 
@@ -232,15 +233,17 @@ def compare(
     levels : mapping
         See `Levels`. Seeds that share one of them are not independent: the interval of a pair is as
         wide as the variation between them asks for.
+    afterwards : bool
+        Whether the reference was chosen when the values were there, so that all pairs count.
     """
     if reference is None:
         pairs = list(itertools.combinations(values, 2))
     else:
         pairs = [(name, reference) for name in values if name != reference]
-    found = []
+    found, count = [], math.comb(len(values), 2) if afterwards else len(pairs)
     for first, second in pairs:
         seeds, differences, before = _shared(first, second, values, looks or {})
-        one = _difference(first, second, differences, lower, len(pairs))
+        one = _difference(first, second, differences, lower, count)
         if shared := _crossed(seeds, levels or {}):
             found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
             continue

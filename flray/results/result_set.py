@@ -196,6 +196,8 @@ class ResultSet:
         Those that only helped to choose what `trials` compare.
     code_notes : list of str
         Lines on the code; see `flray.runs.code.code_notes`.
+    registered : dict
+        Of a sweep, the settings that made up its question at its start, as text by their path.
     """
 
     name: str
@@ -205,6 +207,7 @@ class ResultSet:
     where: str = ""
     tuning: list[Trial] = field(default_factory=list)
     code_notes: list[str] = field(default_factory=list)
+    registered: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Have all trials judged on the same test data."""

@@ -40,6 +40,9 @@ class Study:
         See `flray.results.paired.Failed`.
     looks, levels : mapping
         See `flray.results.paired.Added` and `flray.results.paired.Levels`.
+    afterwards : bool
+        Whether the reference was chosen when the values were there: it may be the best or the worst
+        by chance. Then tests and intervals are corrected for all pairs.
     """
 
     place: str
@@ -50,6 +53,7 @@ class Study:
     failed: Failed = field(default_factory=dict)
     looks: Added = field(default_factory=dict)
     levels: Levels = field(default_factory=dict)
+    afterwards: bool = False
 
     @property
     def lower(self) -> bool:
@@ -66,9 +70,8 @@ class Study:
     def differences(self) -> list[Difference]:
         """The comparisons."""
         reference = self.reference if self.reference in self.values else None
-        return compare(
-            self.values, self.lower, reference, self.rule, self.failed, self.looks, self.levels
-        )
+        more = (self.rule, self.failed, self.looks, self.levels, self.afterwards)
+        return compare(self.values, self.lower, reference, *more)
 
     @property
     def means(self) -> dict[str, float]:
@@ -87,10 +90,13 @@ class Studies:
         By place and measure.
     left_out : list of str
         Settings that cannot be compared, with the reason.
+    registered : str or None
+        The reference that was chosen before there were values; None: all pairs were to be compared.
     """
 
     each: list[Study] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    registered: str | None = None
 
     @cached_property
     def ranks(self) -> dict[str, "Ranks"]:
@@ -139,7 +145,8 @@ class Studies:
         Parameters
         ----------
         reference : str or None
-            Its name; without one all pairs are compared.
+            Its name; without one all pairs are compared. One that was not registered spares no
+            correction, see `Study`.
         where : str
             The place that names it, which the error shows.
 
@@ -156,7 +163,9 @@ class Studies:
                 f"{where}: found {reference!r}{nearest(reference, names)}; one of "
                 f"{', '.join(map(repr, names))}"
             )
-        return Studies([replace(one, reference=reference) for one in self.each], self.left_out)
+        late = reference != self.registered
+        each = [replace(one, reference=reference, afterwards=late) for one in self.each]
+        return replace(self, each=each)
 
 
 @dataclass(frozen=True)

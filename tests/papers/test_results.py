@@ -1,7 +1,6 @@
 """The kept results on local data: each file belongs to its suite as it now is; pages say what reports say."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,13 +71,12 @@ _AMOUNT = re.compile(rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+{_INTERVAL_OF
 
 def unfounded(claims: list[tuple[str, ...]], files: list[Path]) -> set[tuple[str, ...]]:
     """Return the claims that no sentence on two settings makes, of all pairs or all against any reference."""
-    studies = [s for file in files for s in build_export_table(read_export(file)).studies.each]
-    against = [(study, None) for study in studies]
-    against += [(study, reference) for study in studies for reference in study.values]
     left = set(claims)
-    for study, reference in against:
-        for pair in replace(study, reference=reference).differences if left else ():
-            left -= set(_AMOUNT.findall(sentence(pair.better_first(), study.unit)))
+    for found in [build_export_table(read_export(file)).studies for file in files]:
+        names = {name for study in found.each for name in study.values}
+        for study in [one for name in names for one in found.against(name).each] if left else ():
+            for pair in study.differences:
+                left -= set(_AMOUNT.findall(sentence(pair.better_first(), study.unit)))
     return left
 
 

@@ -1,0 +1,84 @@
+"""What a sweep registers at its start, and what its reports say of it."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray.records import directory
+from flray.results.build_table import build_table
+from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.load import load_folder
+from flray.results.paired import compare
+from flray.results.result_set import ResultSet
+from flray.runs.resume_checks import load_config, settings_text
+from tests.report.conftest import Edited, plain
+
+
+@pytest.fixture
+def asked(edited: Edited, sweep: Path) -> ResultSet:
+    """The sweep with a row per setting, started with a reference."""
+    edited(lambda config: (plain(config), config["sweep"].update(reference="none")))
+    directory.update(sweep, settings=settings_text(load_config(sweep), "sweep"))
+    return load_folder(sweep)
+
+
+def change(config: dict[str, Any], sweep: dict[str, Any]) -> None:
+    config["sweep"] = sweep
+
+
+def test_a_report_of_what_was_asked_says_so(asked: ResultSet, edited: Edited) -> None:
+    assert build_table(asked).conclusions[-1] == "as registered: all against none"
+    for key, value in (("metric", "validation"), ("seeds", [0, 1, 2]), ("places", ["data.seed"])):
+        before = dict(asked.config["sweep"])
+        changed = edited(partial(change, sweep={**before, key: value}))
+        line = build_table(changed).conclusions[-1]
+        assert line.startswith("not as registered (all against none): ")
+        assert f"sweep.{key} is {value} and was {before[key]}" in line
+        edited(partial(change, sweep=before))
+    edited(lambda config: config["experiment"]["evaluation"].update(protocol="best"))
+    assert (
+        build_table(edited(plain))
+        .conclusions[-1]
+        .endswith("evaluation.protocol is best and was last")
+    )
+
+
+def test_a_reference_that_is_chosen_afterwards_spares_no_correction(
+    asked: ResultSet, edited: Edited
+) -> None:
+    asked.registered["sweep.reference"] = "None"
+    for table in (build_table(asked), build_table(replace(asked), "none")):
+        assert {one.pairs for study in table.studies.each for one in study.differences} == {1}
+        assert "the reference none was chosen afterwards" in table.conclusions[-1]
+    seeds = {name: {s: k + (7 * s + s * k) % 5 for s in range(4)} for k, name in enumerate("abcde")}
+    for late, pairs in ((False, 4), (True, 10)):
+        found = compare(seeds, reference="a", afterwards=late)
+        assert {one.pairs for one in found} == {pairs} and len(found) == 4
+    every = {(one.first, one.second): one.corrected for one in compare(seeds)}
+    late_ones = compare(seeds, reference="a", afterwards=True)
+    assert all(one.corrected == every["a", one.first] for one in late_ones)
+
+
+def test_runs_that_had_ended_before_are_counted(asked: ResultSet) -> None:
+    for trial in asked.trials[:3]:
+        trial.taken_over = "made/000/trials/0001"
+    (line,) = build_table(asked).conclusions[-1:]
+    assert line.endswith("; when it was asked, 3 of 8 runs had ended elsewhere")
+
+
+def test_a_kept_file_remembers_the_question(asked: ResultSet, tmp_path: Path) -> None:
+    for number, trial in enumerate(asked.trials):
+        trial.sha256 = f"{number:064d}"
+    export_runs(asked, tmp_path / "kept.csv")
+    kept = read_export(tmp_path / "kept.csv")
+    assert set(kept["reference"]) == {"none"}
+    own, other = build_export_table(kept), build_export_table(kept, "full")
+    assert {one.reference for one in own.studies.each} == {"none"}
+    assert not any("afterwards" in line for line in own.conclusions)
+    assert other.conclusions[-1].startswith("the reference full was chosen afterwards")
+    # Rows of two sweeps that asked for different things ask for nothing together.
+    kept.loc[kept.index[0], "reference"] = "full"
+    assert build_export_table(kept).studies.registered is None
