@@ -114,27 +114,43 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
 
     Of a paper's table these are the columns that are means over clients, or else all columns.
     """
-    metric = " or ".join(sorted({one.metric for one in counted if one.metric}))
     valued = set(map(id, counted))
     paper, columns, rows = source.paper if source.axes else None, [Column((), "auto")], ""
     if paper is not None:
         table = build_paper_table(replace(source, trials=counted), paper)
-        columns = [one for one in table.columns if one.client == AVERAGE] or table.columns
+        columns = [one for one in table.columns if one.compared]
         rows = f"{PREFIX}{table.heading}"
     for column in columns:
-        measure = metric if column.measure == "auto" else column.measure
-        client = () if column.client == AVERAGE else (column.client,)
         for one in source.trials:
             if has_arms(one, column.arms):
                 place, name = place_and_name(source, one)
                 seed, levels = repetition(source, one)
                 if paper is not None:
-                    place = " ".join((*(arm for _, arm in column.arms), *client))
-                    name = one.setting[rows]
+                    place, name = place_of(column), one.setting[rows]
                 value = column_value(one, column, paper) if id(one) in valued else None
                 failed = {seed: one.failure} if one.status == "failed" else {}
                 look = 0 if one.taken_over else 1
-                yield Observation(place, measure, name, seed, value, look, failed, levels)
+                yield Observation(
+                    place,
+                    measure_of(column, source.metric),
+                    name,
+                    seed,
+                    value,
+                    look,
+                    failed,
+                    levels,
+                )
+
+
+def place_of(column: Column) -> str:
+    """Return the place where a column of a paper's table compares its rows."""
+    client = () if column.client == AVERAGE else (column.client,)
+    return " ".join((*(arm for _, arm in column.arms), *client))
+
+
+def measure_of(column: Column, metric: str) -> str:
+    """Return the measure of a column, given the primary metric."""
+    return metric if column.measure == "auto" else column.measure
 
 
 def repetition(source: ResultSet, trial: Trial) -> tuple[Hashable, dict[str, str]]:

@@ -6,7 +6,7 @@ from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.results import measures
-from flray.results.build_studies import build_studies
+from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
@@ -43,7 +43,6 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     """
     paper = source.paper if source.axes else None
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
-    table.mark_best()
     chosen = selects_on_test(source.config)
     table.notes += [chosen] if chosen else _choice_notes(source)
     if paper is None:
@@ -61,6 +60,13 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     else:
         table.notes[:0] = stand_in
         _compare(table, source, reference)
+        where = {source.label(one): place_and_name(source, one) for one in source.trials}
+
+        def compared_as(label: str, column: Column) -> tuple[str, str, str]:
+            place, name = where[label] if paper is None else (place_of(column), label)
+            return place, measure_of(column, source.metric), name
+
+        table.mark_best(compared_as)
     return table
 
 
@@ -81,11 +87,11 @@ def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
 def _setting_table(source: ResultSet) -> Table:
     """Return a row per setting, best first, and a column per client unless there are many."""
     measured = [trial for trial in source.trials if trial.metric]
-    metric = " or ".join(sorted({trial.metric for trial in measured}))
+    metric = source.metric
     names, quantiles = client_columns(source)
     apart = any(trial.chosen_by for trial in source.trials)
     columns = [Column(("validation",), "chosen")] if apart else []
-    columns += [Column(("test" if apart else "score",), "auto", follows=apart)]
+    columns += [Column(("test" if apart else "score",), "auto", compared=True)]
     columns += [Column((name,), "clients", name) for name in names]
     columns += [Column((name,), "quantile", name) for name in quantiles]
     # Where models are judged on the other clients' data, how they do on their own is the other half

@@ -315,20 +315,24 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     metrics = " or ".join(sorted(set(frame["metric"])))
     domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
     shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
-    columns = [Column((_HEADS.get(name, name.removeprefix(DOMAIN)),), metrics) for name in shown]
+    columns = [
+        Column((_HEADS.get(name, name.removeprefix(DOMAIN)),), metrics, compared=name == "value")
+        for name in shown
+    ]
     table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns)
     repeated: dict[str, None] = {}
     for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
         if table.add(label, int(record["seed"]), [float(record[name]) for name in shown]):
             repeated[f"{label} seed {record['seed']}"] = None
     table.sort_rows()
-    table.mark_best()
     data = dict.fromkeys(
         f"{data} ({origins})" for data, origins in zip(frame["data"], frame["origins"], strict=True)
     )
     if not any(str(name).endswith(SMOKE) for name in frame["suite"]):
         found = _studies(frame, metrics)
         table.studies = found.against(reference or found.registered, "--reference")
+        where = dict(zip(_labels(frame), _places_and_names(frame), strict=True))
+        table.mark_best(lambda label, column: (where[label][0], metrics, where[label][1]))
         late = any(study.afterwards for study in table.studies.each)
         table.conclusions = conclude(table.studies) + [AFTERWARDS.format(reference)] * late
     versions = dict.fromkeys(
@@ -362,19 +366,11 @@ def _alike(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     """Return the comparisons: settings on the same data, in the same circumstances."""
-    columns = _setting_columns(frame)
-    arms = [name for name in columns if name.startswith(PREFIX)]
-    varying = [name for name in columns if frame[name].nunique() > 1]
-    places = place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
-    repeated = [name for name in places if name in REPEATED]
-    several = frame["data"].nunique() > 1 and "data" not in places
-    names = _labels(frame.drop(columns=places).assign(data=""))
+    repeated = [name for name in _place_columns(frame) if name in REPEATED]
     tuned = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
     observations = []
-    for name, record in zip(names, frame.to_dict("records"), strict=True):
-        where = {one: record[one] for one in places if record[one] != "" and one not in repeated}
-        place = setting_label(where)
-        place = " ".join(filter(None, (place, str(record["data"]) if several else "")))
+    where = _places_and_names(frame)
+    for (place, name), record in zip(where, frame.to_dict("records"), strict=True):
         failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
         look, value = int(record.get("look") or 1), float(record["value"])
         chosen = str(record.get("tuning") or 0) if any(record[one] != "" for one in tuned) else ""
@@ -386,6 +382,26 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     references = set(frame.get("reference", [""]))
     known = {name for study in studies for name in study.values} & references
     return Studies(studies, registered=known.pop() if len(references) == 1 and known else None)
+
+
+def _place_columns(frame: pd.DataFrame) -> list[str]:
+    columns = _setting_columns(frame)
+    arms = [name for name in columns if name.startswith(PREFIX)]
+    varying = [name for name in columns if frame[name].nunique() > 1]
+    return place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
+
+
+def _places_and_names(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return the place of each row, and the name of the setting that is compared there."""
+    places = _place_columns(frame)
+    several = frame["data"].nunique() > 1 and "data" not in places
+    found = []
+    names = _labels(frame.drop(columns=places).assign(data=""))
+    for name, record in zip(names, frame.to_dict("records"), strict=True):
+        own = {one: record[one] for one in places if record[one] != "" and one not in REPEATED}
+        data = str(record["data"]) if several else ""
+        found.append((" ".join(filter(None, (setting_label(own), data))), name))
+    return found
 
 
 def _tuned(frame: pd.DataFrame) -> list[str]:

@@ -81,7 +81,9 @@ def legend(table: Table) -> str:
         text = "Values of one seed, without a deviation"
     elif 1 in counts:
         text += ", none for one seed"
-    text += "; shares in percent; best in bold."
+    text += "; shares in percent"
+    text += "; in bold: decided to be better than every other." * any(c.best for c in table.cells)
+    text = text.removesuffix(".") + "."
     return text + " Below: the printed number (measured minus printed)." * table.has_printed
 
 

@@ -213,6 +213,11 @@ class ResultSet:
         """Have all trials judged on the same test data."""
         self.trials, self.tuning = judge_alike(self.trials, self.tuning)
 
+    @property
+    def metric(self) -> str:
+        """The metrics that its runs are reported by, in words."""
+        return " or ".join(sorted({trial.metric for trial in self.trials if trial.metric}))
+
     @cached_property
     def paper(self) -> PaperTable | None:
         """The printed table that is reproduced, if the sweep names one."""

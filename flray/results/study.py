@@ -79,6 +79,13 @@ class Study:
         found = {name: float(np.mean(list(one.values()))) for name, one in self.values.items()}
         return dict(sorted(found.items(), key=lambda item: item[1] if self.lower else -item[1]))
 
+    @cached_property
+    def winner(self) -> str:
+        """The setting that is decided to be better than every other, among all pairs; empty if none is."""
+        best = next(iter(self.means), "")
+        rivals = replace(self, reference=best, afterwards=True).differences
+        return best if rivals and all(one.verdict == "worse" for one in rivals) else ""
+
 
 @dataclass(frozen=True)
 class Studies:

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,7 @@ class Cell:
     note : str
         A remark on an odd printed number.
     best : bool
-        Whether it is the best of its column.
+        Whether its setting is decided to be better than every other there.
     """
 
     values: dict[int, float] = field(default_factory=dict)
@@ -74,15 +74,15 @@ class Column:
     head : tuple of str
         The texts above it, a line each.
     measure : str
-        See `flray.config.paper.PaperTable.measures`; decides which value is best.
+        See `flray.config.paper.PaperTable.measures`.
     client : str
         Its name, or ``avg``.
     arms : tuple of (str, str)
         Axis and arm.
     printed_metric : str
         The paper's name of the measure.
-    follows : bool
-        Whether to mark the row that is best in the first column, because that column chose it.
+    compared : bool
+        Whether settings are compared by it.
     """
 
     head: tuple[str, ...]
@@ -90,7 +90,7 @@ class Column:
     client: str = "avg"
     arms: tuple[tuple[str, str], ...] = ()
     printed_metric: str = ""
-    follows: bool = False
+    compared: bool = False
 
 
 @dataclass
@@ -153,17 +153,18 @@ class Table:
             )
         )
 
-    def mark_best(self) -> None:
-        """Mark the best of every column."""
-        for position, column in enumerate(self.columns):
-            cells = [r[position] for r in self.rows.values() if math.isfinite(r[position].mean)]
-            means = [cell.mean for cell in cells]
-            best = (min if lower_is_better(column.measure) else max)(means, default=math.nan)
-            for cell in cells:
-                cell.best = cell.mean == best
-            if column.follows:
-                for row in self.rows.values():
-                    row[position].best = row[0].best
+    def mark_best(self, compared_as: Callable[[str, Column], tuple[str, str, str]]) -> None:
+        """Mark the settings that `studies` decide to be better than every other.
+
+        Parameters
+        ----------
+        compared_as : callable
+            Returns the place, measure and name that a row is compared as by a column.
+        """
+        winners = {(study.place, study.measure, study.winner) for study in self.studies.each}
+        for label, row in self.rows.items():
+            for cell, column in zip(row, self.columns, strict=True):
+                cell.best = column.compared and compared_as(label, column) in winners
 
 
 Arms = tuple[tuple[str, str], ...]
@@ -201,6 +202,10 @@ def build_paper_table(source: ResultSet, paper: PaperTable) -> Table:
         [columns[i] for i in kept],
         {name: [row[i] for i in kept] for name, row in rows.items()},
     )
+    means = any(column.client == AVERAGE for column in table.columns)
+    table.columns = [
+        replace(column, compared=column.client == AVERAGE or not means) for column in table.columns
+    ]
     table.notes = [
         _describe_data(source),
         *(f"differs from the paper: {text}" for text in paper.departures),

@@ -129,4 +129,3 @@ def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path, edited: E
     assert [column.head for column in table.columns][:2] == [("validation",), ("test",)]
     first = next(iter(table.rows.values()))
     assert first[0].mean == pytest.approx(50.0) and first[1].mean == pytest.approx(50.0)
-    assert all(row[0].best == row[1].best for row in table.rows.values())
