@@ -1,9 +1,9 @@
 """FCCL: cross-correlation on public data, distillation from the previous and the pre-trained model (CVPR 2022)."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from flray.algorithms.common.collaborative_params import CollaborativeParams
+from flray.algorithms.common.variants import either
 from flray.algorithms.fcclplus import FCCLPlus
 from flray.registry import hyper, register_algorithm
 
@@ -20,11 +20,6 @@ class FCCL(FCCLPlus):
 
     # Without omega, mu, tau and so on, which FCCLPlus reads for its other terms alone: no `hp: Params`.
     class Params(CollaborativeParams):
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-            **CollaborativeParams.deviations,
-            "average_after": ("public", "local"),
-        }
-
         pretrain_epochs: int = hyper(
             50,
             "epochs of local training before a client's first round",
@@ -38,4 +33,9 @@ class FCCL(FCCLPlus):
         )
         teacher: Literal["previous"] = hyper(
             "previous", "the model after the previous local updating", "FCCL+ Eq. 19"
+        )
+        average_after: Literal["public", "local"] | None = either(
+            ("public", "local"),
+            "with average: after the public stages, or after local updating",
+            "FCCL+ section 4.4; released code of FCCL: local",
         )

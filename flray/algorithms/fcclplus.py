@@ -1,7 +1,7 @@
 """FCCL+: cross-correlation and instance similarity on public data, non-target distillation locally."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server
 from flray.algorithms.common.aggregation import average_outputs
 from flray.algorithms.common.collaborative_params import CollaborativeParams
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration
-from flray.algorithms.common.variants import refuse_overridden, require
+from flray.algorithms.common.variants import either, refuse_overridden, require
 from flray.config.experiment import Experiment
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
@@ -30,20 +30,14 @@ class FCCLPlus(PublicCollaboration):
     """
 
     class Params(CollaborativeParams):
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-            **CollaborativeParams.deviations,
-            "tau_squared": (False, True),
-            "second_forward": (False, True),
-        }
-
         fccm: bool = hyper(True, "cross-correlation on public data", "Eq. 2")
         fisl: bool = hyper(True, "instance similarity on public data", "Eq. 5")
         omega: float = hyper(3.0, "weight of FISL", "Table VII", ge=0)
         mu: float = hyper(
             0.02, "temperature of FISL", "text and released code; Table VII prints 0.002", gt=0
         )
-        second_forward: bool | None = hyper(
-            None,
+        second_forward: bool | None = either(
+            (False, True),
             "the features of FISL come from a forward pass of their own, which moves the batch "
             "norms' statistics a second time",
             "not said: no; released code: yes",
@@ -55,7 +49,9 @@ class FCCLPlus(PublicCollaboration):
             "Eq. 14",
         )
         tau: float = hyper(3.0, "temperature of FNTD and KD", "Table VII", gt=0)
-        tau_squared: bool | None = hyper(None, "FNTD times tau^2", "Eq. 14: no; released code: yes")
+        tau_squared: bool | None = either(
+            (False, True), "FNTD times tau^2", "Eq. 14: no; released code: yes"
+        )
         kd_share: float = hyper(
             0.0, "share of plain distillation in place of FNTD", "Table XVII: 0", ge=0, le=1
         )

@@ -9,7 +9,7 @@ from torch import Tensor
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.classifier_heads import classifier_of, heads_of
-from flray.algorithms.common.variants import VariantParams, require
+from flray.algorithms.common.variants import VariantParams, either, require
 from flray.algorithms.types import Message, Phase, Predictor, Replies, Stage, View
 from flray.registry import hyper, register_algorithm
 
@@ -30,7 +30,6 @@ class FedCO2(Algorithm):
     """
 
     class Params(VariantParams):
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {"first_mutual": (True, False)}
         skewed_labels: ClassVar[Mapping[str, tuple[object, object]]] = {
             "weights": ("uniform", "samples"),
             "statistics": ("personal", "averaged"),
@@ -61,8 +60,10 @@ class FedCO2(Algorithm):
             "the online model's personal part",
             "section 3.2: batch norm; the classifier is an ablation",
         )
-        first_mutual: bool | None = hyper(
-            None, "whether round 1 has a mutual phase", "Algorithm 1: yes; released code: skipped"
+        first_mutual: bool | None = either(
+            (True, False),
+            "whether round 1 has a mutual phase",
+            "Algorithm 1: yes; released code: skipped",
         )
         weights: Literal["uniform", "samples"] | None = hyper(
             None,

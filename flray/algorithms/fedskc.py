@@ -1,7 +1,7 @@
 """FedSKC: structural knowledge collaboration, LCL + GDA + GPR (FedSKC, Algorithm 1)."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from flray import functional
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.aggregation import average
-from flray.algorithms.common.variants import VariantParams, refuse_overridden, require
+from flray.algorithms.common.variants import VariantParams, either, refuse_overridden, require
 from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
 from flray.config.experiment import Experiment
 from flray.registry import hyper, register_algorithm
@@ -35,23 +35,9 @@ class FedSKC(Algorithm):
     """
 
     class Params(VariantParams):
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-            "lr": (None, 0.1),
-            "beta": (0.95, 0.99),
-            "gate": (True, False),
-            "normaliser": ("distance", "none"),
-            "positive_twice": (False, True),
-            "lcl_weight": ("constant", "ramp"),
-            "without_prototype": ("skip", "own"),
-            "gda": (True, False),
-            "knowledge": ("after", "last_epoch"),
-            "review_buffers": (False, True),
-            "review_classes": ("both", "each"),
-        }
-
         lcl: bool = hyper(True, "local contrastive learning", "Table V, last row")
-        gda: bool | None = hyper(
-            None,
+        gda: bool | None = either(
+            (True, False),
             "discrepancy aggregation; without it, weights as in FedAvg",
             "Eq. 4; the released code computes the weights, then overwrites the result by FedAvg's",
         )
@@ -60,8 +46,8 @@ class FedSKC(Algorithm):
         neighbours: int = hyper(
             1, "M, nearest clients merged into each knowledge vector", "section IV, Fig. 3(b)", ge=0
         )
-        beta: float | None = hyper(
-            None, "momentum of GPR", "0.95 below Eq. 5; released code 0.99", ge=0, le=1
+        beta: float | None = either(
+            (0.95, 0.99), "momentum of GPR", "0.95 below Eq. 5; released code 0.99", ge=0, le=1
         )
         sample_scale: Literal["raw", "fraction"] = hyper(
             "raw",
@@ -74,46 +60,50 @@ class FedSKC(Algorithm):
             "(w' - w)",
             "Eq. 5",
         )
-        lr: float | None = hyper(
-            None,
+        lr: float | None = either(
+            (None, 0.1),
             "learning rate of local training; null in the paper's variant: local.lr",
             "0.01 in section IV, which is local.lr's default; released code 0.1",
             gt=0,
         )
-        gate: bool | None = hyper(
-            None, "knowledge is c sigmoid(c), not c", "section III-A; not in the released code"
+        gate: bool | None = either(
+            (True, False),
+            "knowledge is c sigmoid(c), not c",
+            "section III-A; not in the released code",
         )
-        normaliser: Literal["distance", "none"] | None = hyper(
-            None,
+        normaliser: Literal["distance", "none"] | None = either(
+            ("distance", "none"),
             "cosines of LCL are divided by the mean distance U, or not",
             "Eq. 2; no U in the released code",
         )
-        positive_twice: bool | None = hyper(
-            None, "LCL's denominator counts the positive once more", "Eq. 3: no; released code: yes"
+        positive_twice: bool | None = either(
+            (False, True),
+            "LCL's denominator counts the positive once more",
+            "Eq. 3: no; released code: yes",
         )
-        lcl_weight: Literal["constant", "ramp"] | None = hyper(
-            None,
+        lcl_weight: Literal["constant", "ramp"] | None = either(
+            ("constant", "ramp"),
             "weight of LCL: 1, or min(round / 100, 1)",
             "Algorithm 1, line 37: 1; released code: ramp",
         )
-        without_prototype: Literal["skip", "own"] | None = hyper(
-            None,
+        without_prototype: Literal["skip", "own"] | None = either(
+            ("skip", "own"),
             "a sample whose class has no global knowledge is skipped, or is its own positive",
             "not said: skip, a decision; released code: own detached logits",
         )
-        knowledge: Literal["after", "last_epoch"] | None = hyper(
-            None,
+        knowledge: Literal["after", "last_epoch"] | None = either(
+            ("after", "last_epoch"),
             "knowledge from the trained model in eval mode, or from the logits of the last "
             "epoch's steps",
             "Algorithm 1, line 41; released code: train-mode logits of the last epoch",
         )
-        review_buffers: bool | None = hyper(
-            None,
+        review_buffers: bool | None = either(
+            (False, True),
             "GPR also acts on BatchNorm's statistics",
             "not said: no, a decision; released code: all float entries",
         )
-        review_classes: Literal["both", "each"] | None = hyper(
-            None,
+        review_classes: Literal["both", "each"] | None = either(
+            ("both", "each"),
             "GPR compares variances over the classes known in both rounds, or each round's over its "
             "own",
             "not said: both, a decision; released code: each",

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Server, Stage
 from flray.algorithms.common.samples import Batch, mean_over_positions
-from flray.algorithms.common.variants import VariantParams, require
+from flray.algorithms.common.variants import VariantParams, either, require
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -29,15 +29,6 @@ class LGMix(Algorithm):
     """
 
     class Params(VariantParams):
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-            "centred": (False, True),
-            "drop_smallest": (False, True),
-            "history": ("earlier", "all"),
-            "inputs": ("normalised", "unit"),
-            "update": ("round", "last_epoch"),
-            "drop_last": (None, True),
-        }
-
         server_lr: float = hyper(
             1.0,
             "eta_g, step of the server along the mean update",
@@ -51,35 +42,35 @@ class LGMix(Algorithm):
             ge=0,
             le=1,
         )
-        centred: bool | None = hyper(
-            None,
+        centred: bool | None = either(
+            (False, True),
             "traces of features that are centred over the samples of an epoch",
             "Eq. 5: no; released code: yes",
         )
-        drop_smallest: bool | None = hyper(
-            None,
+        drop_smallest: bool | None = either(
+            (False, True),
             "traces without the smallest of the eigenvalues over an epoch's samples",
             "Eq. 5: all of them; released code: without it",
         )
-        history: Literal["earlier", "all", "none"] | None = hyper(
-            None,
+        history: Literal["earlier", "all", "none"] | None = either(
+            ("earlier", "all"),
             "lambda is the mean over the rounds before this one, over all up to this one, or "
             "this round's own",
             "below Eq. 6: rounds before t; released code: includes t; Table 4 has none",
         )
-        inputs: Literal["normalised", "unit"] | None = hyper(
-            None,
+        inputs: Literal["normalised", "unit"] | None = either(
+            ("normalised", "unit"),
             "images normalised by the data set's mean and deviation, or only scaled to [0, 1]",
             "not said: as for all methods here; released code: scaled only",
         )
-        update: Literal["round", "last_epoch"] | None = hyper(
-            None,
+        update: Literal["round", "last_epoch"] | None = either(
+            ("round", "last_epoch"),
             "the local update is the whole round's, or that of its last epoch, where every epoch "
             "begins at the round's start",
             "Algorithm 1; in the released code only the last epoch's survives",
         )
-        drop_last: bool | None = hyper(
-            None,
+        drop_last: bool | None = either(
+            (None, True),
             "an epoch's last batch is left out where it has fewer samples; null in the paper's "
             "variant: local.drop_last",
             "not said; released code: left out",

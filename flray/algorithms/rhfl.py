@@ -1,7 +1,7 @@
 """RHFL: robust learning of different networks, distilling from peers by confidence in them (Fang, Ye, CVPR 2022)."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from flray import functional
 from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
+from flray.algorithms.common.variants import either
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Tree
 
@@ -26,11 +27,6 @@ class RHFL(PublicCollaboration):
     class Params(PublicParams):
         presets = (Preset("fcclplus", "FCCL+ Table VII", a=0.1, b=1.0),)
 
-        deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-            **PublicParams.deviations,
-            "private_epochs": ("local", "balanced"),
-        }
-
         a: float = hyper(
             0.1, "weight of the cross-entropy", "FCCL+ Table VII: alpha; FangXiuwen/Robust_FL", ge=0
         )
@@ -43,8 +39,8 @@ class RHFL(PublicCollaboration):
         eta: float = hyper(
             0.5, "strength of learning efficiency in the confidences", "FangXiuwen/Robust_FL", ge=0
         )
-        private_epochs: Literal["local", "balanced"] | None = hyper(
-            None,
+        private_epochs: Literal["local", "balanced"] | None = either(
+            ("local", "balanced"),
             "epochs on private data: local.epochs, or public samples / own samples, at least one",
             "FCCL+ section 4: 20 for all methods; FangXiuwen/Robust_FL: balanced",
         )

@@ -1,8 +1,8 @@
 """The exchange that methods on public data share: one stage per public batch, outputs up, their reduction down."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from flray import rng
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Replies, Server, Stage, View
 from flray.algorithms.common.aggregation import average_outputs
 from flray.algorithms.common.optimizers import load_optimizer_state, optimizer_state
-from flray.algorithms.common.variants import VariantParams
+from flray.algorithms.common.variants import VariantParams, either
 from flray.data.augment import augment_batch
 from flray.registry import Params, hyper
 
@@ -35,19 +35,14 @@ class ExchangeParams(Params):
 class PublicParams(VariantParams, ExchangeParams):
     """Hyper-parameters of an exchange per public batch; those without a default here depend on the variant."""
 
-    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {
-        "public_batch_size": (512, 256),
-        "public_optimizer": ("kept", "fresh"),
-    }
-
-    public_batch_size: int | None = hyper(
-        None, "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2
+    public_batch_size: int | None = either(
+        (512, 256), "samples of a public batch", "FCCL+ section 4: 512; released code: 256", ge=2
     )
     public_passes: int = hyper(
         1, "passes over the public samples per round", "FCCL+ section 4", ge=0
     )
-    public_optimizer: Literal["kept", "fresh"] | None = hyper(
-        None,
+    public_optimizer: Literal["kept", "fresh"] | None = either(
+        ("kept", "fresh"),
         "the optimiser lives for all public batches of a round, or for a single one",
         "FCCL+ section 4: Adam, no more; released code: a new one per public batch",
     )

@@ -1,7 +1,6 @@
 """Methods whose paper and released code differ: one switch for all differences, and a setting for each."""
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
@@ -10,18 +9,25 @@ from flray.registry import Params, hyper
 T = TypeVar("T")
 
 
-class VariantParams(Params):
-    """Hyper-parameters with a ``variant`` switch.
+def either(both: tuple[object, object], doc: str, source: str, **limits: Any) -> Any:
+    """Declare a hyper-parameter whose default depends on the variant; its own, null, stands for the variant's value.
 
-    Attributes
+    Parameters
     ----------
-    deviations : dict of str to (object, object)
-        For each hyper-parameter whose default depends on the variant, its value in the paper and in
-        the authors' released code. Such a hyper-parameter's own default is null, which stands for
-        the variant's value.
+    both : (object, object)
+        The value in the paper, and in the authors' released code.
+    doc, source : str
+        As for `flray.registry.hyper`.
+    **limits : Any
+        Passed to `pydantic.Field`.
     """
+    field = hyper(None, doc, source, **limits)
+    field.json_schema_extra["variants"] = list(both)
+    return field
 
-    deviations: ClassVar[Mapping[str, tuple[object, object]]] = {}
+
+class VariantParams(Params):
+    """Hyper-parameters with a ``variant`` switch, some of them declared by `either`."""
 
     variant: Literal["paper", "released"] = hyper(
         "paper",
@@ -31,14 +37,12 @@ class VariantParams(Params):
 
     def resolved(self) -> Self:
         """Fill in the variant's values for settings that are not given."""
-        column = ("paper", "released").index(self.variant)
-        return self.model_copy(
-            update={
-                name: values[column]
-                for name, values in self.deviations.items()
-                if getattr(self, name) is None
-            }
-        )
+        column, own = ("paper", "released").index(self.variant), {}
+        for name, field in type(self).model_fields.items():
+            both = cast(dict[str, Any], field.json_schema_extra).get("variants")
+            if both is not None and getattr(self, name) is None:
+                own[name] = both[column]
+        return self.model_copy(update=own)
 
 
 def require(value: T | None) -> T:
