@@ -1,7 +1,7 @@
 """Residual networks of basic blocks (He et al. 2016): the 32x32 forms of FedSKC and FCCL+, and ImageNet's ResNet-18."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -109,94 +109,65 @@ def resnet(
     return model
 
 
-@register_model("resnet8")
-def resnet8(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "default",
-) -> nn.Module:
+def _network(
+    blocks: Sequence[int],
+    smallest: int,
+    usual: Init = "default",
+    stem: Literal["3x3", "7x7"] = "3x3",
+) -> Callable[[Callable[[], None]], Callable[..., nn.Module]]:
+    """Register the network of some blocks, for images from a smallest size on; a function gives name and text."""
+
+    def register(about: Callable[[], None]) -> Callable[..., nn.Module]:
+        name = about.__name__.replace("_", "-")
+
+        def build(
+            shape: tuple[int, ...],
+            num_classes: int,
+            *,
+            norm: BlockNorm = "batch",
+            width: Width = 64,
+            init: Init = usual,
+        ) -> nn.Module:
+            channels = image_shape(name, shape, smallest)[0]
+            return resnet(channels, num_classes, blocks, norm, width, init, stem)
+
+        build.__doc__ = about.__doc__
+        return register_model(name)(build)
+
+    return register
+
+
+@_network((1, 1, 1), 4)
+def resnet8() -> None:
     """FedSKC's ResNet-8: 3x3 stem, one basic block each of 64, 128, 256 (1,227,594 parameters with 10 classes).
 
     ``init: he`` is what the released code does; the paper says nothing.
     """
-    return resnet(image_shape("resnet8", shape, 4)[0], num_classes, (1, 1, 1), norm, width, init)
 
 
-@register_model("resnet10")
-def resnet10(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "default",
-) -> nn.Module:
+@_network((1, 1, 1, 1), 8)
+def resnet10() -> None:
     """FCCL+'s ResNet-10 for 32x32: blocks [1, 1, 1, 1] of 64 to 512 (4,903,242 parameters with 10 classes)."""
-    return resnet(
-        image_shape("resnet10", shape, 8)[0], num_classes, (1, 1, 1, 1), norm, width, init
-    )
 
 
-@register_model("resnet12")
-def resnet12(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "default",
-) -> nn.Module:
+@_network((2, 1, 1, 1), 8)
+def resnet12() -> None:
     """FCCL+'s ResNet-12 for 32x32: blocks [2, 1, 1, 1] (4,977,226 parameters with 10 classes)."""
-    return resnet(
-        image_shape("resnet12", shape, 8)[0], num_classes, (2, 1, 1, 1), norm, width, init
-    )
 
 
-@register_model("resnet18")
-def resnet18(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "default",
-) -> nn.Module:
+@_network((2, 2, 2, 2), 8)
+def resnet18() -> None:
     """ResNet-18 for 32x32: blocks [2, 2, 2, 2] (11,173,962 parameters with 10 classes)."""
-    return resnet(
-        image_shape("resnet18", shape, 8)[0], num_classes, (2, 2, 2, 2), norm, width, init
-    )
 
 
-@register_model("resnet34")
-def resnet34(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "default",
-) -> nn.Module:
+@_network((3, 4, 6, 3), 8)
+def resnet34() -> None:
     """ResNet-34 for 32x32: blocks [3, 4, 6, 3] (21,282,122 parameters with 10 classes)."""
-    return resnet(
-        image_shape("resnet34", shape, 8)[0], num_classes, (3, 4, 6, 3), norm, width, init
-    )
 
 
-@register_model("resnet18-imagenet")
-def resnet18_imagenet(
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    norm: BlockNorm = "batch",
-    width: Width = 64,
-    init: Init = "he",
-) -> nn.Module:
+@_network((2, 2, 2, 2), 32, "he", "7x7")
+def resnet18_imagenet() -> None:
     """ResNet-18 as torchvision has it, layers and initial values alike, not pre-trained (LG-Mix: Office, DomainNet).
 
     11,181,642 parameters with 10 classes. LG-Mix resizes to 256x256.
     """
-    channels = image_shape("resnet18-imagenet", shape, 32)[0]
-    return resnet(channels, num_classes, (2, 2, 2, 2), norm, width, init, stem="7x7")
