@@ -4,23 +4,17 @@ The public functions of its modules, `checks` and `numerics` apart, are found he
 """
 
 from flray.functional.averaging import *
-from flray.functional.classifiers import *
-from flray.functional.contrastive import *
-from flray.functional.distillation import *
+from flray.functional.class_vectors import *
 from flray.functional.fcclplus import *
 from flray.functional.fedco2 import *
 from flray.functional.fedhkd import *
 from flray.functional.fedmatch import *
 from flray.functional.fedskc import *
-from flray.functional.few_shot import *
-from flray.functional.knowledge import *
 from flray.functional.lgmix import *
-from flray.functional.optimisers import *
-from flray.functional.penalties import *
-from flray.functional.personal import *
-from flray.functional.prototypes import *
+from flray.functional.loss_terms import *
 from flray.functional.rhfl import *
-from flray.functional.segmentation import *
+from flray.functional.task_losses import *
+from flray.functional.whole_models import *
 
 __all__ = sorted(
     name

@@ -1,7 +1,7 @@
 """FCCL+: cross-correlation (FCCM) and instance similarity (FISL) on public data.
 
 Equation numbers are those of "Generalizable Heterogeneous Federated Cross-Correlation and Instance
-Similarity Learning". The local term FNTD is in `flray.functional.distillation`.
+Similarity Learning". The local term FNTD is in `flray.functional.loss_terms`.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Equation numbers are those of "FedSKC: Federated Learning with Non-IID Data via Structural Knowledge
 Collaboration". K clients, C classes, D entries of a knowledge vector (FedSKC: the logits, so D =
-C). How the knowledge itself is made is in `flray.functional.knowledge`.
+C). How the knowledge itself is made is in `flray.functional.class_vectors`.
 """
 
 from typing import Literal
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray.functional import checks
+from flray.functional.checks import TensorOrTree, map_floating
 from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
@@ -237,8 +238,8 @@ def _spread(knowledge: Tensor) -> Tensor:
 
 
 def period_review(
-    current: checks.TensorOrTree,
-    previous: checks.TensorOrTree,
+    current: TensorOrTree,
+    previous: TensorOrTree,
     knowledge_now: Tensor,
     knowledge_before: Tensor,
     beta: float = 0.95,
@@ -247,7 +248,7 @@ def period_review(
     present_before: Tensor | None = None,
     review: Literal["paper", "interpolate"] = "paper",
     classes: Literal["both", "each"] = "both",
-) -> checks.TensorOrTree:
+) -> TensorOrTree:
     """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
 
     "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so
@@ -285,8 +286,8 @@ def period_review(
     masks = (present_now, present_before)
     rho = variance_change(knowledge_now, knowledge_before, *masks, classes=classes)
     if rho is None:
-        return checks.map_floating(lambda w, _: w.clone(), current, previous=previous)
+        return map_floating(lambda w, _: w.clone(), current, previous=previous)
     kept, pull = (beta if review == "paper" else 1.0), (1 - beta) * rho
-    return checks.map_floating(
+    return map_floating(
         lambda w, w_before: kept * w + pull * (w_before - w), current, previous=previous
     )
