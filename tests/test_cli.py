@@ -21,8 +21,7 @@ from flray.config.arms import setting_label
 from flray.config.loader import load, schema
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
-from flray.metrics.catalogue import MEASURES_IN_WORDS, VIEWS_IN_WORDS, is_test, is_validation
-from flray.metrics.names import VIEWS
+from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.tasks.classification import Binary, Classification
 from flray.tasks.few_shot import FewShot
 from flray.tasks.segmentation import Segmentation

@@ -1,6 +1,6 @@
-"""Callbacks, called once after each round: ``callbacks`` of an experiment, one file each."""
+"""Callbacks, called once after each round: ``callbacks`` of an experiment."""
 
-from flray.callbacks import tensorboard, weights_and_biases
+from flray.callbacks import loggers
 from flray.callbacks.base import RunInfo, check_callbacks
 
-__all__ = ["RunInfo", "check_callbacks", "tensorboard", "weights_and_biases"]
+__all__ = ["RunInfo", "check_callbacks", "loggers"]

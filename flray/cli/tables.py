@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from flray import registry
 from flray.cli.display import console, make_table, print_json, show_table
 from flray.errors import DataError, FlrayError, nearest, one_line
-from flray.metrics import catalogue
+from flray.metrics import names
 
 
 def show_list(what: str, name: str | None, as_json: bool = False) -> None:
@@ -125,23 +125,21 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
     """
     if file is None:
         views = {
-            f"{view}/MEASURE": f"{words}; {'validation' if catalogue.is_validation(view) else 'test'} data"
-            for view, words in catalogue.VIEWS_IN_WORDS.items()
+            f"{view}/MEASURE": f"{words}; {'validation' if names.is_validation(view) else 'test'} data"
+            for view, words in names.VIEWS_IN_WORDS.items()
         }
         own = registry.metrics
         added = {name: _first_line(own.outline(name)) for name in own.names()}
         if as_json:
-            measures = {**catalogue.MEASURES_IN_WORDS, **added}
-            print_json(
-                {**views, **measures, **catalogue.SUFFIXES_IN_WORDS, **catalogue.OTHERS_IN_WORDS}
-            )
+            measures = {**names.MEASURES_IN_WORDS, **added}
+            print_json({**views, **measures, **names.SUFFIXES_IN_WORDS, **names.OTHERS_IN_WORDS})
             return
         title = "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)"
         _print(title, views)
-        _print("MEASURE", catalogue.MEASURES_IN_WORDS)
+        _print("MEASURE", names.MEASURES_IN_WORDS)
         _print("MEASURE, where evaluation.metrics names it", added)
-        _print("behind a name", catalogue.SUFFIXES_IN_WORDS)
-        _print("besides", catalogue.OTHERS_IN_WORDS)
+        _print("behind a name", names.SUFFIXES_IN_WORDS)
+        _print("besides", names.OTHERS_IN_WORDS)
         return
     from flray.config.loader import load
     from flray.config.selection import choose_on_validation
@@ -156,7 +154,7 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
         found[VALIDATION] = score_metric(VALIDATION, spec.primary_metric)
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
-        found[name] = f"{_measure(measure)}: {catalogue.VIEWS_IN_WORDS[view]}"
+        found[name] = f"{_measure(measure)}: {names.VIEWS_IN_WORDS[view]}"
     if as_json:
         print_json(found)
         return
@@ -166,10 +164,10 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
 def _measure(name: str) -> str:
     """Return a measure in words, by its name or that of its kind."""
     if name.startswith("top"):
-        return catalogue.MEASURES_IN_WORDS["topK"].partition(" (")[0]
+        return names.MEASURES_IN_WORDS["topK"].partition(" (")[0]
     if name in registry.metrics.names():
         return _first_line(registry.metrics.outline(name))
-    known = catalogue.MEASURES_IN_WORDS
+    known = names.MEASURES_IN_WORDS
     return known.get(name, known.get(name.partition("_")[0], name)).partition(";")[0]
 
 

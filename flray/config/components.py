@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.config.plain import Plain
 from flray.errors import FlrayError, nearest
-from flray.metrics.catalogue import MEASURES_IN_WORDS
+from flray.metrics.names import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry
 
 

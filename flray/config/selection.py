@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flray.config.experiment import Config, Experiment
-from flray.metrics.catalogue import is_test
+from flray.metrics.names import is_test
 from flray.metrics.summary import AUTO, VALIDATION
 
 VALIDATION_SHARE = 0.2

@@ -24,7 +24,7 @@ from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
 from flray.errors import ConfigError
 from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
-from flray.tasks.measured import WithMetrics
+from flray.tasks.base import WithMetrics
 
 Weights = Mapping[str, Tensor]
 FIELD = "experiment.start"

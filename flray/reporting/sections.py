@@ -18,8 +18,7 @@ from flray.drawing.grids import (
     draw_points,
     draw_table,
 )
-from flray.metrics.catalogue import is_validation
-from flray.metrics.names import is_share
+from flray.metrics.names import is_share, is_validation
 from flray.reporting import panels
 from flray.reporting.panels import MAX_FORESTS, MAX_PANELS, Groups, join_names
 from flray.results.choices import choices

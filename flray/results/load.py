@@ -13,8 +13,7 @@ from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.federation.diagnostic_files import PARTITION
 from flray.files.border import MAPPING, read_json
-from flray.metrics.catalogue import is_validation
-from flray.metrics.names import ALIKE, PRIMARY_VIEWS
+from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
 from flray.records import directory
 from flray.records.events import history_of, read_events

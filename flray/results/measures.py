@@ -77,7 +77,7 @@ def resolve(trial: Trial, measure: str) -> str:
         ``auto`` (the reported metric), ``chosen`` (the one that settings are chosen by), ``clients``
         and ``quantile`` (that of single clients), ``own`` (the same on each client's test part),
         ``VIEW/*`` (the trial's measure in a view), or a measure of a paper's table, see
-        `flray.config.paper.PaperTable.measures`.
+        `flray.config.sweep.PaperTable.measures`.
     """
     if measure in ("clients", "quantile", "own"):
         return client_measure(trial, own=measure == "own")

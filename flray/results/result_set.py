@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flray.config.arms import PREFIX, setting_label
-from flray.config.paper import PaperTable
 from flray.config.shapes import read_partition
+from flray.config.sweep import PaperTable
 from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
 from flray.files.border import read_npz
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flray.config.arms import PREFIX
-from flray.config.paper import PaperTable
+from flray.config.sweep import PaperTable
 from flray.metrics.names import lower_is_better
 from flray.papers import PAPERS, printed_numbers, tables
 from flray.results import measures
@@ -74,7 +74,7 @@ class Column:
     head : tuple of str
         The texts above it, a line each.
     measure : str
-        See `flray.config.paper.PaperTable.measures`.
+        See `flray.config.sweep.PaperTable.measures`.
     client : str
         Its name, or ``avg``.
     arms : tuple of (str, str)

@@ -1,6 +1,5 @@
-"""How the clients of a round are chosen: ``participation.sampler``, a file each."""
+"""How the clients of a round are chosen: ``participation.sampler``."""
 
-from flray.samplers import power_of_choice, sampling
 from flray.samplers.sampling import Sampling, choose
 
-__all__ = ["Sampling", "choose", "power_of_choice", "sampling"]
+__all__ = ["Sampling", "choose"]

@@ -1,11 +1,16 @@
-"""The interface of every task: the loss to minimise and the metrics to report."""
+"""The interface of every task, and a task with further metrics: those of ``evaluation.metrics``."""
 
-from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
+from flray import registry
 from flray.data.types import Array, FederatedData
+from flray.errors import ConfigError, FlrayError, MethodError
 
 Predictions: TypeAlias = Mapping[str, Array]
 
@@ -59,3 +64,91 @@ class Task(Protocol):
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
         """Return the metrics of a set of samples; undefined ones are NaN."""
+
+
+PATH = "experiment.evaluation.metrics"
+OUTPUTS, TARGETS = "metrics/outputs", "metrics/targets"
+
+
+class WithMetrics:
+    """A task that is measured by further metrics.
+
+    Parameters
+    ----------
+    task : Task
+        Decides on everything else.
+    metrics : sequence of (str, mapping)
+        Registered names and their options.
+    """
+
+    def __init__(self, task: Task, metrics: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self._task, self._metrics = task, metrics
+        self.name, self.metric, self.logits = task.name, task.metric, task.logits
+        self.measures = (*task.measures, *(name for name, _ in metrics))
+
+    def check(self, data: FederatedData) -> None:
+        """Refuse metrics that share a name, or that need outputs which this task does not have."""
+        self._task.check(data)
+        if self.name == "few-shot":
+            raise ConfigError(
+                PATH, self._metrics[0][0], "episodes have no outputs of fixed classes; leave it out"
+            )
+        for position, (name, _) in enumerate(self._metrics):
+            if not registry.takes(registry.metrics.get(name), 2):
+                raise ConfigError(
+                    f"{PATH}.{position}",
+                    name,
+                    "a metric is a function of targets and outputs, metric(targets, outputs, *, options)",
+                )
+            if "/" in name:
+                raise ConfigError(
+                    f"{PATH}.{position}", repr(name), "a metric's name has no /; register another"
+                )
+            if name in self.measures[: len(self._task.measures) + position]:
+                raise ConfigError(
+                    f"{PATH}.{position}", name, "it is measured already; leave one of them out"
+                )
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """Return the network as the task uses it."""
+        return self._task.network(model)
+
+    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
+        """Refuse a network that the task cannot use."""
+        self._task.check_network(name, model, data)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the task's loss."""
+        return self._task.loss(outputs, targets)
+
+    def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return, besides the task's, the outputs and the targets."""
+        shown = outputs if outputs.dtype == torch.float64 else outputs.float()
+        return {**self._task.predictions(outputs, targets), OUTPUTS: shown, TARGETS: targets}
+
+    def summarise(self, predictions: Predictions) -> dict[str, float]:
+        """Return the task's metrics and these; NaN for no samples.
+
+        Raises
+        ------
+        MethodError
+            If a metric raises or returns no number.
+        """
+        outputs, targets = predictions[OUTPUTS], predictions[TARGETS]
+        return {
+            **self._task.summarise(predictions),
+            **{
+                name: _measure(name, options, targets, outputs) if len(targets) else math.nan
+                for name, options in self._metrics
+            },
+        }
+
+
+def _measure(name: str, options: Mapping[str, Any], targets: Any, outputs: Any) -> float:
+    try:
+        value = registry.metrics.call(name, targets, outputs, **options)
+    except FlrayError as error:
+        raise MethodError(str(error)) from error
+    if not isinstance(value, int | float | np.number | np.bool_):
+        raise MethodError(f"metric {name!r} returned {type(value).__name__}, not a number")
+    return float(value)

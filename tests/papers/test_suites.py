@@ -19,7 +19,7 @@ from flray.config.arms import PREFIX
 from flray.config.components import ModelChoice
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at, load
-from flray.config.paper import PaperTable
+from flray.config.sweep import PaperTable
 from flray.config.yaml_files import read_with_base
 from flray.data.datasets.stand_in import FORMS
 from flray.errors import FlrayError
