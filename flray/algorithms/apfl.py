@@ -5,7 +5,7 @@ from torch import nn
 
 from flray import functional, registry, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Predictor, View
-from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.common.client_parts import gradient_at
 from flray.registry import hyper, register_algorithm
 
 

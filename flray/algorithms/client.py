@@ -1,5 +1,6 @@
-"""A client as an algorithm's hooks see it during one task: model, data, message, state, keyed randomness."""
+"""A client as an algorithm's hooks see it in one task: model, data, message, state, keyed randomness, optimisers."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -8,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from flray import rng, trees
-from flray.algorithms.common.optimizers import learning_rate, make_optimizer
 from flray.algorithms.common.resident_model import ResidentModel
 from flray.algorithms.common.samples import Batch, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
+from flray.devices import transfers
 from flray.errors import FlrayError
 from flray.models import groups
 from flray.tasks.base import Task
+from flray.trees import Tree
 
 
 class Client(TaskRecord):
@@ -309,3 +311,77 @@ class Client(TaskRecord):
                 f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among "
                 "them: a task must set all parameters and buffers"
             )
+
+
+def learning_rate(local: Local, round: int, rounds: int) -> float:
+    """Return a round's learning rate: `local.lr` decayed by `local.lr_decay`, times the factor of schedule or warm-up.
+
+    The decay is `lr_decay` to the power of the round. In W rounds of warm-up the factor is ``(round
+    + 1) / W``; then a cosine schedule has ``(1 + cos(pi (round - W) / (rounds - W))) / 2``
+    (Loshchilov and Hutter, ICLR 2017, Eq. 5, once).
+
+    Parameters
+    ----------
+    local : Local
+        The settings.
+    round, rounds : int
+        From 0; how many there are.
+    """
+    lr = local.lr * local.lr_decay**round
+    if round < local.warmup:
+        return lr * (round + 1) / local.warmup
+    if local.schedule == "cosine":
+        done = (round - local.warmup) / (rounds - local.warmup)
+        return lr * (1 + math.cos(math.pi * done)) / 2
+    return lr
+
+
+def make_optimizer(
+    parameters: list[nn.Parameter], local: Local, round: int, rounds: int
+) -> torch.optim.Optimizer:
+    """Return a fresh optimiser.
+
+    Parameters
+    ----------
+    parameters : list of Parameter
+        The parameters that it may change.
+    local : Local
+        Its settings.
+    round, rounds : int
+        From 0; how many there are. They decide the `learning_rate`.
+    """
+    lr = learning_rate(local, round, rounds)
+    if not parameters:
+        parameters = [nn.Parameter(torch.zeros(()))]
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=lr, betas=local.betas, weight_decay=local.weight_decay)
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> Message:
+    """Return a copy of an optimiser's memory of each parameter, by the parameter's name."""
+    return {
+        name: trees.clone(optimizer.state[w])
+        for name, w in parameters.items()
+        if w in optimizer.state
+    }
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], kept: Tree
+) -> None:
+    """Give a fresh optimiser the memory that `optimizer_state` returned.
+
+    Adam counts its steps on the host, wherever the parameters are: on a device each step would wait
+    for each parameter's counter.
+    """
+    counters = transfers.to_host([state["step"] for state in kept.values() if "step" in state])
+    steps = iter(counters)
+    for name, state in kept.items():
+        own = {**state, "step": next(steps)} if "step" in state else state
+        optimizer.state[parameters[name]] = trees.clone(own)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Server
-from flray.algorithms.common.classifier_heads import classifier_of, heads_of
+from flray.algorithms.common.client_parts import classifier_of, heads_of
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
 from flray.registry import register_algorithm

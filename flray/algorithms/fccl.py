@@ -2,9 +2,8 @@
 
 from typing import Literal
 
-from flray.algorithms.common.collaborative_params import CollaborativeParams
 from flray.algorithms.common.variants import either
-from flray.algorithms.fcclplus import FCCLPlus
+from flray.algorithms.fcclplus import CollaborativeParams, FCCLPlus
 from flray.registry import hyper, register_algorithm
 
 

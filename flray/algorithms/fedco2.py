@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Server
-from flray.algorithms.common.classifier_heads import classifier_of, heads_of
+from flray.algorithms.common.client_parts import classifier_of, heads_of
 from flray.algorithms.common.variants import VariantParams, either, require
 from flray.algorithms.types import Message, Phase, Predictor, Replies, Stage, View
 from flray.registry import hyper, register_algorithm

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Server
-from flray.algorithms.common.class_statistics import features_of, keep_class_means
+from flray.algorithms.common.client_parts import features_of, keep_class_means
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.devices import transfers
 from flray.models import as_split

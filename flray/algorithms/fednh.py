@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Client, Server
-from flray.algorithms.common.class_statistics import features_of
+from flray.algorithms.common.client_parts import features_of
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.functional.numerics import unit
 from flray.models import linear_classifier

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage
-from flray.algorithms.common.class_statistics import class_features, keep_class_means
+from flray.algorithms.common.client_parts import class_features, keep_class_means
 from flray.registry import Preset, hyper, register_algorithm
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Server
-from flray.algorithms.common.class_statistics import class_features, keep_class_means
+from flray.algorithms.common.client_parts import class_features, keep_class_means
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm

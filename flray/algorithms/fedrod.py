@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Predictor, View
-from flray.algorithms.common.classifier_heads import classifier_of
+from flray.algorithms.common.client_parts import classifier_of
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 

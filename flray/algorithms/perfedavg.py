@@ -4,7 +4,7 @@ from typing import Literal
 
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Predictor, View
-from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.common.client_parts import gradient_at
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 

@@ -10,7 +10,7 @@ from torch import nn
 from flray import registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
-from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.common.client_parts import gradient_at
 from flray.algorithms.types import Phase
 from flray.data.types import DataSet, Domain
 from tests.algorithms import helpers as tiny

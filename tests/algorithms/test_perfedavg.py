@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flray import trees
 from flray.algorithms import perfedavg
-from flray.algorithms.common.gradients import gradient_at
+from flray.algorithms.common.client_parts import gradient_at
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
 

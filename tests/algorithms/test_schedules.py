@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flray.algorithms.common.optimizers import learning_rate
+from flray.algorithms.client import learning_rate
 from flray.config.experiment import Local
 from flray.errors import ConfigError, FlrayError
 from flray.runs.extend import check_extendable

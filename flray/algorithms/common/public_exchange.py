@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flray import rng
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Replies, Server, Stage, View
+from flray.algorithms.client import load_optimizer_state, optimizer_state
 from flray.algorithms.common.aggregation import average_outputs
-from flray.algorithms.common.optimizers import load_optimizer_state, optimizer_state
 from flray.algorithms.common.variants import VariantParams, either
 from flray.data.augment import augment_batch
 from flray.registry import Params, hyper

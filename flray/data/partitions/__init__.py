@@ -11,27 +11,6 @@ Data whose clients are sites (hospitals, recordings) have these sites as domains
 their partition.
 """
 
-from flray.data.partitions.classes import pachinko, pathological
-from flray.data.partitions.dirichlet import (
-    by_domain,
-    dirichlet,
-    dirichlet_equal,
-    domain_dirichlet,
-    iid,
-    quantity,
-)
-from flray.data.partitions.flower import flower
-from flray.data.types import Rows
-
-__all__ = [
-    "Rows",
-    "by_domain",
-    "dirichlet",
-    "dirichlet_equal",
-    "domain_dirichlet",
-    "flower",
-    "iid",
-    "pachinko",
-    "pathological",
-    "quantity",
-]
+from flray.data.partitions.builtin import *
+from flray.data.partitions.flower import flower as flower
+from flray.data.types import Rows as Rows

@@ -1,0 +1,131 @@
+"""Parts of a client's side that methods share: gradients elsewhere, classifiers that travel, class statistics."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flray import functional
+from flray.algorithms.base import Batch, Client, Reply, Server
+from flray.models import as_split
+
+
+def gradient_at(
+    client: Client,
+    batch: Batch,
+    parameters: Mapping[str, Tensor],
+    buffers: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the gradient of the task's loss on a batch at given parameters; the model itself does not change.
+
+    The random state is restored, so that the next forward pass drops out the same units.
+
+    Parameters
+    ----------
+    client : Client
+        Its model computes the gradient, in its current mode.
+    batch : Batch
+        Only its inputs and labels are used, never its outputs.
+    parameters : dict of Tensor
+        A value for each of the model's parameters.
+    buffers : dict of Tensor, optional
+        Buffers to use, and to update in place; by default the model's own.
+
+    Returns
+    -------
+    gradient : dict of Tensor
+        By the parameters' names.
+    loss : Tensor
+        Scalar.
+    """
+    leaves = {
+        name: parameters[name].detach().clone().requires_grad_() for name in client.parameters
+    }
+    with torch.random.fork_rng(devices=[client.device] if client.device.type == "cuda" else []):
+        outputs = functional_call(client.model, {**leaves, **(buffers or {})}, (batch.x,))
+    loss = client.task.loss(outputs, batch.y)
+    return dict(
+        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+    ), loss.detach()
+
+
+def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the classifier's entries of a split model's state."""
+    return {name: value for name, value in weights.items() if name.startswith("classifier.")}
+
+
+def heads_of(client: Client) -> list[nn.Module]:
+    """Return all clients' classifiers, in client order, frozen and in eval mode, over the message's own tensors."""
+    heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
+    if not heads:
+        return []
+    classifier = as_split(client.model).classifier
+    skeleton = _shapes_of(classifier)  # so that no head is copied
+    modules: list[nn.Module] = []
+    for index in sorted(map(int, heads)):
+        module = copy.deepcopy(skeleton)
+        state = {
+            name.removeprefix("classifier."): value for name, value in heads[str(index)].items()
+        }
+        module.load_state_dict(state, assign=True)
+        modules.append(module.requires_grad_(False).eval())
+    return modules
+
+
+def _shapes_of(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose tensors have no values."""
+    empty: dict[int, Tensor] = {
+        id(one): nn.Parameter(one.to("meta"), requires_grad=False) for one in module.parameters()
+    }
+    empty |= {id(one): one.to("meta") for one in module.buffers()}
+    return copy.deepcopy(module, {**empty})
+
+
+@torch.no_grad()
+def features_of(client: Client) -> tuple[Tensor, Tensor]:
+    """Return the features [n, d] of all training samples in their stored order, in eval mode, and their labels [n]."""
+    model = as_split(client.model.eval())
+    batches = client.train.in_order(client.config.evaluation.batch_size)
+    features, labels = zip(*((model.features(x), y) for x, y in batches), strict=True)
+    return torch.cat(features), torch.cat(labels)
+
+
+def class_features(client: Client) -> dict[str, Tensor]:
+    """Return a reply's class means of the client's features, ``vectors`` [C, d], and ``counts`` [C]."""
+    vectors, counts = functional.class_means(*features_of(client), client.num_classes)
+    return {"vectors": vectors, "counts": counts}
+
+
+def keep_class_means(
+    server: Server, replies: Iterable[Reply], entry: str, weighting: Literal["uniform", "samples"]
+) -> None:
+    """Merge the clients' statistics of each class into the server's state; classes that nobody sent stay unchanged.
+
+    Parameters
+    ----------
+    server : Server
+        ``server.state[entry]`` becomes a dict with the merged tensors [C, D] and the mask
+        ``present`` [C]; it is not there before the first reply.
+    replies : iterable of Reply
+        Each with an entry of that name: one or several tensors [C, D] and ``counts`` [C], 0 for a
+        class not sent.
+    entry : str
+        Its name.
+    weighting : {"uniform", "samples"}
+        See `flray.functional.merge_prototypes`.
+    """
+    sent = [reply[entry] for reply in replies]
+    if not sent:
+        return
+    counts = torch.stack([one["counts"] for one in sent])
+    before, bank = server.state.get(entry), {}
+    for name in sorted(sent[0].keys() - {"counts"}):
+        means = torch.stack([one[name] for one in sent])
+        previous = None if before is None else (before[name], before["present"])
+        bank[name], bank["present"] = functional.merge_prototypes(
+            means, counts, weighting, previous
+        )
+    server.state[entry] = bank
