@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100
+from flray.data.datasets.small_images import CIFAR10, CIFAR100
 from flray.data.inventory import list_datasets
 from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root

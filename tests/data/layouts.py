@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.datasets.class_folders import (
     OFFICE31,
     OFFICE_CALTECH10,
@@ -22,6 +21,7 @@ from flray.data.datasets.class_folders import (
     VLCS,
     ClassFolders,
 )
+from flray.data.datasets.small_images import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour

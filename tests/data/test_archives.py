@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from flray.data.datasets.cifar import CIFAR10
+from flray.data.datasets.small_images import CIFAR10
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES

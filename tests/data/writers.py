@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.cifar import CIFAR10
+from flray.data.datasets.small_images import CIFAR10
 
 RNG = np.random.default_rng(0)
 

@@ -1,8 +1,9 @@
-"""Digits and letters from their makers' files: Fashion-MNIST, EMNIST, SVHN, and the archives of five digit domains."""
+"""Small images from their makers' files: CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN, archives of five digit domains."""
 
 import gzip
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +14,178 @@ from pydantic import Field
 from flray.data.datasets import embedded
 from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed, one_domain
 from flray.data.loading import fit_to_shape
-from flray.data.sources.archives import Files, Place, register_source
+from flray.data.sources.archives import Files, Place, Source, register_source
+from flray.data.sources.images import decode
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
-from flray.files.border import ARRAYS_BYTES, read_at_most
+from flray.files.border import ARRAYS_BYTES, read_at_most, read_npz
 from flray.registry import register_dataset
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+COARSE = tuple(
+    """
+aquatic mammals, fish, flowers, food containers, fruit and vegetables, household electrical devices,
+household furniture, insects, large carnivores, large man-made outdoor things, large natural outdoor scenes,
+large omnivores and herbivores, medium-sized mammals, non-insect invertebrates, people, reptiles,
+small mammals, trees, vehicles 1, vehicles 2
+""".strip()
+    .replace("\n", " ")
+    .split(", ")
+)
+CIFAR100 = tuple(
+    """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
+porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
+streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+""".split()  # noqa: SIM905
+)
+_BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def _decode(folder: Path, names: Sequence[str]) -> Arrays:
+    """Return images and labels; the last file is the test part."""
+    files = [read_pickled_arrays(folder / name) for name in names]
+    kinds = {"x": "data", "y": "labels"}
+    if "fine_labels" in files[0]:
+        kinds |= {"y": "fine_labels", "coarse": "coarse_labels"}
+    arrays: Arrays = {}
+    for part, some in (("train", files[:-1]), ("test", files[-1:])):
+        for kind, entry in kinds.items():
+            found = np.concatenate([np.asarray(file[entry]) for file in some])
+            arrays[f"{part}_{kind}"] = found.reshape(-1, 3, 32, 32) if kind == "x" else found
+    return arrays
+
+
+CIFAR10_FILES = register_source(
+    Files(
+        "cifar-10",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        [[f"cifar-10-batches-py/{name}" for name in _BATCHES], _BATCHES],
+        _decode,
+        10,
+        {
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"
+        },
+    )
+)
+CIFAR100_FILES = register_source(
+    Files(
+        "cifar-100",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+        [["cifar-100-python/train", "cifar-100-python/test"], ["train", "test"]],
+        _decode,
+        100,
+        {
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"
+        },
+    )
+)
+
+
+@register_dataset("cifar-10")
+def cifar10(
+    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
+) -> DataSet:
+    """Return CIFAR-10, 50,000 and 10,000 photos 3x32x32, official split."""
+    return one_domain("cifar-10", CIFAR10_FILES.load(root, path), CIFAR10, seed, samples)
+
+
+@register_dataset("cifar-100")
+def cifar100(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    labels: Annotated[
+        Literal["fine", "coarse"], Field(description="100 classes, or their 20 superclasses")
+    ] = "fine",
+) -> DataSet:
+    """Return CIFAR-100, 50,000 and 10,000 photos 3x32x32, official split; its superclasses serve `pachinko`."""
+    arrays = CIFAR100_FILES.load(root, path)
+    if labels == "coarse":
+        arrays |= {"train_y": arrays["train_coarse"], "test_y": arrays["test_coarse"]}
+        return one_domain("cifar-100", arrays, COARSE, seed, samples)
+    coarse = dict(zip(arrays["train_y"].tolist(), arrays["train_coarse"].tolist(), strict=True))
+    superclasses = tuple(coarse.get(label, 0) for label in range(100))
+    return one_domain("cifar-100", arrays, CIFAR100, seed, samples, coarse=superclasses)
+
+
+@register_dataset("cifar10-jpeg")
+def cifar10_jpeg(
+    root: Path,
+    *,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    path: Annotated[
+        str, Field(description="the .npz file with jpeg, offset, label, is_test and classes")
+    ],
+) -> DataSet:
+    """Return all of CIFAR-10 after lossy compression, 3x32x32: results on it are not results on CIFAR-10."""
+    file = Path(path).expanduser()
+    files = Files("cifar10-jpeg", "who made the file", [[file.name]], _decode_jpeg, 10)
+    arrays = files.load(root, str(file.parent))
+    return one_domain("cifar10-jpeg", arrays, CIFAR10, seed, samples)
+
+
+def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
+    path = folder / names[0]
+    stored = read_npz(path)
+    jpeg, test = stored["jpeg"].tobytes(), stored["is_test"].astype(bool)
+    number = {name: place for place, name in enumerate(CIFAR10)}
+    y = np.array([number[str(name)] for name in stored["classes"]])[stored["label"]]
+    images = [
+        decode(jpeg[start:end], f"{path}: image {row}", 32)
+        for row, (start, end) in enumerate(pairwise(stored["offset"].tolist()))
+    ]
+    x = np.stack(images).transpose(0, 3, 1, 2)
+    return {"train_x": x[~test], "train_y": y[~test], "test_x": x[test], "test_y": y[test]}
+
+
+FC100_COARSE = {
+    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+    "val": (8, 11, 13, 16),
+    "test": (0, 7, 12, 14),
+}
+"""The superclasses of each part of FC100 (Oreshkin et al., 2018): no class of one part shares one with another part."""
+
+
+register_source(
+    Source(
+        "fc100",
+        "CIFAR-100 (`flray data get cifar-100`)",
+        fetch=CIFAR100_FILES.get,
+        there=CIFAR100_FILES.present,
+    )
+)
+
+
+@register_dataset("fc100")
+def fc100(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+    part: Annotated[
+        Literal["test", "val"], Field(description="whose classes are the unseen ones")
+    ] = "test",
+) -> DataSet:
+    """Return FC100: few-shot classes of CIFAR-100, split by superclass into 60 for training, 20 and 20 unseen ones."""
+    whole = CIFAR100_FILES.load(root, path)
+    x, y, coarse = (
+        np.concatenate([whole[f"train_{kind}"], whole[f"test_{kind}"]])
+        for kind in ("x", "y", "coarse")
+    )
+    arrays: Arrays = {}
+    for half, superclass in (("train", FC100_COARSE["train"]), ("test", FC100_COARSE[part])):
+        mine = np.isin(coarse, superclass)
+        arrays |= {f"{half}_x": x[mine], f"{half}_y": y[mine]}
+    return one_domain("fc100", arrays, CIFAR100, seed, samples, task="few-shot")
 
 
 def _pair(images: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
