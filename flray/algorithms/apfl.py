@@ -64,8 +64,7 @@ class APFL(Algorithm):
         super().step(client, batch, optimizer)
         for name, parameter in own.items():
             parameter.grad = alpha * gradient[name]
-        if client.local.clip_norm is not None:
-            nn.utils.clip_grad_norm_(own.values(), client.local.clip_norm)
+        client.clip_gradients(own.values())
         client.scratch["optimizer"].step()
 
     def report(self, client: Client) -> Message:

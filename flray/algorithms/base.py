@@ -58,6 +58,9 @@ class Algorithm:
     trains_at_server : bool
         Whether the server gets models and the public samples to work with, ``server.resident`` and
         ``server.public``.
+    sent : tuple of str
+        Entries of ``server.state`` that every client gets besides the shared weights, once they are
+        there; see `send`.
     pools : bool
         Whether one task per round trains on all clients' training samples together.
     normalise : bool
@@ -79,6 +82,7 @@ class Algorithm:
     views: tuple[View, ...] = ("global",)
     vectorised: bool = False
     trains_at_server: bool = False
+    sent: tuple[str, ...] = ()
     pools: bool = False
     normalise: bool = True
     averages_waited: bool = False
@@ -210,8 +214,8 @@ class Algorithm:
         return (Stage("train"),)
 
     def send(self, server: Server, stage: Stage) -> Message:
-        """Return the entries that every client gets besides the shared weights. Default: none."""
-        return {}
+        """Return the entries that every client gets besides the shared weights. Default: those of `sent`."""
+        return {name: server.state[name] for name in self.sent if name in server.state}
 
     def send_private(self, server: Server, client: int, stage: Stage) -> Message:
         """Return the entries that this client alone gets. Default: none."""

@@ -1,7 +1,7 @@
 """A client as an algorithm's hooks see it in one task: model, data, message, state, keyed randomness, optimisers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -247,7 +247,7 @@ class Client(TaskRecord):
             for step, (where, epoch, last) in enumerate(batches):
                 if reseed is not None:
                     rng.seed_default_generators(reseed + step, self.device)
-                self.record_samples(len(where))
+                self.samples_seen += len(where)
                 x, y = samples.take(where)
                 if local.augment != "none":
                     x, y = augment_pair(
@@ -299,10 +299,11 @@ class Client(TaskRecord):
         """
         return make_optimizer(parameters, local or self.local, self.round, self.config.rounds)
 
-    def clip_gradients(self) -> None:
-        """Clip the gradient's norm to `local.clip_norm`, if the phase or the experiment sets it."""
+    def clip_gradients(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Clip the norm of the trained, or of other parameters' gradient if the phase or the experiment says so."""
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._trainable, self._clip_norm)
+            chosen = self._trainable if parameters is None else parameters
+            nn.utils.clip_grad_norm_(chosen, self._clip_norm)
 
     def check_received(self) -> None:
         """Assert that the task has set every value of the model, whatever an earlier task left there."""

@@ -23,6 +23,7 @@ class COPA(Algorithm):
 
     needs = frozenset({"split", "homogeneous", "classification"})
     averages_waited = True
+    sent = ("heads",)
     shared = "features"
     views = ("personal",)
 
@@ -59,10 +60,6 @@ class COPA(Algorithm):
         """Start with the initial head for every client."""
         head = classifier_of(server.model)
         server.state["heads"] = {str(client): head for client in range(len(server.clients))}
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send all heads."""
-        return {"heads": server.state["heads"]}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the bodies, collect the heads."""

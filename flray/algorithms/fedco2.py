@@ -92,6 +92,7 @@ class FedCO2(Algorithm):
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     averages_waited = True
+    sent = ("heads",)
     views = ("personal",)
 
     def __init__(self, hp: Params | None = None) -> None:
@@ -179,10 +180,6 @@ class FedCO2(Algorithm):
         if self.hp.inter != "none":
             head = classifier_of(server.model)
             server.state["heads"] = {str(client): head for client in range(len(server.clients))}
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send all clients' offline classifiers if they are used."""
-        return {} if self.hp.inter == "none" else {"heads": server.state["heads"]}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the online models' shared part; collect the offline classifiers."""

@@ -53,6 +53,7 @@ class FedHKD(Algorithm):
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     averages_waited = True
+    sent = ("knowledge",)
     views = ("personal", "global")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
@@ -112,10 +113,6 @@ class FedHKD(Algorithm):
                 f"algorithm.threshold={self.hp.threshold:g}, so nothing is sent and it trains as "
                 "fedavg; lower the threshold",
             )
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the hyper-knowledge, once there is any."""
-        return {name: server.state[name] for name in ("knowledge",) if name in server.state}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the weights, and the hyper-knowledge by counts."""

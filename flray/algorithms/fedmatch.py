@@ -88,6 +88,7 @@ class FedMatch(Algorithm):
     hp: Params
     needs = frozenset({"public", "classification", "homogeneous"})
     views: tuple[View, ...] = ("global",)
+    sent = ("psi",)
 
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
@@ -227,10 +228,6 @@ class FedMatch(Algorithm):
         return torch.softmax(client.model.eval()(image)[0], dim=0)
 
     # --- server -----------------------------------------------------------------------------------
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the mean psi, once there is one."""
-        return {"psi": server.state["psi"]} if "psi" in server.state else {}
 
     def send_private(self, server: Server, client: int, stage: Stage) -> Message:
         """Send the helpers at an interval of rounds."""

@@ -42,6 +42,7 @@ class FedProc(Algorithm):
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
     averages_waited = True
+    sent = ("prototypes",)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return CE and the prototypical contrast in the round's proportion."""
@@ -64,10 +65,6 @@ class FedProc(Algorithm):
     def report(self, client: Client) -> Message:
         """Send the weights and the class means of the trained model's features."""
         return {**super().report(client), "prototypes": class_features(client)}
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the prototypes, once there are any."""
-        return {name: server.state[name] for name in ("prototypes",) if name in server.state}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the weights; the prototypes become the means over all samples."""

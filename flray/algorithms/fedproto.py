@@ -57,6 +57,7 @@ class FedProto(Algorithm):
 
     hp: Params
     needs = frozenset({"features", "same_features", "labels"})
+    sent = ("prototypes",)
     shared = "none"
     views: tuple[View, ...] = ("personal",)
 
@@ -93,10 +94,6 @@ class FedProto(Algorithm):
         return lambda x: functional.prototype_scores(
             model.features(x), known["vectors"], candidates
         )
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the prototypes, once there are any."""
-        return {name: server.state[name] for name in ("prototypes",) if name in server.state}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Average the prototypes over the clients that hold the class."""

@@ -77,8 +77,7 @@ class FedRoD(Algorithm):
         head, own = client.scratch["head"], client.scratch["head_optimizer"]
         own.zero_grad(set_to_none=True)
         client.task.loss(batch.outputs.detach() + head(batch.features.detach()), batch.y).backward()
-        if client.local.clip_norm is not None:
-            nn.utils.clip_grad_norm_(head.parameters(), client.local.clip_norm)
+        client.clip_gradients(head.parameters())
         own.step()
 
     def report(self, client: Client) -> Message:

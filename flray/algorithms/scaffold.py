@@ -39,6 +39,7 @@ class Scaffold(Algorithm):
     hp: Params
     needs = frozenset({"homogeneous"})
     averages_waited = True
+    sent = ("c",)
     weighting = "uniform"
 
     def check(self, config: Experiment) -> None:
@@ -59,10 +60,6 @@ class Scaffold(Algorithm):
         server.state["c"] = {
             name: torch.zeros_like(w) for name, w in server.model.items() if name in names
         }
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send c beside the weights."""
-        return {"c": server.state["c"]}
 
     def setup(self, client: Client) -> None:
         """Start from c_i = 0."""

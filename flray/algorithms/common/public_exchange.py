@@ -59,6 +59,7 @@ class PublicExchange(Algorithm):
     shared = "none"
     views: tuple[View, ...] = ("personal",)
     needs = frozenset({"public", "classification"})
+    sent = ("reduced", "batch", "merged")
 
     def __init__(self, hp: ExchangeParams | None = None) -> None:
         super().__init__(hp)
@@ -138,14 +139,6 @@ class PublicExchange(Algorithm):
         if self.hp.average:
             yield Stage("merge")
         yield Stage("train")
-
-    def send(self, server: Server, stage: Stage) -> Message:
-        """Send the reduced outputs of the stage before, or the averaged model."""
-        return {
-            name: server.state[name]
-            for name in ("reduced", "batch", "merged")
-            if name in server.state
-        }
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Reduce the outputs, or average the models."""
