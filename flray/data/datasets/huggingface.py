@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, assemble
-from flray.data.datasets.own import Positive, TaskName, domains_of
+from flray.data.datasets.own import Labelling, Positive, TaskName
 from flray.data.sources.images import decode
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
@@ -97,19 +97,8 @@ def huggingface(
         domains += [str(one) for one in _names(rows, by)] if by else ["all"] * len(rows)
         said += [part] * len(rows)
     given = said if len(parts) > 1 else None
-    found_domains, classes = domains_of(
-        "huggingface",
-        path,
-        np.stack(images),
-        labels,
-        domains,
-        given,
-        test,
-        seed,
-        label=label,
-        task=task,
-        positive=positive,
-    )
+    labelling = Labelling("huggingface", path, label, task, positive)
+    found_domains, classes = labelling.domains(np.stack(images), labels, domains, given, test, seed)
     return assemble("huggingface", found_domains, classes, seed, samples, task=task)
 
 

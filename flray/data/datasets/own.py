@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,147 +45,152 @@ Positive = Annotated[
 ]
 
 
-def classes_of(
-    name: str, values: Sequence[Any], where: str, task: str = "classification", positive: Any = None
-) -> list[Any]:
-    """Return the classes in the order of their numbers; the positive one of a binary task is the last.
+class Labelling(NamedTuple):
+    """The labels of custom data: what their messages name, and how they become classes.
 
-    Parameters
+    Attributes
     ----------
     name : str
         The name of the data set.
-    values : sequence
-        The label of each sample, of any type.
     where : str
-        The place of the labels, which messages name.
+        The origin of the samples.
+    column : str or None
+        The column of the labels; None if they are names of folders.
     task : str
         The task of the data set.
     positive : str or number, optional
         The positive class of a binary task, as the user names it.
-
-    Raises
-    ------
-    DataError
-        If there is one class, the labels are fractions, or it is not clear which class is positive.
     """
-    numeric = all(isinstance(one, int | float) for one in values)
-    fraction = next((one for one in values if numeric and not float(one).is_integer()), None)
-    if fraction is not None:
-        raise DataError(
-            f"data set {name}: {where} holds fractions such as {fraction}, which are not classes; name "
-            f"a column of classes, or divide the numbers into some (pandas.cut)"
-        )
-    found: list[Any] = sorted(set(values) if numeric else {str(one) for one in values})
-    if len(found) < 2:
-        raise DataError(
-            f"data set {name}: {where} has {len(found)} class{'es' * (not found)}; two at least are needed"
-        )
-    if task != "binary":
-        if positive is not None:
-            raise DataError(
-                f"data set {name}: data.positive is {positive}, which only a binary task has; add "
-                "task: binary, or leave it out"
+
+    name: str
+    where: str
+    column: str | None
+    task: str
+    positive: Any
+
+    def refused(self, problem: str) -> DataError:
+        """Return the error of a problem with the data."""
+        return DataError(f"data set {self.name}: {problem}")
+
+    def classes(self, values: Sequence[Any]) -> list[Any]:
+        """Return the classes in the order of their numbers; the positive one of a binary task is the last.
+
+        Parameters
+        ----------
+        values : sequence
+            The label of each sample, of any type.
+
+        Raises
+        ------
+        DataError
+            If there is one class, the labels are fractions, or it is not clear which class is positive.
+        """
+        where = self.where if self.column is None else f"column {self.column!r} of {self.where}"
+        numeric = all(isinstance(one, int | float) for one in values)
+        fraction = next((one for one in values if numeric and not float(one).is_integer()), None)
+        if fraction is not None:
+            raise self.refused(
+                f"{where} holds fractions such as {fraction}, which are not classes; name a column "
+                "of classes, or divide the numbers into some (pandas.cut)"
             )
-        return found
-    if len(found) > 2:
-        raise DataError(
-            f"data set {name}: a binary task has 2 classes, and {where} has {len(found)}; "
-            "task: classification, or labels of two"
-        )
-    names = [_in_words(one) for one in found]
-    evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
-    wanted = evident if positive is None else _in_words(positive)
-    if isinstance(positive, bool):  # YAML reads yes and no so
-        wanted = next((one for one in names if one in _TRUTH[positive]), wanted)
-    if wanted not in names:
-        raise DataError(
-            f"data set {name}: {where} has the classes {found[0]} and {found[1]}, and "
-            + ("which is positive is not evident" if positive is None else f"not {positive}")
-            + f"; write data.positive: {found[0]} or data.positive: {found[1]}"
-        )
-    return found if names[1] == wanted else found[::-1]
+        found: list[Any] = sorted(set(values) if numeric else {str(one) for one in values})
+        if len(found) < 2:
+            count = f"{len(found)} class{'es' * (not found)}"
+            raise self.refused(f"{where} has {count}; two at least are needed")
+        if self.task != "binary":
+            if self.positive is not None:
+                raise self.refused(
+                    f"data.positive is {self.positive}, which only a binary task has; add task: "
+                    "binary, or leave it out"
+                )
+            return found
+        if len(found) > 2:
+            raise self.refused(
+                f"a binary task has 2 classes, and {where} has {len(found)}; task: classification, "
+                "or labels of two"
+            )
+        names, given = [_in_words(one) for one in found], self.positive
+        evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
+        wanted = evident if given is None else _in_words(given)
+        if isinstance(given, bool):  # YAML reads yes and no so
+            wanted = next((one for one in names if one in _TRUTH[given]), wanted)
+        if wanted not in names:
+            raise self.refused(
+                f"{where} has the classes {found[0]} and {found[1]}, and "
+                + ("which is positive is not evident" if given is None else f"not {given}")
+                + f"; write data.positive: {found[0]} or data.positive: {found[1]}"
+            )
+        return found if names[1] == wanted else found[::-1]
+
+    def domains(
+        self,
+        x: Array,
+        labels: Sequence[Any],
+        domains: Sequence[str],
+        parts: Sequence[str] | None,
+        share: float,
+        seed: int,
+    ) -> tuple[list[Domain], tuple[str, ...]]:
+        """Return the domains, by name, and the names of the classes.
+
+        Parameters
+        ----------
+        x : ndarray [n, ...]
+            The samples.
+        labels : sequence
+            The class of each, of any one type that can be sorted.
+        domains : sequence of str
+            The domain of each.
+        parts : sequence of str or None
+            ``train`` or ``test`` for each sample; None if the data have no such column.
+        share : float
+            The share of each class of a domain for test, if `parts` is None. Each part has at least
+            one sample if a class has two samples in a domain.
+        seed : int
+            Decides which samples are for test.
+
+        Raises
+        ------
+        DataError
+            If a part is neither train nor test, a domain has no sample of one, or the labels are not
+            classes of the task.
+        """
+        found = self.classes(labels)
+        number = {one: place for place, one in enumerate(found)}
+        named = isinstance(found[0], str)
+        y = np.array([number[str(one) if named else one] for one in labels], dtype=np.int64)
+        of_domain, test, made = np.array(domains), np.zeros(len(y), dtype=bool), []
+        if parts is not None:
+            said = np.array([one.lower() for one in parts])
+            wrong = sorted(set(said.tolist()) - {*_TRAINING, *_TEST})
+            if wrong:
+                raise self.refused(
+                    f"{self.where} has the part {wrong[0]!r}; only train and test are known"
+                )
+            test = np.isin(said, _TEST)
+        for domain in sorted(set(domains)):
+            inside = of_domain == domain
+            for number_of in range(len(found) if parts is None else 0):
+                rows = np.flatnonzero(inside & (y == number_of))
+                key = f"{self.name}/split/{domain}/{number_of}"
+                order = numpy_generator(seed, "data", extra=key).permutation(rows)
+                test[order[: min(max(round(share * len(rows)), 1), max(len(rows) - 1, 0))]] = True
+            arrays = []
+            for part, chosen in (("training", ~test), ("test", test)):
+                rows = np.flatnonzero(inside & chosen)
+                if not len(rows):
+                    raise self.refused(
+                        f"{domain!r} of {self.where} has no {part} samples; take it away, or join "
+                        "it with another"
+                    )
+                arrays += [np.ascontiguousarray(x[rows]), y[rows]]
+            made.append(Domain(domain, "real", *arrays))
+        return made, tuple(str(one) for one in found)
 
 
 def _in_words(label: Any) -> str:
     """Return a class as text that is compared with the user's text, for example ``1`` for 1.0."""
     return f"{label:g}" if isinstance(label, float) else str(label).strip().lower()
-
-
-def domains_of(
-    name: str,
-    where: str,
-    x: Array,
-    labels: Sequence[Any],
-    domains: Sequence[str],
-    parts: Sequence[str] | None,
-    share: float,
-    seed: int,
-    *,
-    label: str,
-    task: str,
-    positive: Any,
-) -> tuple[list[Domain], tuple[str, ...]]:
-    """Return the domains, by name, and the names of the classes.
-
-    Parameters
-    ----------
-    name, where : str
-        The data set's name, and the origin of the samples; messages show both.
-    x : ndarray [n, ...]
-        The samples.
-    labels : sequence
-        The class of each, of any one type that can be sorted.
-    domains : sequence of str
-        The domain of each.
-    parts : sequence of str or None
-        ``train`` or ``test`` for each sample; None if the data have no such column.
-    share : float
-        The share of each class of a domain for test, if `parts` is None. Each part has at least one
-        sample if a class has two samples in a domain.
-    seed : int
-        Decides which samples are for test.
-    label : str
-        The column of the labels, which messages name.
-    task, positive : str, str or number
-        As for `classes_of`.
-
-    Raises
-    ------
-    DataError
-        If a part is neither train nor test, a domain has no sample of one, or the labels are not
-        classes of the task.
-    """
-    found = classes_of(name, labels, f"column {label!r} of {where}", task, positive)
-    number = {one: place for place, one in enumerate(found)}
-    named = isinstance(found[0], str)
-    y = np.array([number[str(one) if named else one] for one in labels], dtype=np.int64)
-    of_domain, test, made = np.array(domains), np.zeros(len(y), dtype=bool), []
-    if parts is not None:
-        said = np.array([one.lower() for one in parts])
-        wrong = sorted(set(said.tolist()) - {*_TRAINING, *_TEST})
-        if wrong:
-            raise DataError(
-                f"data set {name}: {where} has the part {wrong[0]!r}; only train and test are known"
-            )
-        test = np.isin(said, _TEST)
-    for domain in sorted(set(domains)):
-        inside = of_domain == domain
-        for number_of in range(len(found) if parts is None else 0):
-            rows = np.flatnonzero(inside & (y == number_of))
-            key = f"{name}/split/{domain}/{number_of}"
-            order = numpy_generator(seed, "data", extra=key).permutation(rows)
-            test[order[: min(max(round(share * len(rows)), 1), max(len(rows) - 1, 0))]] = True
-        arrays = []
-        for part, chosen in (("training", ~test), ("test", test)):
-            rows = np.flatnonzero(inside & chosen)
-            if not len(rows):
-                raise DataError(
-                    f"data set {name}: {domain!r} of {where} has no {part} samples; take it away, "
-                    f"or join it with another"
-                )
-            arrays += [np.ascontiguousarray(x[rows]), y[rows]]
-        made.append(Domain(domain, "real", *arrays))
-    return made, tuple(str(one) for one in found)
 
 
 if TYPE_CHECKING:
@@ -255,19 +260,9 @@ def table(
     _check_other_than_label(file, frame, used, label)
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
     parts = None if part is None else [str(v) for v in frame[part].tolist()]
-    domains, classes = domains_of(
-        "table",
-        str(file),
-        x,
-        frame[label].tolist(),
-        groups,
-        parts,
-        test,
-        seed,
-        label=label,
-        task=task,
-        positive=positive,
-    )
+    labelling = Labelling("table", str(file), label, task, positive)
+    labels = frame[label].tolist()
+    domains, classes = labelling.domains(x, labels, groups, parts, test, seed)
     if scale == "standard":
         training = np.concatenate([domain.train_x for domain in domains]).astype(np.float64)
         mean, std = training.mean(0), training.std(0)
@@ -385,7 +380,7 @@ def _table(
         )
     steps = [item.path.split("/") for item in images]
     named = [step[-2] for step in steps]
-    classes = tuple(classes_of("folder", named, str(store.where), task, positive))
+    classes = tuple(Labelling("folder", str(store.where), None, task, positive).classes(named))
     labels = np.array([classes.index(name) for name in named], dtype=np.int64)
     above = [step[0] if len(step) == 3 else "photos" for step in steps]
     if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
