@@ -8,7 +8,7 @@ processes without a copy, and which never contains anything that could execute c
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -273,22 +273,19 @@ def _interned(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
 
 def clone(tree: Tree) -> dict[str, Any]:
     """Return a deep copy: tensors cloned (detached), everything else as it is."""
-    return {
-        name: clone(value)
-        if isinstance(value, Mapping)
-        else value.detach().clone()
-        if isinstance(value, Tensor)
-        else value
-        for name, value in tree.items()
-    }
+    return _mapped(tree, lambda value: value.detach().clone())
 
 
 def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
     """Return the tree with its tensors on `device`; tensors that are there already are not copied."""
+    return _mapped(tree, lambda value: value.to(device))
+
+
+def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {
-        name: to_device(value, device)
+        name: _mapped(value, change)
         if isinstance(value, Mapping)
-        else value.to(device)
+        else change(value)
         if isinstance(value, Tensor)
         else value
         for name, value in tree.items()

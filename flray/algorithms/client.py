@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from flray.tasks.base import Task
 from flray.trees import Tree
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Client(TaskRecord):
     """One client during one task: a stage of a round, or an evaluation.
 
@@ -42,36 +44,31 @@ class Client(TaskRecord):
         Training samples by class.
     work : float
         Share of the local steps to do; below 1 for stragglers.
+    residents : callable
+        Returns the resident model of another architecture.
     scratch : dict
         Values that hooks hand to each other within the task; gone afterwards.
     """
 
-    def __init__(
-        self,
-        *,
-        id: int,
-        round: int,
-        stage_index: int,
-        config: Experiment,
-        resident: ResidentModel,
-        task: Task,
-        message: Message,
-        state: Message,
-        train: Samples,
-        validation: Samples,
-        public: Samples | None,
-        num_classes: int,
-        work: float,
-        device: torch.device,
-        residents: Callable[[str], ResidentModel],
-    ) -> None:
-        super().__init__(device)
-        self.id, self.round, self.stage_index, self.config = id, round, stage_index, config
-        self.seed, self.local = config.seed, config.local
-        self.resident, self.task, self.message, self.state = resident, task, message, state
-        self.train, self.validation, self.public = train, validation, public
-        self.num_classes, self.work, self.device = num_classes, work, device
-        self._residents = residents
+    id: int
+    round: int
+    stage_index: int
+    config: Experiment
+    resident: ResidentModel
+    task: Task
+    message: Message
+    state: Message
+    train: Samples
+    validation: Samples
+    public: Samples | None
+    num_classes: int
+    work: float
+    device: torch.device
+    residents: Callable[[str], ResidentModel]
+
+    def __post_init__(self) -> None:
+        super().__init__(self.device)
+        self.seed, self.local = self.config.seed, self.config.local
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
         self._trainable: list[nn.Parameter] = []
@@ -154,7 +151,7 @@ class Client(TaskRecord):
             Key of another client's architecture; the weights must then be complete.
         """
         values = {**(self.resident.entries if architecture is None else {}), **(weights or {})}
-        frozen = (self.resident if architecture is None else self._residents(architecture)).frozen(
+        frozen = (self.resident if architecture is None else self.residents(architecture)).frozen(
             role
         )
         with torch.no_grad():

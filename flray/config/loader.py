@@ -273,30 +273,17 @@ def _check_size(config: Config) -> None:
         )
 
 
-BRANCHES = {
-    *FORMS,
-    "named",
-    "dealt",
-    "constrained-int",
-    "int",
-    "float",
-    "constrained-float",
-    "bool",
-}
+BRANCHES = {*FORMS, "named", "dealt", "int", "float", "bool"}
+BRANCHES |= {"constrained-int", "constrained-float"}
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _NEEDED = {
-    "int_type": "an integer is needed",
-    "int_parsing": "an integer is needed",
-    "int_from_float": "an integer is needed",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer is needed"),
     "int_parsing_size": "an integer of at most 64 bits is needed",
-    "float_type": "a number is needed",
-    "float_parsing": "a number is needed",
+    **dict.fromkeys(("float_type", "float_parsing"), "a number is needed"),
     "finite_number": "it must be finite",
-    "bool_type": "true or false is needed",
-    "bool_parsing": "true or false is needed",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is needed"),
     "string_type": "a text is needed; put a number in quotes where it is meant as one",
-    "tuple_type": "a list is needed",
-    "list_type": "a list is needed",
+    **dict.fromkeys(("tuple_type", "list_type"), "a list is needed"),
     "dict_type": "a mapping is needed (KEY: VALUE)",
     "model_type": "a mapping is needed (KEY: VALUE)",
     "model_attributes_type": "a mapping is needed (KEY: VALUE)",

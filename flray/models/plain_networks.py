@@ -65,6 +65,12 @@ def _with_activation(
     return before
 
 
+def _split(
+    layers: OrderedDict[str, nn.Module], classifier: nn.Module, taps: Sequence[str]
+) -> SplitModel:
+    return SplitModel(nn.Sequential(layers), classifier, [f"features.{tap}" for tap in taps])
+
+
 @register_model("linear")
 def linear(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Multinomial logistic regression on the flattened sample."""
@@ -89,11 +95,7 @@ def mlp(
         fully_connected(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
         for i in range(1, len(sizes))
     ]
-    return SplitModel(
-        nn.Sequential(layers),
-        nn.Linear(sizes[-1], num_classes),
-        [f"features.{tap}" for tap in taps],
-    )
+    return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
 
 
 @register_model("lenet")
@@ -159,9 +161,7 @@ def protonet(
         channels = width
     layers["flatten"] = nn.Flatten()
     flat = width * (height // 16) * (pixels_wide // 16)
-    return SplitModel(
-        nn.Sequential(layers), nn.Linear(flat, num_classes), [f"features.{tap}" for tap in taps]
-    )
+    return _split(layers, nn.Linear(flat, num_classes), taps)
 
 
 def _two_convolutions(
@@ -190,11 +190,7 @@ def _two_convolutions(
     for index in range(1, len(sizes)):
         fc = nn.Linear(sizes[index - 1], sizes[index])
         taps.append(fully_connected(layers, 2 + index, fc, norm, f"fc{index}"))
-    return SplitModel(
-        nn.Sequential(layers),
-        nn.Linear(sizes[-1], num_classes),
-        [f"features.{tap}" for tap in taps],
-    )
+    return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -13,16 +13,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = (
-    "paper",
-    "table",
-    "method",
-    "dataset",
-    "setting",
-    "client",
-    "metric",
-    "value",
-    "std",
-    "note",
+    *("paper", "table", "method", "dataset", "setting"),
+    *("client", "metric", "value", "std", "note"),
 )
 PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
 

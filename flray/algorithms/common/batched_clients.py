@@ -9,6 +9,7 @@ separate call, so that nothing is padded or masked.
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -145,9 +146,7 @@ class _Loss(nn.Module):
         client = copy.copy(self._client)
         client.resident = copy.copy(client.resident)
         client.resident.parameters = parameters
-        return self._algorithm.loss(
-            client, Batch(self.model, x, y, batch.step, batch.phase, batch.last_epoch, batch.epoch)
-        )
+        return self._algorithm.loss(client, replace(batch, model=self.model, x=x, y=y))
 
 
 def _losses(

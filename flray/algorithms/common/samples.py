@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
@@ -14,11 +15,14 @@ from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
 
 
+@dataclass(eq=False, repr=False)
 class Batch:
     """One batch with the outputs of the client's model, computed when first asked for.
 
     Attributes
     ----------
+    model : nn.Module
+        The client's model.
     x : Tensor [B, ...]
         Normalised inputs.
     y : Tensor of int64 [B] or of uint8 [B, K, H, W]
@@ -33,31 +37,25 @@ class Batch:
         Number of the epoch within the phase, from 0.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        y: Tensor,
-        step: int,
-        phase: Phase,
-        last_epoch: bool = True,
-        epoch: int = 0,
-    ) -> None:
-        self.x, self.y, self.step, self.phase = x, y, step, phase
-        self.last_epoch, self.epoch = last_epoch, epoch
-        self._model = model
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    step: int
+    phase: Phase
+    last_epoch: bool = True
+    epoch: int = 0
 
     @cached_property
     def features(self) -> Tensor:
         """Penultimate features [B, d] of the client's model (the model must be split)."""
-        features: Tensor = self._model.features(self.x)  # type: ignore[operator]
+        features: Tensor = self.model.features(self.x)  # type: ignore[operator]
         return features
 
     @cached_property
     def outputs(self) -> Tensor:
         """Outputs of the client's model, for classification the logits [B, C]."""
-        split = isinstance(getattr(self._model, "features", None), nn.Module)
-        outputs: Tensor = self._model.classifier(self.features) if split else self._model(self.x)  # type: ignore[operator]
+        split = isinstance(getattr(self.model, "features", None), nn.Module)
+        outputs: Tensor = self.model.classifier(self.features) if split else self.model(self.x)  # type: ignore[operator]
         return outputs
 
 
