@@ -159,8 +159,7 @@ class Registry:
         """
         if name not in self.names():
             raise FlrayError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list "
-                f"{self.kind}s` shows all)"
+                f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list {self.kind}s` shows all)"
             )
         self._load()
         return self._entries[name]

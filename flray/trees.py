@@ -92,8 +92,7 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield path, value
         else:
             raise TypeError(
-                f"{path}: a tree holds tensors, numbers, strings and dicts, found "
-                f"{type(value).__name__}"
+                f"{path}: a tree holds tensors, numbers, strings and dicts, found {type(value).__name__}"
             )
 
 

@@ -27,8 +27,7 @@ class APFL(Algorithm):
         alpha: float = hyper(
             0.5,
             "share of the own model at the start",
-            "KarhouTam/FL-bench: 0.5; APFL tunes 0.25, 0.5, 0.75; LG-Mix Fig. 2: learned values "
-            "of 0.5 to 0.6",
+            "KarhouTam/FL-bench: 0.5; APFL tunes 0.25, 0.5, 0.75; LG-Mix Fig. 2: learned values of 0.5 to 0.6",
             ge=0,
             le=1,
         )

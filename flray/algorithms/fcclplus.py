@@ -137,8 +137,7 @@ class FCCLPlus(PublicCollaboration):
         )
         local_term: Literal["fntd", "ewc", "two_teachers", "none"] = hyper(
             "fntd",
-            "what keeps local updating from forgetting: FNTD, EWC (Table XVI), or FCCL's two "
-            "teachers",
+            "what keeps local updating from forgetting: FNTD, EWC (Table XVI), or FCCL's two teachers",
             "Eq. 14",
         )
         tau: float = hyper(3.0, "temperature of FNTD and KD", "Table VII", gt=0)
@@ -150,8 +149,7 @@ class FCCLPlus(PublicCollaboration):
         )
         teacher: Literal["previous", "current"] = hyper(
             "previous",
-            "the model after the previous local updating, or after this round's collaborative "
-            "updating",
+            "the model after the previous local updating, or after this round's collaborative updating",
             "section 3.3; current is an ablation",
         )
         ewc: float = hyper(0.1, "strength of EWC", "Table XVI tries 0.01, 0.1, 0.7 and 1", ge=0)

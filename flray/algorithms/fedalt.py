@@ -22,8 +22,7 @@ class FedAlt(FedPer):
         personal: str = hyper(
             "classifier",
             "v, the group that stays at the client (groups are joined by + and -)",
-            "LG-Mix, section on results: the output layer; Pillutla et al.: input layer, output "
-            "layer or adapter",
+            "LG-Mix, section on results: the output layer; Pillutla et al.: input layer, output layer or adapter",
         )
         personal_epochs: int | None = hyper(
             1,

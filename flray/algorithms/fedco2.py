@@ -72,8 +72,7 @@ class FedCO2(Algorithm):
         )
         statistics: Literal["personal", "averaged"] | None = hyper(
             None,
-            "running statistics of batch norms stay personal like the rest of them, or are "
-            "averaged",
+            "running statistics of batch norms stay personal like the rest of them, or are averaged",
             "section 3.2: personal; released code for label skew: averaged",
         )
 

@@ -48,9 +48,8 @@ class FedDF(PublicCollaboration):
         steps: int = hyper(
             1000,
             "steps at the server in a round",
-            "a decision: without labelled data at the server a fixed number; "
-            "epfml/federated-learning-public-code ends after 1000 without gain, at the latest "
-            "after 10000",
+            "a decision: without labelled data at the server a fixed number; epfml/federated-learning-public-code ends "
+            "after 1000 without gain, at the latest after 10000",
             ge=0,
         )
         batch_size: int = hyper(
@@ -82,8 +81,7 @@ class FedDF(PublicCollaboration):
             raise ConfigError(
                 "experiment.aggregation.buffers",
                 "local",
-                "feddf runs the clients' models at the server and so needs their statistics: "
-                "average",
+                "feddf runs the clients' models at the server and so needs their statistics: average",
             )
 
     # --- client -----------------------------------------------------------------------------------

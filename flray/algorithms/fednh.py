@@ -63,8 +63,7 @@ class FedNH(Algorithm):
         train_scale: bool = hyper(True, "s is trained and averaged", "Yutong-Dai/FedNH: trainable")
         personal: bool = hyper(
             False,
-            "also test each client's model as its last training left it, with the newest W; clients "
-            "then keep it",
+            "also test each client's model as its last training left it, with the newest W; clients then keep it",
             "FedNH reports both; FedSKC's table has the global model",
         )
 

@@ -18,8 +18,7 @@ class FedPer(Algorithm):
         personal: str = hyper(
             "classifier",
             "group that stays at the client (groups are joined by + and -)",
-            "FedPer: the last layers; Fed-CO2's code: the classifier (digit-cnn and alexnet cut "
-            "it by `split`)",
+            "FedPer: the last layers; Fed-CO2's code: the classifier (digit-cnn and alexnet cut it by `split`)",
         )
 
     hp: Params

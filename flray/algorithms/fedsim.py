@@ -15,8 +15,7 @@ class FedSim(FedPer):
         personal: str = hyper(
             "classifier",
             "v, the group that stays at the client (groups are joined by + and -)",
-            "a decision: FedAlt's in LG-Mix, the output layer; Pillutla et al.: input layer, "
-            "output layer or adapter",
+            "a decision: FedAlt's in LG-Mix, the output layer; Pillutla et al.: input layer, output layer or adapter",
         )
 
     hp: Params

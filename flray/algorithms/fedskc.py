@@ -56,8 +56,7 @@ class FedSKC(Algorithm):
         )
         review: Literal["paper", "interpolate"] = hyper(
             "paper",
-            "GPR as printed, which shrinks the model by 1 - beta a round, or w + (1 - beta) rho "
-            "(w' - w)",
+            "GPR as printed, which shrinks the model by 1 - beta a round, or w + (1 - beta) rho (w' - w)",
             "Eq. 5",
         )
         lr: float | None = either(
@@ -93,8 +92,7 @@ class FedSKC(Algorithm):
         )
         knowledge: Literal["after", "last_epoch"] | None = either(
             ("after", "last_epoch"),
-            "knowledge from the trained model in eval mode, or from the logits of the last "
-            "epoch's steps",
+            "knowledge from the trained model in eval mode, or from the logits of the last epoch's steps",
             "Algorithm 1, line 41; released code: train-mode logits of the last epoch",
         )
         review_buffers: bool | None = either(
@@ -104,8 +102,7 @@ class FedSKC(Algorithm):
         )
         review_classes: Literal["both", "each"] | None = either(
             ("both", "each"),
-            "GPR compares variances over the classes known in both rounds, or each round's over its "
-            "own",
+            "GPR compares variances over the classes known in both rounds, or each round's over its own",
             "not said: both, a decision; released code: each",
         )
 
@@ -225,8 +222,7 @@ class FedSKC(Algorithm):
             raw = self.hp.sample_scale == "raw"
             server.warn(
                 "gda",
-                f"round {server.round + 1}: the weights of GDA are equal to five digits, so it is a "
-                "plain mean"
+                f"round {server.round + 1}: the weights of GDA are equal to five digits, so it is a plain mean"
                 + ("; algorithm.sample_scale=fraction lets the discrepancy act" if raw else ""),
             )
         # Relative to the largest, so that equal weights give the bits of the plain mean.

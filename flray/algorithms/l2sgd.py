@@ -30,10 +30,8 @@ class L2SGD(Algorithm):
     class Params(registry.Params):
         pull: float = hyper(
             0.2,
-            "a, strength of the pull after local training (without coin): 0 is local training, 1 "
-            "averaging",
-            "a decision, LG-Mix does not say: eta lambda K at lgcollins/FedRep's lambda 0.5, eta "
-            "0.01 and K = 40 steps",
+            "a, strength of the pull after local training (without coin): 0 is local training, 1 averaging",
+            "a decision, LG-Mix does not say: eta lambda K at lgcollins/FedRep's lambda 0.5, eta 0.01 and K = 40 steps",
             ge=0,
             le=1,
         )
@@ -71,8 +69,7 @@ class L2SGD(Algorithm):
             raise ConfigError(
                 "experiment.local.optimizer",
                 local.optimizer,
-                "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: "
-                "false",
+                "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: false",
             )
         if local.epochs != 1 or local.steps is not None:
             raise ConfigError(

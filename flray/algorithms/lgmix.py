@@ -54,8 +54,7 @@ class LGMix(Algorithm):
         )
         history: Literal["earlier", "all", "none"] | None = either(
             ("earlier", "all"),
-            "lambda is the mean over the rounds before this one, over all up to this one, or "
-            "this round's own",
+            "lambda is the mean over the rounds before this one, over all up to this one, or this round's own",
             "below Eq. 6: rounds before t; released code: includes t; Table 4 has none",
         )
         inputs: Literal["normalised", "unit"] | None = either(

@@ -31,8 +31,7 @@ class Scaffold(Algorithm):
         )
         option: Literal["I", "II"] = hyper(
             "II",
-            "new c_i: I, the gradient at the received weights (one more pass); II, the mean of "
-            "the round's steps",
+            "new c_i: I, the gradient at the received weights (one more pass); II, the mean of the round's steps",
             "SCAFFOLD, experiments: option II",
         )
 

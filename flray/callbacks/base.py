@@ -78,8 +78,7 @@ def check_callbacks(choices: Sequence[CallbackChoice]) -> None:
             raise ConfigError(
                 path,
                 choice.name,
-                "it has to take __init__(run, *, options), round(number, metrics) and, if it has "
-                "one, end(status)",
+                "it has to take __init__(run, *, options), round(number, metrics) and, if it has one, end(status)",
             )
         if (check := getattr(item, "check", None)) is not None:
             asked = inspect.signature(check).parameters

@@ -36,8 +36,7 @@ class TensorBoard:
         """Refuse to begin without the package, or with a common folder that cannot be made."""
         if importlib.util.find_spec("tensorboard") is None:
             raise FlrayError(
-                "experiment.callbacks: found tensorboard, whose package is missing; "
-                "pip install 'flray[tensorboard]'"
+                "experiment.callbacks: found tensorboard, whose package is missing; pip install 'flray[tensorboard]'"
             )
         try:
             Path(folder or ".").mkdir(parents=True, exist_ok=True)

@@ -92,8 +92,7 @@ def _with_preset(name: str, given: dict[str, Plain], presets: Sequence[Preset]) 
     known = {preset.name: preset.values for preset in presets}
     if not isinstance(chosen, str) or chosen not in known:
         found = (
-            f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: "
-            f"{', '.join(known)}"
+            f"{name} has no preset {chosen!r}{nearest(str(chosen), known)}; its presets: {', '.join(known)}"
             if known
             else f"{name} has no presets: no paper states values other than its defaults"
         )

@@ -243,9 +243,8 @@ def _validate(content: Mapping[str, Plain]) -> Config:
         made = config.model_dump(mode="json")
     except Exception as error:  # an option of a user's own component may be of any type
         raise FlrayError(
-            f"an option of your own component cannot be written to a file: {brief(error)}; let it "
-            f"be a "
-            "number, a text, a list or a mapping"
+            f"an option of your own component cannot be written to a file: {brief(error)}; let it be a number, a text, "
+            "a list or a mapping"
         ) from error
     if errors := list(inexact_values(content, made)):
         raise ConfigErrors(errors)

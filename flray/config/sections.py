@@ -68,8 +68,7 @@ def _as_whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
     if not math.isclose(sum(shares), 1.0, abs_tol=1e-9) or not (shares[0] > 0 and shares[2] > 0):
         raise PydanticCustomError(
             "split",
-            "the shares for training, validation and test must sum to 1, the first and "
-            "the last above 0",
+            "the shares for training, validation and test must sum to 1, the first and the last above 0",
         )
     return shares
 
@@ -85,12 +84,10 @@ Split = Annotated[
     Discriminator(_split_tag),
     Field(
         description=(
-            "official: the data set's own test set; [train, validation, test]: shares of each "
-            "client's samples, official "
-            "parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; "
-            "fedbn-office: own test sets, "
-            "0.5 and 0.4 of the smallest domain's training length for training and validation in "
-            "every domain; fedbn-domainnet: the same with 0.05 and 0.05"
+            "official: the data set's own test set; [train, validation, test]: shares of each client's samples, "
+            "official parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; fedbn-office: own "
+            "test sets, 0.5 and 0.4 of the smallest domain's training length for training and validation in every "
+            "domain; fedbn-domainnet: the same with 0.05 and 0.05"
         )
     ),
 ]
@@ -107,10 +104,9 @@ Unseen = Annotated[
     | Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Tag("[names]")],
     Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[number]"),
     Field(
-        description="clients that are kept out of training and tested alone: how many, or below 1 which share "
-        "of them, drawn by the partition's seed; or a list of names, of clients or whole domains. "
-        "global/unseen is the global model on them, adapted/unseen the same after "
-        "evaluation.adapt_steps at each"
+        description="clients that are kept out of training and tested alone: how many, or below 1 which share of them, "
+        "drawn by the partition's seed; or a list of names, of clients or whole domains. global/unseen is the global "
+        "model on them, adapted/unseen the same after evaluation.adapt_steps at each"
     ),
 ]
 

@@ -45,9 +45,8 @@ def selects_on_test(config: Mapping[str, Any]) -> str:
     if not chooses(config) or not is_test(metric):
         return ""
     return (
-        f"this sweep selects on test data ({where}: {metric}), which makes the value of what "
-        f"it chooses too good; evaluation.validation=0.2 keeps samples to choose by, with "
-        f"{where}=validation"
+        f"this sweep selects on test data ({where}: {metric}), which makes the value of what it chooses too good; "
+        f"evaluation.validation=0.2 keeps samples to choose by, with {where}=validation"
     )
 
 

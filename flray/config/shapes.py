@@ -53,8 +53,7 @@ def read_partition(path: Path) -> PartitionRecord:
     found = read_json(path, _PARTITION)
     if len({len(client["train"]) for client in found["clients"]}) > 1:
         raise FlrayError(
-            f"{path}: found clients with unlike numbers of classes; restore it, or take the file "
-            f"away"
+            f"{path}: found clients with unlike numbers of classes; restore it, or take the file away"
         )
     return found
 

@@ -42,8 +42,7 @@ class Weights(Section):
             raise ConfigError(
                 field,
                 self.weights,
-                f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains "
-                "needs it there",
+                f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains needs it there",
             ) from None
         digest = hashlib.sha256(data).hexdigest()
         if digest != self.sha256:
@@ -93,8 +92,7 @@ def _resolve_pretrained(value: Any) -> Any:
     except (OSError, ValueError):
         raise PydanticCustomError(
             "weights",
-            "there is no such file; needed is a file of weights, or torchvision's name for some, "
-            "such as IMAGENET1K_V1",
+            "there is no such file; needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
         ) from None
     return {"weights": str(path.resolve()), "sha256": digest}
 

@@ -81,8 +81,7 @@ Domain = Annotated[
         _domain_tag,
         custom_error_type="domain",
         custom_error_message=(
-            "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, "
-            "{loguniform: [low, high]}, "
+            "a domain is one of {grid: [...]}, {choice: [...]}, {uniform: [low, high]}, {loguniform: [low, high]}, "
             "{randint: [low, high]}"
         ),
     ),
@@ -92,9 +91,8 @@ Domain = Annotated[
 Compared = Annotated[
     Literal["alike", "all"],
     Field(
-        description="alike: a trial is compared with those of the same method, data, partition, network "
-        "and seed, so that "
-        "settings compete, not methods or repetitions; all: with every trial"
+        description="alike: a trial is compared with those of the same method, data, partition, network and seed, so "
+        "that settings compete, not methods or repetitions; all: with every trial"
     ),
 ]
 

@@ -185,8 +185,7 @@ def read_yaml(path: Path) -> dict[str, Plain]:
         raise FlrayError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(content, dict):
         raise FlrayError(
-            f"{path}: found {type(content).__name__}; "
-            f"a mapping with the parts {', '.join(PARTS)} is needed"
+            f"{path}: found {type(content).__name__}; a mapping with the parts {', '.join(PARTS)} is needed"
         )
     return content
 

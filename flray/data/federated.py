@@ -51,8 +51,7 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
         raise ConfigError(
             "experiment.normalisation",
             found,
-            f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as "
-            "they are; data",
+            f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as they are; data",
         )
     if len(mean) not in (1, data.shape[0]):
         raise ConfigError(
@@ -258,9 +257,8 @@ def federate(
     for k, rows in enumerate(trains):
         if not len(rows):
             raise DataError(
-                f"partition {partition_name}: client {k} of {len(trains)} gets no training "
-                f"samples of data set {dataset.name} ({len(fit_y)} samples); take fewer clients, "
-                "more samples or a less skewed partition"
+                f"partition {partition_name}: client {k} of {len(trains)} gets no training samples of data set "
+                f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a less skewed partition"
             )
 
     num_classes = len(dataset.classes)
@@ -347,8 +345,7 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":
             raise DataError(
-                f"partition {name}: needs superclasses of the classes, as cifar100 has them; this "
-                "data set has none"
+                f"partition {name}: needs superclasses of the classes, as cifar100 has them; this data set has none"
             )
         raise DataError(
             f"partition {name}: unknown positional parameter {unknown[0]!r}; it may take "

@@ -35,8 +35,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print) -> None
     """
     if name not in FILES:
         raise DataError(
-            f"data set {name!r} cannot be fetched{nearest(name, FILES)}; one of "
-            f"{', '.join(sorted(FILES))}"
+            f"data set {name!r} cannot be fetched{nearest(name, FILES)}; one of {', '.join(sorted(FILES))}"
         )
     root = root or data_root()
     FILES[name].get(root, progress)

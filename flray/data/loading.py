@@ -87,8 +87,7 @@ def validate_dataset(name: str, found: Any) -> DataSet:
     """
     if not isinstance(found, DataSet):
         raise DataError(
-            f"data set {name}: its function returned {type(found).__name__}; return a "
-            "flray.data.DataSet"
+            f"data set {name}: its function returned {type(found).__name__}; return a flray.data.DataSet"
         )
     try:
         problem = next(_problems(found), None)
@@ -128,22 +127,19 @@ def _problems(dataset: DataSet) -> Iterator[str]:
             if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
                 yield (
                     f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
-                    f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must "
-                    "be alike"
+                    f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must be alike"
                 )
             yield from (f"{where}: {problem}" for problem in _label_problems(domain, part, dataset))
     channels = first.shape[1:2]
     if first.dtype == np.uint8 and (first.ndim != 4 or (len(dataset.mean),) != channels):
         yield (
-            f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; "
-            "images are [channels, height, width] (x.transpose(0, 3, 1, 2) brings the last axis "
-            "to the front), with one mean per channel"
+            f": samples are {list(first.shape[1:])} and mean has {len(dataset.mean)} values; images are [channels, "
+            "height, width] (x.transpose(0, 3, 1, 2) brings the last axis to the front), with one mean per channel"
         )
     elif first.ndim == 4 and len(dataset.mean) not in (1, *channels):
         yield (
-            f": samples are {first.dtype} {list(first.shape[1:])} and mean has "
-            f"{len(dataset.mean)} values; give one for all or one per channel "
-            "(flray.data.channel_statistics returns mean and std)"
+            f": samples are {first.dtype} {list(first.shape[1:])} and mean has {len(dataset.mean)} values; give one "
+            "for all or one per channel (flray.data.channel_statistics returns mean and std)"
         )
     if len(dataset.mean) != len(dataset.std) or not all(value > 0 for value in dataset.std):
         yield (
@@ -263,8 +259,7 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
         raise ConfigError(
             "experiment.public",
             source.name,
-            "public images go with private images only; these private samples are numbers of "
-            "their own",
+            "public images go with private images only; these private samples are numbers of their own",
         )
     total = sum(map(len, parts))
     if samples > total:
@@ -305,8 +300,7 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
         raise ConfigError(
             "experiment.public",
             f"images of {images.shape[1]} channels",
-            f"only grey and colour change into each other; the private images have {channels} "
-            "channels",
+            f"only grey and colour change into each other; the private images have {channels} channels",
         )
     down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)

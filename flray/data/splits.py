@@ -168,8 +168,7 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
             raise ConfigError(
                 where,
                 found,
-                f"this needs {size} training images of each domain, and 80 % of {name} are "
-                f"{len(train)}",
+                f"this needs {size} training images of each domain, and 80 % of {name} are {len(train)}",
             )
         fits.append(train[:size])
         tests.append(rows[place])

@@ -172,9 +172,8 @@ class _ZeroCopyPickle:
                 state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
             except OSError as error:
                 raise DataError(
-                    f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on "
-                    "a file system that all nodes share, set data.mapped to false, or "
-                    "resources.data to node"
+                    f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on a file system that "
+                    "all nodes share, set data.mapped to false, or resources.data to node"
                 ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)

@@ -117,8 +117,7 @@ def map_floating(
     for name, other in others.items():
         if not isinstance(other, Mapping):
             raise ValueError(
-                f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's "
-                "names"
+                f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's names"
             )
         check_names(name, other, first)
     return {

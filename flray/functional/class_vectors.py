@@ -46,8 +46,7 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
     on_host = labels.cpu()
     if on_host.numel() and (int(on_host.min()) < 0 or int(on_host.max()) >= num_classes):
         raise ValueError(
-            f"labels: values {int(on_host.min())} to {int(on_host.max())}, expected 0 to "
-            f"{num_classes - 1}"
+            f"labels: values {int(on_host.min())} to {int(on_host.max())}, expected 0 to {num_classes - 1}"
         )
     numbers = torch.bincount(on_host, minlength=num_classes)
     counts = transfers.to_device(numbers, labels.device)

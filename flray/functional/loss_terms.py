@@ -462,6 +462,5 @@ def _check(parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> N
         for name, value in parameters.items():
             if tree[name].shape != value.shape:
                 raise ValueError(
-                    f"{argument}[{name!r}]: shape {list(tree[name].shape)}, expected "
-                    f"{list(value.shape)}"
+                    f"{argument}[{name!r}]: shape {list(tree[name].shape)}, expected {list(value.shape)}"
                 )

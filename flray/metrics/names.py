@@ -19,20 +19,16 @@ VIEWS_IN_WORDS: Mapping[str, str] = {
     "global/validation": "the global model on each client's validation samples, mean over clients "
     "(evaluation.validation keeps them)",
     "personal/local": "each client's own model on its test part, mean over clients",
-    "personal/others": "each client's own model on the others' test parts, mean over clients "
-    "(evaluation.others=true)",
-    "personal/pooled": "each client's own model on all test parts together, mean over clients "
-    "(evaluation.pooled=true)",
+    "personal/others": "each client's own model on the others' test parts, mean over clients (evaluation.others=true)",
+    "personal/pooled": "each client's own model on all test parts together, mean over clients (evaluation.pooled=true)",
     "personal/validation": "each client's own model on its validation samples, mean over clients "
     "(evaluation.validation keeps them)",
     "global/unseen": "the global model on the test part of each client that takes no part in training, "
     "mean over them (participation.unseen keeps them out)",
     "adapted/unseen": "the global model after evaluation.adapt_steps optimiser steps on the training "
     "samples of each client that takes no part in training, on its test part, mean over them",
-    "online/local": "a method's further model, such as Fed-CO2's online one, on each client's test "
-    "part",
-    "offline/local": "a method's further model, such as Fed-CO2's offline one, on each client's "
-    "test part",
+    "online/local": "a method's further model, such as Fed-CO2's online one, on each client's test part",
+    "offline/local": "a method's further model, such as Fed-CO2's offline one, on each client's test part",
 }
 """Whose models on which data."""
 MEASURES_IN_WORDS: Mapping[str, str] = {
@@ -44,10 +40,8 @@ MEASURES_IN_WORDS: Mapping[str, str] = {
     "specificity": "two classes: share of the other class that is left alone",
     "f1": "two classes: harmonic mean of precision and sensitivity, of the positive class",
     "dice": "segmentation: overlap with the true structure; dice_NAME of one of several",
-    "hausdorff": "segmentation: largest distance of the borders; less is better; hausdorff_NAME of "
-    "one of several",
-    "hausdorff95": "segmentation: 95th percentile of that distance; less is better; "
-    "hausdorff95_NAME of one of several",
+    "hausdorff": "segmentation: largest distance of the borders; less is better; hausdorff_NAME of one of several",
+    "hausdorff95": "segmentation: 95th percentile of that distance; less is better; hausdorff95_NAME of one of several",
 }
 """Measures; the data set decides which of them apply."""
 SUFFIXES_IN_WORDS: Mapping[str, str] = {
@@ -58,10 +52,8 @@ SUFFIXES_IN_WORDS: Mapping[str, str] = {
 }
 """Suffixes of a mean over clients."""
 OTHERS_IN_WORDS: Mapping[str, str] = {
-    "auto": "the method's main test value: global/common or personal/local, in the task's first "
-    "measure",
-    "validation": "the same models and measure on validation samples; what a sweep that chooses "
-    "takes by default",
+    "auto": "the method's main test value: global/common or personal/local, in the task's first measure",
+    "validation": "the same models and measure on validation samples; what a sweep that chooses takes by default",
     "train/NAME": "what is tracked in training, such as train/loss, mean over clients",
 }
 """Other names that a sweep can choose by."""

@@ -117,8 +117,7 @@ class _CompiledForward:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = " ".join([f"{type(error).__name__}:", *lines[:2]])
             raise FlrayError(
-                f"local.compile: torch.compile failed on this network or machine ({reason}); set "
-                "it to false"
+                f"local.compile: torch.compile failed on this network or machine ({reason}); set it to false"
             ) from error
         return outputs
 

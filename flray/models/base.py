@@ -67,9 +67,8 @@ def as_split(module: nn.Module) -> SplitModel:
     if missing:
         found = ", ".join(children) or "none"
         raise FlrayError(
-            f"model {name}: this needs a feature/classifier split, but there is no child called "
-            f"{' or '.join(missing)} (its children: {found}); build it as "
-            "flray.models.SplitModel(features, classifier)"
+            f"model {name}: this needs a feature/classifier split, but there is no child called {' or '.join(missing)} "
+            f"(its children: {found}); build it as flray.models.SplitModel(features, classifier)"
         )
     outside = [
         entry
@@ -78,8 +77,7 @@ def as_split(module: nn.Module) -> SplitModel:
     ]
     if outside:
         raise FlrayError(
-            f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one "
-            "of them"
+            f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one of them"
         )
     return cast(SplitModel, module)
 
@@ -98,8 +96,7 @@ def feature_dim(model: nn.Module) -> int:
             if isinstance(size, int):
                 return size
     raise FlrayError(
-        f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is "
-        "unknown"
+        f"model {type(model).__name__}: its classifier has no nn.Linear, so its feature size is unknown"
     )
 
 
@@ -115,8 +112,7 @@ def linear_classifier(model: nn.Module) -> nn.Linear:
     if not isinstance(classifier, nn.Linear):
         raise FlrayError(
             f"model {type(model).__name__}: this needs one linear layer as classifier, found "
-            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' "
-            "do with split: head)"
+            f"{type(classifier).__name__}; take the last layer alone ('digit-cnn' and 'alexnet' do with split: head)"
         )
     return classifier
 
@@ -146,9 +142,8 @@ def image_shape(name: str, shape: Sequence[int], minimum: int) -> tuple[int, int
     channels, height, width = shape
     if min(height, width) < minimum:
         raise FlrayError(
-            f"model {name!r} needs images of at least {minimum}x{minimum}, found {height}x{width} "
-            f"(shape {tuple(shape)}); resize the images or choose a model with fewer "
-            "down-sampling steps"
+            f"model {name!r} needs images of at least {minimum}x{minimum}, found {height}x{width} (shape "
+            f"{tuple(shape)}); resize the images or choose a model with fewer down-sampling steps"
         )
     return channels, height, width
 

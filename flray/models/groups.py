@@ -130,8 +130,7 @@ def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     unknown = [name for name in names if name not in modules]
     if unknown:
         raise FlrayError(
-            f"model {type(model).__name__}: no submodule "
-            f"{unknown[0]!r}{nearest(unknown[0], modules)}"
+            f"model {type(model).__name__}: no submodule {unknown[0]!r}{nearest(unknown[0], modules)}"
         )
     if not names:
         raise FlrayError(

@@ -125,8 +125,7 @@ def _architecture(network: str, shape: tuple[int, ...], pretrained: bool) -> nn.
         raise ConfigError(
             "experiment.model.network",
             network,
-            f"torchvision has no such network{nearest(network, known)}; it has "
-            f"{', '.join(known[:4])}, ...",
+            f"torchvision has no such network{nearest(network, known)}; it has {', '.join(known[:4])}, ...",
         )
     if channels not in (1, 3):
         raise ConfigError(

@@ -35,8 +35,7 @@ def new_method(name: str) -> list[Path]:
     }
     if not re.fullmatch("[a-z][a-z0-9]{1,30}", name) or keyword.iskeyword(name):
         raise FlrayError(
-            f"{name!r}: a method's name is a small letter, then small letters or digits, and no "
-            "word of Python"
+            f"{name!r}: a method's name is a small letter, then small letters or digits, and no word of Python"
         )
     if not log.is_file() or not all(path.parent.is_dir() for path in files):
         raise FlrayError(f"{ROOT}: not a checkout of flray, which has CHANGELOG.md and tests/")

@@ -65,9 +65,8 @@ class Classification:
             raise ConfigError(
                 "experiment.model",
                 name,
-                f"classification needs one logit for each of the {data.num_classes} classes of "
-                f"{data.dataset}, [1, {data.num_classes}] for one sample, and it returns "
-                f"{list(outputs.shape)}",
+                f"classification needs one logit for each of the {data.num_classes} classes of {data.dataset}, [1, "
+                f"{data.num_classes}] for one sample, and it returns {list(outputs.shape)}",
             )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

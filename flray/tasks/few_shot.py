@@ -62,9 +62,8 @@ class FewShot:
             enough = int((np.bincount(data.y[rows]) > self.shot).sum())
             if enough < 2:
                 raise DataError(
-                    f"{where} samples of {enough} classes with more than "
-                    f"episodes.shot={self.shot} of them, and an episode needs 2; take fewer "
-                    "clients, a less skewed partition, a smaller shot"
+                    f"{where} samples of {enough} classes with more than episodes.shot={self.shot} of them, and an "
+                    "episode needs 2; take fewer clients, a less skewed partition, a smaller shot"
                 )
 
     def network(self, model: nn.Module) -> nn.Module:

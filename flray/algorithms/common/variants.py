@@ -72,6 +72,5 @@ def refuse_overridden(config: Experiment, **values: object) -> None:
             raise ConfigError(
                 f"experiment.local.{name}",
                 str(given),
-                f"{config.algorithm.name} trains with {value} here; write algorithm.{name}: "
-                f"{given} instead",
+                f"{config.algorithm.name} trains with {value} here; write algorithm.{name}: {given} instead",
             )

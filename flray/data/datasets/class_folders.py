@@ -122,8 +122,7 @@ class ClassFolders(Source):
                 raise ConfigError(
                     f"experiment.data.rename.{folder}",
                     repr(name),
-                    f"a class of {self.name}: "
-                    f"{', '.join(self.classes)}{nearest(name, self.classes)}",
+                    f"a class of {self.name}: {', '.join(self.classes)}{nearest(name, self.classes)}",
                 )
             label_of[normalise_name(folder)] = label_of[normalise_name(name)]
         kept: list[image_sets.Item] = []
@@ -152,10 +151,9 @@ class ClassFolders(Source):
                 continue
             if label is None:
                 raise DataError(
-                    f"data set {self.name}: the folder "
-                    f"{str(store.where / item.path).rsplit('/', 1)[0]} is none of its "
-                    f"{len(self.classes)} classes{nearest(below[1], self.classes)}; take it away, "
-                    f"or say what it is, as data.rename={{{below[1]}: CLASS}}"
+                    f"data set {self.name}: the folder {str(store.where / item.path).rsplit('/', 1)[0]} is none of its "
+                    f"{len(self.classes)} classes{nearest(below[1], self.classes)}; take it away, or say what it is, "
+                    f"as data.rename={{{below[1]}: CLASS}}"
                 )
             kept.append(item)
             labels.append(label)
@@ -166,9 +164,8 @@ class ClassFolders(Source):
             if lacks and (not incomplete or len(lacks) == len(self.classes)):
                 some = ", ".join(lacks[:5]) + " and more" * (len(lacks) > 5)
                 raise DataError(
-                    f"data set {self.name}: the domain {domain} in {store.where} has no images of "
-                    f"{some}; fetch it again, choose other domains with data.domains, or set "
-                    "data.incomplete to true to do without"
+                    f"data set {self.name}: the domain {domain} in {store.where} has no images of {some}; fetch it "
+                    "again, choose other domains with data.domains, or set data.incomplete to true to do without"
                 )
         return image_sets.Table(
             kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64)

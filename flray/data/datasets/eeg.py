@@ -193,9 +193,8 @@ def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Tri
         x, names, _ = paradigm.get_data(dataset)
     except Exception as error:
         raise DataError(
-            f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: "
-            f"{error}); fetch it on a machine with a network and copy MNE's data folder "
-            "(~/mne_data)"
+            f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: {error}); fetch it on a "
+            "machine with a network and copy MNE's data folder (~/mne_data)"
         ) from error
     return np.asarray(x, dtype=np.float64), np.array(
         [EVENTS.index(n) for n in names], dtype=np.int64

@@ -260,8 +260,7 @@ def _table(store: image_sets.Store, chosen: Sequence[str]) -> image_sets.Table:
         place = _PLACE.fullmatch(path)
         if item.is_image and not place and not set(path.split("/")).isdisjoint(DOMAINS):
             raise DataError(
-                f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; "
-                "take it away"
+                f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; take it away"
             )
         if item.is_image and place and place[1] in chosen:
             found[chosen.index(place[1]), place[2] == "test", place[4]][place[3]] = item

@@ -134,9 +134,8 @@ def camelyon17(
     homes = [home for home in (place, place / "camelyon17_v1.0") if (home / METADATA).is_file()]
     if not homes:
         raise DataError(
-            f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from "
-            f"{CAMELYON17.where}; unpack it there (or give its folder as data.path), laid out as "
-            f"{PATCHES}"
+            f"data set camelyon17 is not there: {place} lacks {METADATA}. It comes from {CAMELYON17.where}; unpack it "
+            f"there (or give its folder as data.path), laid out as {PATCHES}"
         )
     chosen = select_domains("camelyon17", CENTRES, domains)
     spec = image_sets.ImageSet(

@@ -100,14 +100,12 @@ class Labelling(NamedTuple):
         if self.task != "binary":
             if self.positive is not None:
                 raise self.refused(
-                    f"data.positive is {self.positive}, which only a binary task has; add task: "
-                    "binary, or leave it out"
+                    f"data.positive is {self.positive}, which only a binary task has; add task: binary, or leave it out"
                 )
             return found
         if len(found) > 2:
             raise self.refused(
-                f"a binary task has 2 classes, and {where} has {len(found)}; task: classification, "
-                "or labels of two"
+                f"a binary task has 2 classes, and {where} has {len(found)}; task: classification, or labels of two"
             )
         names, given = [_in_words(one) for one in found], self.positive
         evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
@@ -180,8 +178,7 @@ class Labelling(NamedTuple):
                 rows = np.flatnonzero(inside & chosen)
                 if not len(rows):
                     raise self.refused(
-                        f"{domain!r} of {self.where} has no {part} samples; take it away, or join "
-                        "it with another"
+                        f"{domain!r} of {self.where} has no {part} samples; take it away, or join it with another"
                     )
                 arrays += [np.ascontiguousarray(x[rows]), y[rows]]
             made.append(Domain(domain, "real", *arrays))
@@ -246,8 +243,7 @@ def table(
     for use, column in uses.items():
         if column in (columns or []):
             raise DataError(
-                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it "
-                "out"
+                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it out"
             )
     used = columns or [name for name in frame.columns if name not in besides]
     x = _numbers(file, frame, used)

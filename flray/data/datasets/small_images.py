@@ -314,8 +314,7 @@ _register_digits(
     "digit-five",
     "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
     _MAT,
-    title="Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and "
-    "splits.",
+    title="Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and splits.",
     usual=32,
 )
 _register_digits(
@@ -323,8 +322,7 @@ _register_digits(
     "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net",
     _MAT,
     _FEDBN,
-    title="Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files "
-    "(composed).",
+    title="Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed).",
     usual=28,
     have=("mnistm",),
 )
@@ -380,8 +378,7 @@ _ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FASHION_FILES = register_source(
     Files(
         "fashion-mnist",
-        "https://github.com/zalandoresearch/fashion-mnist or the Debian package "
-        "dataset-fashion-mnist",
+        "https://github.com/zalandoresearch/fashion-mnist or the Debian package dataset-fashion-mnist",
         [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
         partial(_idx_pairs, turned=False),
         len(FASHION),

