@@ -46,9 +46,8 @@ class APFL(Algorithm):
             name: entry.copy_(client.state["v"][name]) for name, entry in client.snapshot().items()
         }
         own = {name: nn.Parameter(v.pop(name)) for name in client.parameters}
-        client.scratch.update(
-            own=own, buffers=v, optimizer=client.optimizer_for(list(own.values()))
-        )
+        optimizer = client.optimizer_for(list(own.values()))
+        client.scratch.update(own=own, buffers=v, optimizer=optimizer)
 
     def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         """Step w and v from their values before the step, on the same batch and with the same dropout."""

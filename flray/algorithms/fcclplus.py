@@ -182,10 +182,8 @@ class FCCLPlus(PublicCollaboration):
         logits = model.classifier(features)
         if self.hp.second_forward:
             features = model.features(x)
-        return {
-            "logits": logits,
-            "similarity": functional.instance_similarity(features, self.hp.mu),
-        }
+        similarity = functional.instance_similarity(features, self.hp.mu)
+        return {"logits": logits, "similarity": similarity}
 
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return FCCM + omega FISL (Eq. 6)."""

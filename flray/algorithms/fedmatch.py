@@ -93,21 +93,16 @@ class FedMatch(Algorithm):
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         if not self.hp.average:
-            self.shared, self.views, self.needs = (
-                "none",
-                ("personal",),
-                self.needs - {"homogeneous"},
-            )
+            self.shared, self.views = "none", ("personal",)
+            self.needs -= {"homogeneous"}
 
     # --- client -----------------------------------------------------------------------------------
 
     def begin(self, client: Client) -> None:
         """Take the model apart and freeze the helpers."""
         known = client.message.get("psi") or client.state.get("psi")
-        share, norms = (
-            self.hp.ratio / (1 + self.hp.ratio),
-            groups.select(client.model, "batch_norm"),
-        )
+        share = self.hp.ratio / (1 + self.hp.ratio)
+        norms = groups.select(client.model, "batch_norm")
         theta = {name: w.detach() for name, w in client.parameters.items()}
         psi = {
             name: known[name] if known else share * w
@@ -258,10 +253,8 @@ class FedMatch(Algorithm):
         super().aggregate(server, stage, replies)
         for psi in average(arrived, lambda reply: self.weigh(server, reply), "psi").values():
             server.state["psi"] = psi
-        helpers, predictions = (
-            dict(server.state.get("helpers", {})),
-            dict(server.state.get("predictions", {})),
-        )
+        helpers = dict(server.state.get("helpers", {}))
+        predictions = dict(server.state.get("predictions", {}))
         for reply in arrived:
             helpers[str(reply.client)] = (
                 trees.clone(reply["psi"])

@@ -49,9 +49,8 @@ class FedProc(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("prototypes")
         if known is None:
             return loss
-        alpha = float(
-            min(client.round / self.hp.ramp, 1.0) if self.hp.alpha is None else self.hp.alpha
-        )
+        grown = min(client.round / self.hp.ramp, 1.0)
+        alpha = grown if self.hp.alpha is None else self.hp.alpha
         contrast = functional.prototype_contrastive_loss(
             batch.features,
             batch.y,

@@ -55,9 +55,8 @@ class FedRoD(Algorithm):
     def begin(self, client: Client) -> None:
         """Take up the personal head."""
         head = self.head(client).train()
-        client.scratch.update(
-            head=head, head_optimizer=client.optimizer_for(list(head.parameters()))
-        )
+        optimizer = client.optimizer_for(list(head.parameters()))
+        client.scratch.update(head=head, head_optimizer=optimizer)
 
     def head(self, client: Client) -> nn.Module:
         """Return the client's personal head."""

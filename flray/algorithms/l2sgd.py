@@ -86,10 +86,9 @@ class L2SGD(Algorithm):
 
     def strength(self, lr: float) -> float:
         """Return a, given the learning rate of the round."""
-        pull: float = (
-            lr * self.hp.lam * (1 - self.hp.p) / self.hp.p if self.hp.coin else self.hp.pull
-        )
-        return pull
+        if not self.hp.coin:
+            return self.hp.pull
+        return lr * self.hp.lam * (1 - self.hp.p) / self.hp.p
 
     # --- client -----------------------------------------------------------------------------------
 

@@ -134,11 +134,8 @@ def assign_test_samples(
     assigned = np.zeros(len(trains), dtype=np.int64)
     for group in np.unique(test_groups):
         domain = group // num_classes * num_classes
-        candidates = (
-            counts[:, group],
-            counts[:, domain : domain + num_classes].sum(1),
-            counts.sum(1),
-        )
+        of_domain = counts[:, domain : domain + num_classes].sum(1)
+        candidates = (counts[:, group], of_domain, counts.sum(1))
         rows = np.flatnonzero(test_groups == group)
         sizes = _largest_remainder(
             next(held for held in candidates if held.any()), len(rows), assigned

@@ -82,10 +82,8 @@ def check_positive(name: str, value: float) -> None:
 def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless both trees have the same names."""
     if tree.keys() != expected.keys():
-        missing, extra = (
-            sorted(expected.keys() - tree.keys()),
-            sorted(tree.keys() - expected.keys()),
-        )
+        missing = sorted(expected.keys() - tree.keys())
+        extra = sorted(tree.keys() - expected.keys())
         raise ValueError(
             f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}"
         )

@@ -96,11 +96,8 @@ def adaptive_step(
         lambda update, m: beta1 * m + (1 - beta1) * update, mean_update, momentum=momentum
     )
     spread = map_floating(second, mean_update, variance=variance)
-    return (
-        map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread),
-        moved,
-        spread,
-    )
+    step = map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread)
+    return step, moved, spread
 
 
 def control_variate(

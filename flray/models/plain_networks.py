@@ -180,9 +180,8 @@ def _two_convolutions(
     for index, (inputs, outputs) in enumerate(
         zip((channels, kernels[0]), kernels, strict=True), start=1
     ):
-        taps.append(
-            convolution(layers, index, nn.Conv2d(inputs, outputs, 5, padding=padding), norm)
-        )
+        conv = nn.Conv2d(inputs, outputs, 5, padding=padding)
+        taps.append(convolution(layers, index, conv, norm))
         layers[f"pool{index}"] = nn.MaxPool2d(2)
         height, width = (height - lost) // 2, (width - lost) // 2
     layers["flatten"] = nn.Flatten()
@@ -251,9 +250,8 @@ def digit_cnn(
         channels = outputs
     flat = channels * (height // 4) * (pixels_wide // 4)
     hidden = (_scaled(2048, width), _scaled(512, width))
-    return _with_classifier(
-        trunk, taps, (flat, *hidden), num_classes, norm if classifier_norm else "none", split
-    )
+    norm = norm if classifier_norm else "none"
+    return _with_classifier(trunk, taps, (flat, *hidden), num_classes, norm, split)
 
 
 @register_model("alexnet")
@@ -284,17 +282,15 @@ def alexnet(
     )
     for index, (size, kernel, stride, padding, pooled) in enumerate(table, start=1):
         outputs = _scaled(size, width)
-        taps.append(
-            convolution(trunk, index, nn.Conv2d(channels, outputs, kernel, stride, padding), norm)
-        )
+        conv = nn.Conv2d(channels, outputs, kernel, stride, padding)
+        taps.append(convolution(trunk, index, conv, norm))
         if pooled:
             trunk[f"pool{index}"] = nn.MaxPool2d(3, stride=2)
         channels = outputs
     trunk["average"] = nn.AdaptiveAvgPool2d(6)
     sizes = (channels * 36, _scaled(4096, width), _scaled(4096, width))
-    return _with_classifier(
-        trunk, taps, sizes, num_classes, norm if classifier_norm else "none", split
-    )
+    norm = norm if classifier_norm else "none"
+    return _with_classifier(trunk, taps, sizes, num_classes, norm, split)
 
 
 def _with_classifier(
@@ -329,9 +325,8 @@ def double_convolution(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:
     """Two 3x3 convolutions, each with norm and ReLU; with a norm they have no bias."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index, size in enumerate((inputs, outputs), start=1):
-        convolution(
-            layers, index, nn.Conv2d(size, outputs, 3, padding=1, bias=norm == "none"), norm
-        )
+        conv = nn.Conv2d(size, outputs, 3, padding=1, bias=norm == "none")
+        convolution(layers, index, conv, norm)
     return nn.Sequential(layers)
 
 

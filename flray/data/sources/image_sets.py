@@ -22,13 +22,7 @@ from pydantic import Field
 
 from flray.data.sources.archives import Source, announce
 from flray.data.sources.cache import decoded
-from flray.data.sources.images import (
-    channel_counts,
-    decode,
-    open_image,
-    stand_upright,
-    statistics_of,
-)
+from flray.data.sources.images import channel_counts, decode, statistics_of, upright_size
 from flray.data.types import Arrays, DataSet, Domain, Rows
 from flray.errors import DataError
 from flray.files.border import FILE_BYTES, read, read_at_most
@@ -218,11 +212,7 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
         Naming the first mask whose height by width is more than one pixel off its image's.
     """
     for pair in zip(images, masks, strict=True):
-        sizes = []
-        for item in pair:
-            with open_image(store.read(item.path)) as image:
-                stand_upright(image)
-                sizes.append(image.size)
+        sizes = [upright_size(store.read(item.path)) for item in pair]
         (width, height), (mask_width, mask_height) = sizes
         if abs(width * mask_height - height * mask_width) > max(*sizes[0], *sizes[1]):
             raise DataError(

@@ -84,6 +84,13 @@ def stand_upright(image: Image.Image) -> None:
         ImageOps.exif_transpose(image, in_place=True)
 
 
+def upright_size(content: bytes) -> tuple[int, int]:
+    """Return width and height of an image that stands as its EXIF data say."""
+    with open_image(content) as image:
+        stand_upright(image)
+        return image.size
+
+
 @cache
 def bundled_photos() -> tuple[Images, ...]:
     """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
@@ -222,9 +229,7 @@ def channel_statistics(images: list[Array]) -> tuple[tuple[float, ...], tuple[fl
         raise DataError("channel_statistics: found no samples; give the training parts")
     if any(part.dtype != np.uint8 for part in images):
         return _statistics_of_numbers(images)
-    return statistics_of(
-        sum((channel_counts(part) for part in images[1:]), channel_counts(images[0]))
-    )
+    return statistics_of(sum(map(channel_counts, images[1:]), channel_counts(images[0])))
 
 
 def _statistics_of_numbers(tables: list[Array]) -> tuple[tuple[float, ...], tuple[float, ...]]:
