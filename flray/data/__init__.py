@@ -7,15 +7,5 @@ from flray.data.sources.cache import data_root
 from flray.data.sources.images import channel_statistics
 from flray.data.types import ClientIndices, DataSet, Domain, FederatedData
 
-__all__ = [
-    "FETCHABLE",
-    "ClientIndices",
-    "DataSet",
-    "Domain",
-    "FederatedData",
-    "channel_statistics",
-    "data_root",
-    "federate",
-    "get",
-    "load_dataset",
-]
+__all__ = ["FETCHABLE", "ClientIndices", "DataSet", "Domain", "FederatedData", "channel_statistics"]
+__all__ += ["data_root", "federate", "get", "load_dataset"]

@@ -9,15 +9,5 @@ from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_lay
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = [
-    "GROUPS",
-    "SplitModel",
-    "as_split",
-    "batch_norm_modules",
-    "build",
-    "feature_dim",
-    "layer_taps",
-    "linear_classifier",
-    "norm_layer",
-    "select",
-]
+__all__ = ["GROUPS", "SplitModel", "as_split", "batch_norm_modules", "build", "feature_dim"]
+__all__ += ["layer_taps", "linear_classifier", "norm_layer", "select"]
