@@ -7,6 +7,7 @@ twice.
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import sys
 import traceback
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from flray import declarations
-from flray.errors import ConfigError, FlrayError, brief, nearest
+from flray.errors import ConfigError, DataError, FlrayError, brief, nearest
 
 T = TypeVar("T")
 
@@ -298,6 +299,18 @@ def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
                 ... if parameter.default is parameter.empty else parameter.default,
             )
     return create_model(f"{name}-options", __base__=Params, **fields)
+
+
+def require_package(user: str, package: str, extra: str) -> None:
+    """Refuse a component whose package is not installed, naming the extra of flray that has it.
+
+    Raises
+    ------
+    DataError
+        If the package is missing.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise DataError(f"{user} needs the package {package}; pip install 'flray[{extra}]'")
 
 
 def takes(function: Any, positional: int) -> bool:

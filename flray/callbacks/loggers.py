@@ -1,6 +1,5 @@
 """TensorBoard: a file of events that ``tensorboard --logdir`` reads. Weights & Biases: a run per run or trial."""
 
-import importlib.util
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from pydantic import Field
 
 from flray.callbacks.base import RunInfo
 from flray.errors import FlrayError
-from flray.registry import register_callback
+from flray.registry import register_callback, require_package
 
 
 @register_callback("tensorboard")
@@ -34,10 +33,7 @@ class TensorBoard:
     @staticmethod
     def check(folder: str | None = None) -> None:
         """Refuse to begin without the package, or with a common folder that cannot be made."""
-        if importlib.util.find_spec("tensorboard") is None:
-            raise FlrayError(
-                "experiment.callbacks: found tensorboard, whose package is missing; pip install 'flray[tensorboard]'"
-            )
+        require_package("callback tensorboard", "tensorboard", "tensorboard")
         try:
             Path(folder or ".").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -103,10 +99,7 @@ class WeightsAndBiases:
     @staticmethod
     def check() -> None:
         """Refuse to begin without the package."""
-        if importlib.util.find_spec("wandb") is None:
-            raise FlrayError(
-                "experiment.callbacks: found wandb, whose package is missing; pip install 'flray[wandb]'"
-            )
+        require_package("callback wandb", "wandb", "wandb")
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """Send a round."""

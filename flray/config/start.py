@@ -65,8 +65,7 @@ def _resolve(value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError
         run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
-        path = Path(value) if run is None else _newest_checkpoint(run)
-        digest = hashlib.sha256(read(path)).hexdigest()
+        return _known(Path(value) if run is None else _newest_checkpoint(run))
     except FlrayError as error:
         raise PydanticCustomError("start", "{why}", {"why": str(error)}) from None
     except PydanticCustomError:
@@ -77,16 +76,19 @@ def _resolve(value: Any) -> Any:
             "no weights are there; needed is a run, for example demo/001, or a safetensors file, as "
             "flray export RUN writes",
         ) from None
-    return {"weights": str(path.resolve()), "sha256": digest}
+
+
+def _known(path: Path) -> dict[str, str]:
+    """Return a file of weights with its digest."""
+    return {"weights": str(path.resolve()), "sha256": hashlib.sha256(read(path)).hexdigest()}
 
 
 def _resolve_pretrained(value: Any) -> Any:
     """Return the file that a path stands for, with its digest; torchvision's names as they are."""
     if not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value):
         return value
-    path = Path(value)
     try:
-        digest = hashlib.sha256(read(path)).hexdigest()
+        return _known(Path(value))
     except DataError as error:
         raise PydanticCustomError("weights", "{why}", {"why": str(error)}) from None
     except (OSError, ValueError):
@@ -94,7 +96,6 @@ def _resolve_pretrained(value: Any) -> Any:
             "weights",
             "there is no such file; needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
         ) from None
-    return {"weights": str(path.resolve()), "sha256": digest}
 
 
 def _newest_checkpoint(run: Path) -> Path:

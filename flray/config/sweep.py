@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from flray.config.plain import Plain
@@ -109,20 +109,18 @@ class Asha(Section):
 
 def _by_name(value: Plain) -> Plain:
     """Accept a scheduler by its name alone; refuse a name that no scheduler has."""
-    if not isinstance(value, Mapping):
-        return value
-    given = value.get("scheduler")
-    name = given.get("name", "asha") if isinstance(given, Mapping) else given
+    name = value.get("name", "asha") if isinstance(value, Mapping) else value
     if isinstance(name, str) and name != "asha":
         raise PydanticCustomError(
             "scheduler",
-            "asha is allowed, or none (pbt and median were removed in 0.2.0): write scheduler: asha, "
-            "or leave it out, which runs all trials to the end",
-            {"sub": ("scheduler",), "found": name},
+            "asha is allowed, or none (pbt and median were removed in 0.2.0): write scheduler: asha, or leave it out, "
+            "which runs all trials to the end",
+            {"found": name},
         )
-    return {**value, "scheduler": {"name": given}} if isinstance(given, str) else value
+    return {"name": value} if isinstance(value, str) else value
 
 
+Scheduler = Annotated[Asha | None, BeforeValidator(_by_name)]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -138,16 +136,11 @@ class Tune(Section):
     search: Literal["optuna", "random", "grid"] = "optuna"
     """random: arms with the same space try the same values, their defaults first; optuna: so for the first ten
     settings, then a study per arm; grid: all that there are"""
-    scheduler: Asha | None = None
+    scheduler: Scheduler = None
     """asha: at round grace_period, and each reduction_factor times later, the best part of an arm's settings goes on;
     all wait there for each other, so that a resumed sweep decides alike"""
     metric: str = "validation"
     """what settings are chosen by, see sweep.metric"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _scheduler_by_name(cls, value: Plain) -> Plain:
-        return _by_name(value)
 
 
 class Until(Section):
@@ -224,7 +217,7 @@ class Sweep(Section):
     """seeds in the space whose values are places, each with comparisons of its own; others are repetitions, pooled in
     one interval; default: none, beside sweep.until all, because its tests need independent seeds"""
     search: Literal["random", "grid", "optuna"] = "random"
-    scheduler: Asha | None = None
+    scheduler: Scheduler = None
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     max_failures: int = Field(2, ge=0)
     """times a crashed trial is tried again from its checkpoint; where it is 1 at least, the loss of a node does not
@@ -234,11 +227,6 @@ class Sweep(Section):
     reuse: bool = True
     """take over what sweeps in the same output folder have finished: trials of the same settings, data and code;
     false: run everything"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _scheduler_by_name(cls, value: Plain) -> Plain:
-        return _by_name(value)
 
     @model_validator(mode="before")
     @classmethod

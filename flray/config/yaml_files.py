@@ -7,7 +7,6 @@ import copy
 import functools
 import itertools
 import math
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from yaml.composer import Composer
 
 from flray.config.plain import Plain
 from flray.errors import FlrayError, brief, nearest
+from flray.files.border import read
 
 PARTS = ("experiment", "arms", "space", "sweep", "paper")
 BYTES, VALUES, DEPTH, FILES = 2**20, 50_000, 64, 64
@@ -136,26 +136,15 @@ def read_text(path: Path) -> str:
         If it is missing, not a regular file, larger than `BYTES` or not UTF-8 text.
     """
     try:
-        kind = path.stat()
-        if stat.S_ISDIR(kind.st_mode):
+        if path.is_dir():
             inside = path / "config.yaml"
-            more = (
-                f", for example {inside}; an interrupted run goes on with: flray resume {path}"
-                if inside.is_file()
-                else ""
+            more = f", for example {inside}; an interrupted run goes on with: flray resume {path}"
+            raise FlrayError(
+                f"{path}: found a folder; name a file{more if inside.is_file() else ''}"
             )
-            raise FlrayError(f"{path}: found a folder; name a file{more}")
-        if not stat.S_ISREG(kind.st_mode):
-            raise FlrayError(f"{path}: found no regular file; name one")
-        if kind.st_size > BYTES:
-            raise FlrayError(f"{path}: found {kind.st_size:,} bytes; at most {BYTES:,} are read")
-        return path.read_text(encoding="utf-8")
+        return read(path, BYTES).decode("utf-8")
     except FileNotFoundError:
-        near = (
-            nearest(path.name, (p.name for p in path.parent.glob("*.y*ml")))
-            if path.parent.is_dir()
-            else ""
-        )
+        near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml")))
         raise FlrayError(f"{path}: no such file{near}") from None
     except OSError as error:
         raise FlrayError(f"{path}: cannot be read: {error.strerror or error}") from None

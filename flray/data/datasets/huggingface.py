@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face hub, or in its formats in a folder: images or numbers, by the names of columns."""
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from flray.data.sources.images import decode
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.files.border import FILE_BYTES, parse_json, read
-from flray.registry import register_dataset
+from flray.registry import register_dataset, require_package
 
 
 @register_dataset("huggingface")
@@ -57,10 +56,7 @@ def huggingface(
         If the package is missing, the set cannot be had, or a column is not there or does not hold
         images.
     """
-    if importlib.util.find_spec("datasets") is None:
-        raise DataError(
-            "data set huggingface needs the package datasets; pip install 'flray[huggingface]'"
-        )
+    require_package("data set huggingface", "datasets", "huggingface")
     import datasets
 
     folder = Path(path).expanduser()

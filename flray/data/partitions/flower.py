@@ -1,6 +1,5 @@
 """Flower's partitioners of ``flwr-datasets``, by the names of their classes."""
 
-import importlib.util
 import inspect
 import logging
 import warnings
@@ -11,7 +10,7 @@ from pydantic import Field
 
 from flray.data.types import Rows
 from flray.errors import DataError, brief, nearest, one_line
-from flray.registry import register_partition
+from flray.registry import register_partition, require_package
 from flray.rng import numpy_generator
 
 _log = logging.getLogger("flray")
@@ -58,10 +57,7 @@ def flower(
     DataError
         If the package is missing, a name is unknown, or the partitioner refuses.
     """
-    if importlib.util.find_spec("flwr_datasets") is None:
-        raise DataError(
-            "partition flower needs the package flwr-datasets; pip install 'flray[flower]'"
-        )
+    require_package("partition flower", "flwr_datasets", "flower")
     from flwr_datasets import partitioner as known
 
     names = [name for name in known.__all__ if not name.startswith(_OTHERS)]
