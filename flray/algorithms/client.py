@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flray import rng, trees
-from flray.algorithms.common.resident_model import ResidentModel
-from flray.algorithms.common.samples import Batch, Samples, TaskRecord, batch_indices
+from flray.algorithms.common.samples import Batch, ResidentModel, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair

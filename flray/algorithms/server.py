@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from flray import rng
-from flray.algorithms.common.resident_model import ResidentModel
-from flray.algorithms.common.samples import Samples
+from flray.algorithms.common.samples import ResidentModel, Samples
 from flray.algorithms.types import Message, Weighting
 from flray.config.experiment import Experiment
 from flray.trees import Weights

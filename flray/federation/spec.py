@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flray import models, registry, trees
 from flray.algorithms.base import Algorithm
-from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment

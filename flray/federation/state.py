@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flray import trees
-from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop

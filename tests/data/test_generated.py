@@ -7,8 +7,8 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from flray.data import load_dataset
+from flray.data.datasets.embedded import FONTS, _atlas, _ink, _paint
 from flray.data.datasets.fundus import SOURCES
-from flray.data.datasets.glyphs import FONTS, _atlas, _ink, _paint
 from flray.data.loading import take_subset
 
 NOWHERE = Path("/nonexistent")

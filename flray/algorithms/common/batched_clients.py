@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from flray.algorithms.base import Algorithm, Batch, Client
-from flray.algorithms.common.resident_model import ResidentModel
+from flray.algorithms.common.samples import ResidentModel
 from flray.config.experiment import Experiment
 from flray.devices import transfers
 from flray.errors import ConfigError

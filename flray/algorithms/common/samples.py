@@ -1,7 +1,8 @@
-"""Batches and samples as an algorithm's hooks see them, their order, and the record of a client's task."""
+"""What a task has: batches, samples and their order, its record, and the resident model of its process."""
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -9,8 +10,10 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from flray import trees
 from flray.algorithms.types import Phase
 from flray.devices import transfers
+from flray.models import groups
 from flray.tasks.base import Task
 from flray.tasks.few_shot import FewShot
 
@@ -273,3 +276,48 @@ class TaskRecord:
             name: found[name] if isinstance(value, Tensor) else value
             for name, value in self._logged.items()
         }
+
+
+class ResidentModel:
+    """One architecture's model in one process, with facts about it; every task sets all of its values.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Freshly initialised; its values at this moment are the initial ones of every client and the
+        server.
+    shared : str
+        Group that travels.
+    local_buffers : bool
+        Whether floating buffers are taken out of the shared group.
+    """
+
+    def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
+        self.model = model
+        self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.initial: dict[str, Tensor] = trees.clone(self.entries)
+        names = groups.select(model, shared)
+        if local_buffers:
+            names = names & self.parameters.keys()
+        self.shared = frozenset(names)
+        self.personal = frozenset(self.entries.keys() - names)
+        self.batch_norm = bool(groups.select(model, "batch_norm"))
+        self.random = any(
+            isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
+            for m in model.modules()
+        )
+        self.frozen_copies: dict[str, nn.Module] = {}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy values into the model, in place."""
+        for name, value in weights.items():
+            self.entries[name].copy_(value)
+
+    def frozen(self, role: str) -> nn.Module:
+        """Return a second model of the same architecture for reference values (one per role, reused)."""
+        if role not in self.frozen_copies:
+            model = copy.deepcopy(self.model)
+            self.frozen_copies[role] = model.requires_grad_(False)
+        return self.frozen_copies[role].eval()

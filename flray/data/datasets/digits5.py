@@ -15,8 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
-from flray.data.datasets.glyphs import render_digits
+from flray.data.datasets.embedded import (
+    DIGITS,
+    PARTS,
+    SampleCap,
+    Seed,
+    assemble,
+    one_domain,
+    render_digits,
+)
 from flray.data.sources.archives import Archive, Progress, Source, fetch, member, register_source
 from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
 from flray.data.sources.images import over_photos, photo_crops, resize, to_colour

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flray import rng
-from flray.algorithms.common.resident_model import ResidentModel
-from flray.algorithms.common.samples import Samples
+from flray.algorithms.common.samples import ResidentModel, Samples
 from flray.config.experiment import Experiment
 from flray.data.sample_noise import sample_noise
 from flray.data.types import Rows
