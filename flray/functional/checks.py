@@ -89,6 +89,18 @@ def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any])
         )
 
 
+def check_like(name: str, parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` unless there are parameters and all trees have their names and shapes."""
+    if not parameters:
+        raise ValueError(f"{name}: none given, expected at least one parameter")
+    for argument, tree in trees.items():
+        check_names(argument, tree, parameters)
+        for key, value in parameters.items():
+            if tree[key].shape != value.shape:
+                found = f"{argument}[{key!r}]: shape {list(tree[key].shape)}"
+                raise ValueError(f"{found}, expected {list(value.shape)}")
+
+
 def map_floating(
     function: Callable[..., Tensor], first: TensorOrTree, **others: Any
 ) -> TensorOrTree:

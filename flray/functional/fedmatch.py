@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.checks import check_labels, check_mask, check_names, check_shapes
+from flray.functional.checks import check_labels, check_like, check_mask, check_shapes
 from flray.functional.numerics import masked_mean
 
 
@@ -130,14 +130,7 @@ def decomposition_penalty(
     ValueError
         If `psi` is empty, or names or shapes differ.
     """
-    if not psi:
-        raise ValueError("psi: none given, expected at least one parameter")
-    check_names("sigma", sigma, psi)
-    for name, value in psi.items():
-        if sigma[name].shape != value.shape:
-            raise ValueError(
-                f"sigma[{name!r}]: shape {list(sigma[name].shape)}, expected {list(value.shape)}"
-            )
+    check_like("psi", psi, sigma=sigma)
     # One subtraction instead of one per layer.
     sparse = torch.cat([value.flatten() for value in psi.values()])
     dense = torch.cat([sigma[name].detach().flatten() for name in psi])

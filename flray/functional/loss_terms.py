@@ -14,7 +14,7 @@ from torch import Tensor
 from flray.functional.checks import (
     check_choice,
     check_labels,
-    check_names,
+    check_like,
     check_positive,
     check_shapes,
 )
@@ -410,7 +410,7 @@ def proximal_penalty(
     ValueError
         If `parameters` is empty, or names or shapes differ.
     """
-    _check(parameters, reference=reference)
+    check_like("parameters", parameters, reference=reference)
     # One subtraction instead of one per layer.
     theta = torch.cat([value.flatten() for value in parameters.values()])
     w = torch.cat([reference[name].detach().flatten() for name in parameters])
@@ -446,21 +446,9 @@ def ewc_penalty(
     ValueError
         If `parameters` is empty, or names or shapes differ.
     """
-    _check(parameters, anchor=anchor, fisher=fisher)
+    check_like("parameters", parameters, anchor=anchor, fisher=fisher)
     terms = [
         (fisher[name].detach() * (value - anchor[name].detach()).square()).sum()
         for name, value in parameters.items()
     ]
     return strength / 2 * torch.stack(terms).sum()
-
-
-def _check(parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> None:
-    if not parameters:
-        raise ValueError("parameters: none given, expected at least one")
-    for argument, tree in trees.items():
-        check_names(argument, tree, parameters)
-        for name, value in parameters.items():
-            if tree[name].shape != value.shape:
-                raise ValueError(
-                    f"{argument}[{name!r}]: shape {list(tree[name].shape)}, expected {list(value.shape)}"
-                )
