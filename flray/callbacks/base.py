@@ -64,22 +64,19 @@ def check_callbacks(choices: Sequence[CallbackChoice]) -> None:
     """
     names = [choice.name for choice in choices]
     for position, choice in enumerate(choices):
-        if choice.name in names[:position]:
-            raise ConfigError(
-                f"experiment.callbacks.{position}", choice.name, "it is named twice; leave one out"
-            )
-        path, item = f"experiment.callbacks.{position}", registry.callbacks.get(choice.name)
+        item = registry.callbacks.get(choice.name)
         called, ended = getattr(item, "round", None), getattr(item, "end", None)
-        if not (inspect.isclass(item) and callable(called)):
-            raise ConfigError(
-                path, choice.name, "a callback is a class with a method round(number, metrics)"
-            )
-        if not (registry.takes(item, 1) and registry.takes(called, 3) and registry.takes(ended, 2)):
-            raise ConfigError(
-                path,
-                choice.name,
-                "it has to take __init__(run, *, options), round(number, metrics) and, if it has one, end(status)",
-            )
+        why = ""
+        if choice.name in names[:position]:
+            why = "it is named twice; leave one out"
+        elif not (inspect.isclass(item) and callable(called)):
+            why = "a callback is a class with a method round(number, metrics)"
+        elif not (
+            registry.takes(item, 1) and registry.takes(called, 3) and registry.takes(ended, 2)
+        ):
+            why = "it has to take __init__(run, *, options), round(number, metrics) and, if it has one, end(status)"
+        if why:
+            raise ConfigError(f"experiment.callbacks.{position}", choice.name, why)
         if (check := getattr(item, "check", None)) is not None:
             asked = inspect.signature(check).parameters
             with registry.callbacks.guarded(choice.name):

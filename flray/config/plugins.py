@@ -41,21 +41,22 @@ def _locate(text: str, base: Path | None) -> Path:
     try:
         path = next((c for c in candidates if c.is_file()), None)
     except (OSError, ValueError) as error:
-        raise ConfigError("experiment.plugins", repr(text), f"it cannot be read: {error}") from None
+        raise _refused(text, f"it cannot be read: {error}") from None
     if path is None:
-        raise ConfigError(
-            "experiment.plugins",
-            repr(text),
-            "no such file; looked in " + " and ".join(str(c.parent) for c in candidates),
-        )
+        places = " and ".join(str(c.parent) for c in candidates)
+        raise _refused(text, f"no such file; looked in {places}")
     return path
+
+
+def _refused(text: str, why: str) -> ConfigError:
+    return ConfigError("experiment.plugins", repr(text), why)
 
 
 def _execute(text: str, path: Path) -> Path:
     name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError("experiment.plugins", repr(text), "a Python file is needed")
+        raise _refused(text, "a Python file is needed")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     before = set(sys.modules)
@@ -71,9 +72,7 @@ def _execute(text: str, path: Path) -> Path:
         if not lines and isinstance(error, SyntaxError):
             lines = [error.lineno]
         where = f" (line {lines[-1]})" if lines else ""
-        raise ConfigError(
-            "experiment.plugins", repr(text), f"running it raised {brief(error)}{where}"
-        ) from error
+        raise _refused(text, f"running it raised {brief(error)}{where}") from error
     path = path.resolve()
     new = [sys.modules[one] for one in sys.modules.keys() - before]
     imported = {file for one in new if (file := file_of(one)) is not None and _is_users(file)}

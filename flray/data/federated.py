@@ -47,19 +47,17 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
         mean, std = IMAGENET if how == "imagenet" else ((0.0,), (1.0,))
     else:
         found, mean, std = f"mean of {len(how.mean)} values", how.mean, how.std
+    why = ""
     if data.x.dtype != np.uint8:
-        raise ConfigError(
-            "experiment.normalisation",
-            found,
-            f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as they are; data",
+        kind = data.x.dtype
+        why = f"samples of {data.dataset} are no 8-bit images but {kind}, which are taken as they are; data"
+    elif len(mean) not in (1, data.shape[0]):
+        why = (
+            f"images of {data.dataset} have {data.shape[0]} channels; give mean and std of 1 or {data.shape[0]} "
+            "values, or data"
         )
-    if len(mean) not in (1, data.shape[0]):
-        raise ConfigError(
-            "experiment.normalisation",
-            found,
-            f"images of {data.dataset} have {data.shape[0]} channels; give mean and std of 1 or "
-            f"{data.shape[0]} values, or data",
-        )
+    if why:
+        raise ConfigError("experiment.normalisation", found, why)
     return replace(data, mean=mean, std=std)
 
 

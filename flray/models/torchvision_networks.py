@@ -121,18 +121,14 @@ def _architecture(network: str, shape: tuple[int, ...], pretrained: bool) -> nn.
 
     channels, height, _ = image_shape("torchvision", shape, 1)
     known = zoo.list_models(module=zoo)
+    why = ""
     if network not in known:
-        raise ConfigError(
-            "experiment.model.network",
-            network,
-            f"torchvision has no such network{nearest(network, known)}; it has {', '.join(known[:4])}, ...",
-        )
-    if channels not in (1, 3):
-        raise ConfigError(
-            "experiment.model.network",
-            network,
-            f"torchvision's networks take images of 3 channels, or grey ones, and these have {channels}",
-        )
+        near = nearest(network, known)
+        why = f"torchvision has no such network{near}; it has {', '.join(known[:4])}, ..."
+    elif channels not in (1, 3):
+        why = f"torchvision's networks take images of 3 channels, or grey ones, and these have {channels}"
+    if why:
+        raise ConfigError("experiment.model.network", network, why)
     options: dict[str, Any] = {}
     if network in ("googlenet", "inception_v3"):
         options = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}

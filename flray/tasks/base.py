@@ -94,20 +94,15 @@ class WithMetrics:
                 PATH, self._metrics[0][0], "episodes have no outputs of fixed classes; leave it out"
             )
         for position, (name, _) in enumerate(self._metrics):
+            problem = ""
             if not registry.takes(registry.metrics.get(name), 2):
-                raise ConfigError(
-                    f"{PATH}.{position}",
-                    name,
-                    "a metric is a function of targets and outputs, metric(targets, outputs, *, options)",
-                )
-            if "/" in name:
-                raise ConfigError(
-                    f"{PATH}.{position}", repr(name), "a metric's name has no /; register another"
-                )
-            if name in self.measures[: len(self._task.measures) + position]:
-                raise ConfigError(
-                    f"{PATH}.{position}", name, "it is measured already; leave one of them out"
-                )
+                problem = "a metric is a function of targets and outputs, metric(targets, outputs, *, options)"
+            elif "/" in name:
+                problem = "a metric's name has no /; register another"
+            elif name in self.measures[: len(self._task.measures) + position]:
+                problem = "it is measured already; leave one of them out"
+            if problem:
+                raise ConfigError(f"{PATH}.{position}", name, problem)
 
     def network(self, model: nn.Module) -> nn.Module:
         """Return the network as the task uses it."""

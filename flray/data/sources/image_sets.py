@@ -456,19 +456,12 @@ def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> Arrays:
         x[row] = pixels
     x.flush()
     counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
-    if spec.read_mask is None:
-        return {"y": table.labels, "counts": counts}
-    check_proportions(store, table.items, table.masks)
-    masks = decode_images(store, table.masks, spec.size, "L")
-    return {
-        "y": np.stack(
-            [
-                spec.read_mask(mask, store.where / item.path)
-                for mask, item in zip(masks, table.masks, strict=True)
-            ]
-        ),
-        "counts": counts,
-    }
+    y = table.labels
+    if spec.read_mask is not None:
+        check_proportions(store, table.items, table.masks)
+        pairs = zip(decode_images(store, table.masks, spec.size, "L"), table.masks, strict=True)
+        y = np.stack([spec.read_mask(mask, store.where / item.path) for mask, item in pairs])
+    return {"y": y, "counts": counts}
 
 
 def _free_memory() -> int:
