@@ -189,6 +189,12 @@ class Client(TaskRecord):
             self.seed, purpose, round=self.round, client=self.id, extra=extra
         )
 
+    def dropout_seed(self, extra: str) -> int | None:
+        """Return the seed of the network's random layers for a stream of batches; None if it has no such layer."""
+        if not self.resident.random:
+            return None
+        return rng.key(self.seed, "dropout", round=self.round, client=self.id, extra=extra)
+
     @property
     def lr(self) -> float:
         """Learning rate of this round's training, without a phase's own settings."""
@@ -215,11 +221,7 @@ class Client(TaskRecord):
         local = self.settings(phase)
         optimizer = self.optimizer(phase)
         stream = f"{phase.tag}/{self.stage_index}"
-        reseed = (
-            rng.key(self.seed, "dropout", round=self.round, client=self.id, extra=stream)
-            if self.resident.random
-            else None
-        )
+        reseed = self.dropout_seed(stream)
         try:
             if not self._trainable:
                 return

@@ -112,6 +112,8 @@ class CollaborativeParams(PublicParams):
 
 
 FISHER_BATCH = 64
+OVERRIDDEN = ("batch_size", "weight_decay", "augment", "public_augment")
+"""Settings of ``local`` that the variant may set."""
 
 
 @register_algorithm("fcclplus")
@@ -163,13 +165,7 @@ class FCCLPlus(PublicCollaboration):
 
     def check(self, config: Experiment) -> None:
         """Refuse settings of ``local`` that the variant would override."""
-        refuse_overridden(
-            config,
-            batch_size=self.hp.batch_size,
-            weight_decay=self.hp.weight_decay,
-            augment=self.hp.augment,
-            public_augment=self.hp.public_augment,
-        )
+        refuse_overridden(config, **{name: getattr(self.hp, name) for name in OVERRIDDEN})
 
     # --- public data ------------------------------------------------------------------------------
 
@@ -283,12 +279,7 @@ class FCCLPlus(PublicCollaboration):
 
     def local_settings(self, client: Client) -> dict[str, object]:
         """Return the settings of ``local`` that the variant changes."""
-        own = {
-            "batch_size": self.hp.batch_size,
-            "weight_decay": self.hp.weight_decay,
-            "augment": self.hp.augment,
-            "public_augment": self.hp.public_augment,
-        }
+        own = {name: getattr(self.hp, name) for name in OVERRIDDEN}
         if self.hp.lr_schedule == "linear":
             own["lr"] = client.local.lr * self.hp.decay(client.round, client.config.rounds)
         return {name: value for name, value in own.items() if value is not None}

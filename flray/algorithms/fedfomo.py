@@ -82,16 +82,8 @@ class FedFomo(Algorithm):
         self, client: Client, one: Mapping[str, Tensor], other: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the Euclidean distance of two models' parameters, as float64."""
-        return (
-            torch.stack(
-                [
-                    (one[name].double() - other[name].double()).square().sum()
-                    for name in client.parameters
-                ]
-            )
-            .sum()
-            .sqrt()
-        )
+        gaps = (one[name].double() - other[name].double() for name in client.parameters)
+        return torch.stack([gap.square().sum() for gap in gaps]).sum().sqrt()
 
     def report(self, client: Client) -> Message:
         """Send the whole model and the peers' gains."""
@@ -122,10 +114,8 @@ class FedFomo(Algorithm):
         generator = rng.torch_generator(
             server.config.seed, "noise", round=server.round, client=client, extra="peers"
         )
-        explores = (
-            float(torch.rand((), generator=generator))
-            < self.hp.epsilon - self.hp.epsilon_decay * server.round
-        )
+        chance = self.hp.epsilon - self.hp.epsilon_decay * server.round
+        explores = float(torch.rand((), generator=generator)) < chance
         peers = [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
         if not explores:
             peers.sort(key=lambda peer: -float(server.state["gains"][client, peer]))

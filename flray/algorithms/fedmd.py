@@ -46,11 +46,8 @@ class FedMD(PublicExchange):
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of the round's public subset, as a single batch."""
         generator = rng.torch_generator(seed, "public", round=round, client=-1, extra="subset")
-        return (
-            [torch.randperm(available, generator=generator)[: self.hp.public_size]]
-            if self.hp.digest_epochs
-            else []
-        )
+        chosen = torch.randperm(available, generator=generator)[: self.hp.public_size]
+        return [chosen] if self.hp.digest_epochs else []
 
     def subset(self, client: Client) -> Samples:
         """Return the round's public subset, labelled with the numbers of the consensus' rows."""

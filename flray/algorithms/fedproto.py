@@ -86,11 +86,9 @@ class FedProto(Algorithm):
         # Each episode has other classes, and so other prototypes.
         if known is None or self.hp.predict == "classifier" or not client.task.logits:
             return model
-        candidates = (
-            known["present"] & (client.class_counts > 0)
-            if self.hp.own_classes
-            else known["present"]
-        )
+        candidates = known["present"]
+        if self.hp.own_classes:
+            candidates = candidates & (client.class_counts > 0)
         return lambda x: functional.prototype_scores(
             model.features(x), known["vectors"], candidates
         )

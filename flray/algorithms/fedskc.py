@@ -109,6 +109,7 @@ class FedSKC(Algorithm):
     hp: Params
     needs = frozenset({"homogeneous", "labels"})
     averages_waited = True
+    sent = ("knowledge",)
 
     def check(self, config: Experiment) -> None:
         """Refuse a local learning rate that the variant would override."""
@@ -166,11 +167,7 @@ class FedSKC(Algorithm):
 
     def send(self, server: Server, stage: Stage) -> Message:
         """Send the global knowledge c~ and which classes it has, once there is any."""
-        return (
-            {"knowledge": server.state["knowledge"]}
-            if self.hp.lcl and "knowledge" in server.state
-            else {}
-        )
+        return super().send(server, stage) if self.hp.lcl else {}
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Merge the knowledge (Eq. 1), average by discrepancy (Eq. 4), review by the knowledge's change (Eq. 5)."""
@@ -256,17 +253,15 @@ class FedSKC(Algorithm):
             name: w for name, w in mean.items() if self.hp.review_buffers or name in parameters
         }
         sent_out = {name: server.models[architecture][name] for name in chosen}
-        return {
-            **mean,
-            **functional.period_review(
-                chosen,
-                sent_out,
-                now["vectors"],
-                before["vectors"],
-                require(self.hp.beta),
-                present_now=now["present"],
-                present_before=before["present"],
-                review=self.hp.review,
-                classes=require(self.hp.review_classes),
-            ),
-        }
+        reviewed = functional.period_review(
+            chosen,
+            sent_out,
+            now["vectors"],
+            before["vectors"],
+            require(self.hp.beta),
+            present_now=now["present"],
+            present_before=before["present"],
+            review=self.hp.review,
+            classes=require(self.hp.review_classes),
+        )
+        return {**mean, **reviewed}

@@ -153,11 +153,9 @@ class LGMix(Algorithm):
         self.end_epoch(client)
         start, u = client.scratch["start"], client.message["weights"]
         trained = client.snapshot(client.resident.shared)
-        ratio = (
-            float(functional.trace_ratio(*client.scratch["traces"].cpu()))
-            if self.hp.ratio is None
-            else self.hp.ratio
-        )
+        ratio = self.hp.ratio
+        if ratio is None:
+            ratio = float(functional.trace_ratio(*client.scratch["traces"].cpu()))
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
         return {"weights": _add_update(u, start, trained)}

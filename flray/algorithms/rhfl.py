@@ -94,11 +94,9 @@ class RHFL(PublicCollaboration):
         if losses:
             known = server.state.get("losses", {})
             now = torch.stack(list(losses.values()))
-            before = (
-                torch.stack([known.get(client, loss) for client, loss in losses.items()])
-                if known
-                else None
-            )
+            before = None
+            if known:
+                before = torch.stack([known.get(name, loss) for name, loss in losses.items()])
             confidence = functional.confidence_weights(now, before, self.hp.eta)
             server.state.update(
                 losses={**known, **losses}, confidence=dict(zip(losses, confidence, strict=True))
@@ -106,14 +104,10 @@ class RHFL(PublicCollaboration):
             for client, weight in server.state["confidence"].items():
                 server.log("rhfl/confidence", weight, int(client))
         weights = [server.state["confidence"][str(reply.client)] for reply in arrived]
-        return (
-            {
-                "probabilities": {str(reply.client): reply["probabilities"] for reply in arrived},
-                "confidence": torch.stack(weights),
-            }
-            if arrived
-            else {}
-        )
+        if not arrived:
+            return {}
+        probabilities = {str(reply.client): reply["probabilities"] for reply in arrived}
+        return {"probabilities": probabilities, "confidence": torch.stack(weights)}
 
     def refine(self, server: Server) -> None:
         """Forget the round's outputs and confidences."""

@@ -258,11 +258,9 @@ def _partition_with_two(partition: Plain) -> dict[str, Plain]:
     """Return a partition that gives every client the two samples that a batch norm needs."""
     given = {"name": partition} if isinstance(partition, str) else dict(partition)
     known = registry.partitions.params(str(given["name"])).model_fields
-    return (
-        {**given, "min_size": max(2, int(given.get("min_size", 1)))}
-        if "min_size" in known
-        else given
-    )
+    if "min_size" not in known:
+        return given
+    return {**given, "min_size": max(2, int(given.get("min_size", 1)))}
 
 
 def _fixed_clients(path: str) -> bool:

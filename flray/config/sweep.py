@@ -287,8 +287,6 @@ class PaperTable(Section):
     @classmethod
     def _taken_out(cls, value: object) -> object:
         """Leave out measures of a base that are set to null."""
-        return (
-            {key: one for key, one in value.items() if one is not None}
-            if isinstance(value, dict)
-            else value
-        )
+        if not isinstance(value, dict):
+            return value
+        return {key: one for key, one in value.items() if one is not None}

@@ -208,17 +208,9 @@ def random_crop(
     sample = torch.arange(batch, device=images.device)[:, None, None]
     # Whole pixels are picked, with all channels: several times faster than picking numbers.
     places = ((sample * (height + 2 * padding) + rows) * (width + 2 * padding) + columns).flatten()
-    pixels = (
-        F.pad(images, (padding, padding, padding, padding))
-        .permute(0, 2, 3, 1)
-        .reshape(-1, channels)
-    )
-    return (
-        pixels.index_select(0, places)
-        .view(batch, height, width, channels)
-        .permute(0, 3, 1, 2)
-        .contiguous()
-    )
+    padded = F.pad(images, (padding, padding, padding, padding)).permute(0, 2, 3, 1)
+    chosen = padded.reshape(-1, channels).index_select(0, places)
+    return chosen.view(batch, height, width, channels).permute(0, 3, 1, 2).contiguous()
 
 
 @register_augmentation("flip")
@@ -458,11 +450,9 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
 
 
 def _steps(how: str | Sequence[Step]) -> list[tuple[str, Mapping[str, Any]]]:
-    return (
-        [(name, {}) for name in PRESETS[how]]
-        if isinstance(how, str)
-        else [(s.name, s.options) for s in how]
-    )
+    if isinstance(how, str):
+        return [(name, {}) for name in PRESETS[how]]
+    return [(s.name, s.options) for s in how]
 
 
 @functools.cache

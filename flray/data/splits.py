@@ -157,11 +157,9 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
         place = np.arange(len(rows)) % 5 == 4
         train = generator.permutation(rows[~place])
         if len(train) < size:
-            where, found = (
-                ("experiment.shift.ratio", str(ratio))
-                if ratio > 1
-                else ("experiment.split", "fedbn-digits")
-            )
+            where, found = "experiment.split", "fedbn-digits"
+            if ratio > 1:
+                where, found = "experiment.shift.ratio", str(ratio)
             raise ConfigError(
                 where,
                 found,

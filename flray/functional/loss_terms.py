@@ -138,12 +138,8 @@ def relaxed_contrastive_loss(
 def _extreme(similarity: Tensor, mask: Tensor, count: int, largest: bool) -> Tensor:
     """Return the mask's `count` most (or least) similar entries of every row."""
     worst = float("-inf") if largest else float("inf")
-    chosen = (
-        similarity.detach()
-        .masked_fill(~mask, worst)
-        .topk(min(count, mask.shape[-1]), largest=largest)
-        .indices
-    )
+    candidates = similarity.detach().masked_fill(~mask, worst)
+    chosen = candidates.topk(min(count, mask.shape[-1]), largest=largest).indices
     return torch.zeros_like(mask).scatter(-1, chosen, True) & mask
 
 
@@ -318,11 +314,8 @@ def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = Fa
     check_shapes(class_counts=(class_counts, "C"))
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha: {alpha}, expected 0 to 1")
-    counts = (
-        class_counts
-        if class_counts.is_floating_point()
-        else class_counts.to(torch.get_default_dtype())
-    )
+    floating = class_counts.is_floating_point()
+    counts = class_counts if floating else class_counts.to(torch.get_default_dtype())
     if not graded:
         return torch.where(counts > 0, 1.0, torch.full_like(counts, alpha))
     largest = counts.max()

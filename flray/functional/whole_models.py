@@ -270,11 +270,9 @@ def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> Tens
         raise ValueError(f"strength: {strength}, expected 0 to 1")
 
     def pull(x: Tensor, target: Tensor) -> Tensor:
-        return (
-            (target if strength else x).clone()
-            if strength in (0.0, 1.0)
-            else (1 - strength) * x + strength * target
-        )
+        if strength in (0.0, 1.0):
+            return (target if strength else x).clone()
+        return (1 - strength) * x + strength * target
 
     return map_floating(pull, own, mean=mean)
 

@@ -20,11 +20,7 @@ def balanced_accuracy(targets: NDArray[np.int64], outputs: NDArray[Any]) -> floa
     """Return the mean over the classes that occur of the share of their samples that is found."""
     from sklearn.metrics import recall_score  # takes a second to import, so only on use
 
-    return float(
-        recall_score(
-            targets, outputs.argmax(1), labels=np.unique(targets), average="macro", zero_division=0
-        )
-    )
+    return _mean_over_classes(recall_score, targets, outputs)
 
 
 @register_metric("macro-f1")
@@ -32,11 +28,13 @@ def macro_f1(targets: NDArray[np.int64], outputs: NDArray[Any]) -> float:
     """Return the mean of F1 over the classes that occur."""
     from sklearn.metrics import f1_score
 
-    return float(
-        f1_score(
-            targets, outputs.argmax(1), labels=np.unique(targets), average="macro", zero_division=0
-        )
-    )
+    return _mean_over_classes(f1_score, targets, outputs)
+
+
+def _mean_over_classes(score: Any, targets: NDArray[np.int64], outputs: NDArray[Any]) -> float:
+    labels = np.unique(targets)
+    found = score(targets, outputs.argmax(1), labels=labels, average="macro", zero_division=0)
+    return float(found)
 
 
 @register_metric("calibration-error")

@@ -21,6 +21,10 @@ Init = Literal["default", "he"]
 Width = Annotated[int, Field(ge=1)]
 
 
+def _sequential(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
 class Sum(nn.Module):
     """``branch(x) + shortcut(x)`` as a module, so that the value before a block's ReLU can be tapped."""
 
@@ -36,24 +40,19 @@ class Sum(nn.Module):
 
 def basic_block(inputs: int, outputs: int, stride: int, norm: BlockNorm) -> nn.Sequential:
     """Two 3x3 convolutions with norms around a shortcut, which is a normed 1x1 convolution where the shape changes."""
-    branch = nn.Sequential(
-        OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            norm1=norm_layer(norm, outputs),
-            relu1=nn.ReLU(inplace=True),
-            conv2=nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            norm2=norm_layer(norm, outputs),
-        )
+    branch = _sequential(
+        conv1=nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        norm1=norm_layer(norm, outputs),
+        relu1=nn.ReLU(inplace=True),
+        conv2=nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+        norm2=norm_layer(norm, outputs),
     )
     shortcut: nn.Module = nn.Identity()
     if stride != 1 or inputs != outputs:
-        shortcut = nn.Sequential(
-            OrderedDict[str, nn.Module](
-                conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                norm=norm_layer(norm, outputs),
-            )
+        shortcut = _sequential(
+            conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm_layer(norm, outputs)
         )
-    return nn.Sequential(OrderedDict[str, nn.Module](sum=Sum(branch, shortcut), relu=nn.ReLU()))
+    return _sequential(sum=Sum(branch, shortcut), relu=nn.ReLU())
 
 
 def resnet(
@@ -225,7 +224,7 @@ def _convolution(
     conv = nn.Conv2d(
         inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
     )
-    return nn.Sequential(OrderedDict[str, nn.Module](conv=conv, norm=norm_layer(norm, outputs)))
+    return _sequential(conv=conv, norm=norm_layer(norm, outputs))
 
 
 @register_model("mobilenetv2")
@@ -259,16 +258,14 @@ def mobilenetv2(
             stage.append(Sum(branch, shortcut) if stride == 1 else branch)
             inputs = outputs
         stages.append(stage)
-    features = nn.Sequential(
-        OrderedDict[str, nn.Module](
-            stem=stem,
-            relu=nn.ReLU(),
-            stages=stages,
-            head=_convolution(320, 1280, 1, norm),
-            head_relu=nn.ReLU(),
-            average=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-        )
+    features = _sequential(
+        stem=stem,
+        relu=nn.ReLU(),
+        stages=stages,
+        head=_convolution(320, 1280, 1, norm),
+        head_relu=nn.ReLU(),
+        average=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
     )
     taps = ["features.stem", *(f"features.stages.{index}" for index in (1, 2, 4)), "features.head"]
     return SplitModel(features, nn.Linear(1280, num_classes), taps)
@@ -313,15 +310,13 @@ def efficientnet_b0(
             )
             inputs = outputs
         stages.append(stage)
-    features = nn.Sequential(
-        OrderedDict[str, nn.Module](
-            stem=stem,
-            silu=nn.SiLU(),
-            stages=stages,
-            average=nn.AdaptiveAvgPool2d(1),
-            flatten=nn.Flatten(),
-            dropout=nn.Dropout(dropout),
-        )
+    features = _sequential(
+        stem=stem,
+        silu=nn.SiLU(),
+        stages=stages,
+        average=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        dropout=nn.Dropout(dropout),
     )
     taps = ["features.stem", *(f"features.stages.{index}" for index in (1, 2, 4, 6))]
     return SplitModel(features, nn.Linear(320, num_classes), taps)
@@ -378,12 +373,10 @@ class Inception(nn.Module):
 
 
 def _activated(inputs: int, outputs: int, kernel: int, norm: BlockNorm) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict[str, nn.Module](
-            conv=nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2),
-            norm=norm_layer(norm, outputs),
-            relu=nn.ReLU(),
-        )
+    return _sequential(
+        conv=nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2),
+        norm=norm_layer(norm, outputs),
+        relu=nn.ReLU(),
     )
 
 

@@ -101,11 +101,8 @@ class FewShot:
             logits = functional.prototypical_logits(
                 queries, chosen[:, :, : self.shot].mean(2)
             ).flatten(0, 1)
-            targets = (
-                torch.arange(part.shape[1])
-                .repeat_interleave(part.shape[2] - self.shot)
-                .repeat(len(part))
-            )
+            of_episode = torch.arange(part.shape[1]).repeat_interleave(part.shape[2] - self.shot)
+            targets = of_episode.repeat(len(part))
             right += float((logits.argmax(1) == targets).sum())
             loss += float(F.cross_entropy(logits, targets, reduction="sum"))
         count = len(rows) * rows.shape[1] * (rows.shape[2] - self.shot)

@@ -34,12 +34,8 @@ class Segmentation:
     def __init__(self, structures: Sequence[str]) -> None:
         self.structures = tuple(structures)
         distances = ("dice", "hausdorff", "hausdorff95")
-        single = (
-            tuple(f"{measure}_{s}" for measure in distances for s in structures)
-            if len(structures) > 1
-            else ()
-        )
-        self.measures: tuple[str, ...] = (*distances, *single, "loss")
+        single = [f"{measure}_{s}" for measure in distances for s in structures]
+        self.measures = (*distances, *(single if len(structures) > 1 else ()), "loss")
 
     def check(self, data: FederatedData) -> None:
         """Refuse anything but masks of the images' size, one per structure."""

@@ -206,14 +206,7 @@ class PublicCollaboration(PublicExchange):
         x, _ = client.public.take(
             self.public_order(client.seed, client.round, len(client.public))[index]
         )
-        if client.resident.random:
-            seed = rng.key(
-                client.seed,
-                "dropout",
-                round=client.round,
-                client=client.id,
-                extra=f"public/{index}",
-            )
+        if (seed := client.dropout_seed(f"public/{index}")) is not None:
             rng.seed_default_generators(seed, client.device)
         how = client.settings(Phase(local=self.public_settings(client))).of_public_images
         generator = rng.torch_generator(

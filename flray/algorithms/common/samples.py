@@ -205,13 +205,11 @@ def batch_indices(
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
     single = batch_norm and count > 1 and count % size == 1
-    per_epoch = (
-        few_shot.episodes_per_epoch(samples.labels)
-        if few_shot is not None
-        else count // size
-        if drop_last and count >= size
-        else -(-count // size) - int(single)
-    )
+    per_epoch = -(-count // size) - int(single)
+    if few_shot is not None:
+        per_epoch = few_shot.episodes_per_epoch(samples.labels)
+    elif drop_last and count >= size:
+        per_epoch = count // size
     if not per_epoch:
         return
     # Rounded first: 0.1 * 30 is a little more than 3.

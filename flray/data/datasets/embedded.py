@@ -71,11 +71,9 @@ def digits_sklearn(
             digits = 255 - digits
         elif name == "rotated":
             digits = np.ascontiguousarray(np.rot90(digits, axes=(1, 2)))
-        x = (
-            images.over_photos(digits, images.photo_crops(len(rows), 32, crops))
-            if name == "photo"
-            else images.to_colour(digits)
-        )
+        x = images.to_colour(digits)
+        if name == "photo":
+            x = images.over_photos(digits, images.photo_crops(len(rows), 32, crops))
         y, cut = bunch.target[rows].astype(np.int64), round(0.8 * len(rows))
         parts.append(Domain(name, origin, x[:cut], y[:cut], x[cut:], y[cut:]))
     public = images.photo_crops(
