@@ -264,13 +264,12 @@ def federate(
     trains = [division.fit[rows] for rows in trains]
     nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
     holders = [*trains, *([nobody] if len(nobody) else [])]
-    tests, vals = (
-        [
-            part[rows]
-            for rows in splits.assign_test_samples(holders, groups, groups[part], num_classes)
-        ]
-        for part in (division.test, division.val)
-    )
+
+    def assigned(part: Rows) -> list[Rows]:
+        found = splits.assign_test_samples(holders, groups, groups[part], num_classes)
+        return [part[rows] for rows in found]
+
+    tests, vals = assigned(division.test), assigned(division.val)
 
     clients = []
     for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):

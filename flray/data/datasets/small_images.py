@@ -361,12 +361,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     """Return both parts; EMNIST stores its images turned: rows and columns change places."""
     x, y, test_x, test_y = (read_idx(folder / name) for name in names)
-    return {
-        "train_x": x.swapaxes(1, 2)[:, None] if turned else x[:, None],
-        "train_y": y,
-        "test_x": test_x.swapaxes(1, 2)[:, None] if turned else test_x[:, None],
-        "test_y": test_y,
-    }
+    if turned:
+        x, test_x = x.swapaxes(1, 2), test_x.swapaxes(1, 2)
+    return dict(zip(embedded.PARTS, (x[:, None], y, test_x[:, None], test_y), strict=True))
 
 
 def _svhn(folder: Path, names: Sequence[str]) -> Arrays:

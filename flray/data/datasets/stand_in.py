@@ -112,14 +112,12 @@ def stand_in(
                 seen = form.classes - _UNSEEN
                 labels = labels % seen if part == "train" else seen + labels % _UNSEEN
             masks = (n, form.classes, *shape[1:])
-            parts += [
-                draw.integers(0, 256, (n, *shape), dtype=np.uint8)
-                if len(shape) == 3
-                else draw.standard_normal((n, *shape), dtype=np.float32),
-                (draw.random(masks) > 0.5).astype(np.uint8)
-                if form.task == "segmentation"
-                else labels,
-            ]
+            if len(shape) == 3:
+                parts.append(draw.integers(0, 256, (n, *shape), dtype=np.uint8))
+            else:
+                parts.append(draw.standard_normal((n, *shape), dtype=np.float32))
+            masked = form.task == "segmentation"
+            parts.append((draw.random(masks) > 0.5).astype(np.uint8) if masked else labels)
         made.append(Domain(name, "random", *parts))
     drawn = numpy_generator(seed, "data", extra=f"stand-in/{of}/public")
     public = drawn.integers(0, 256, (_PUBLIC, *shape), dtype=np.uint8) if form.public else None
