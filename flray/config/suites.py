@@ -49,39 +49,33 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
     experiment = _shrink(config, most, absent)
     small = {
-        axis: {
-            name: {
-                path: value
-                for path, value in changes.items()
-                if not _fixed_clients(path) and path != arms.SPACE
-            }
-            for name, changes in one.items()
-        }
+        axis: {name: _small_arm(changes, absent) for name, changes in one.items()}
         for axis, one in config.arms.items()
     }
-    for one in small.values():
-        for changes in one.values():
-            changes.update(_shorten_training(changes.get("algorithm")))
-            if "partition" in changes:
-                changes["partition"] = _partition_with_two(changes["partition"])
-            if isinstance(changes.get("public"), Mapping):
-                changes["public"] = {**changes["public"], "samples": PUBLIC}
-            for part in {"data", "public"} & changes.keys():
-                changes[part] = _stand_in(changes[part], absent)
-    sweep = config.sweep.model_copy(
-        update={
-            "seeds": config.sweep.seeds[:1],
-            "scheduler": None,
-            "tune": None,
-            "until": None,
-            "skip": (*config.sweep.skip, *_repetitions(config)),
-            "where": tuple(_short_rules(config)),
-        }
-    )
+    shorter = {
+        **dict.fromkeys(("scheduler", "tune", "until")),
+        "seeds": config.sweep.seeds[:1],
+        "skip": (*config.sweep.skip, *_repetitions(config)),
+        "where": tuple(_short_rules(config)),
+    }
+    sweep = config.sweep.model_copy(update=shorter)
     space = {path: domain for path, domain in config.space.items() if not _fixed_clients(path)}
     return config.model_copy(
         update={"experiment": experiment, "arms": small, "sweep": sweep, "space": space}
     )
+
+
+def _small_arm(arm: Mapping[str, Plain], absent: Collection[str]) -> dict[str, Plain]:
+    """Return the settings of an arm in a smoke run."""
+    changes = {p: v for p, v in arm.items() if not _fixed_clients(p) and p != arms.SPACE}
+    changes.update(_shorten_training(changes.get("algorithm")))
+    if "partition" in changes:
+        changes["partition"] = _partition_with_two(changes["partition"])
+    if isinstance(changes.get("public"), Mapping):
+        changes["public"] = {**changes["public"], "samples": PUBLIC}
+    for part in {"data", "public"} & changes.keys():
+        changes[part] = _stand_in(changes[part], absent)
+    return changes
 
 
 def stand_in_line(config: Mapping[str, Plain]) -> str:
@@ -191,14 +185,14 @@ def _mentions(content: Mapping[str, Plain]) -> Iterator[tuple[str, Plain]]:
 
 def _client_counts(config: Config) -> Iterator[int]:
     yield config.experiment.partition.options.get("clients", 0)
-    for one in config.arms.values():
-        for changes in one.values():
-            partition = changes.get("partition")
-            yield (
-                partition.get("clients", 0)
-                if isinstance(partition, Mapping)
-                else changes.get("partition.clients", 0)
-            )
+    for changes in _arms(config):
+        own, path = changes.get("partition"), "partition.clients"
+        yield own.get("clients", 0) if isinstance(own, Mapping) else changes.get(path, 0)
+
+
+def _arms(config: Config) -> list[Mapping[str, Plain]]:
+    """Return the settings of every arm."""
+    return [changes for one in config.arms.values() for changes in one.values()]
 
 
 def _short_rules(config: Config) -> Iterator[Where]:
@@ -211,10 +205,7 @@ def _short_rules(config: Config) -> Iterator[Where]:
 
 def _splits(config: Config) -> set[str]:
     """Return the named splits of a configuration, those of its arms too."""
-    found = [
-        config.experiment.split,
-        *(changes.get("split") for one in config.arms.values() for changes in one.values()),
-    ]
+    found = [config.experiment.split, *(changes.get("split") for changes in _arms(config))]
     return {split for split in found if isinstance(split, str)}
 
 
