@@ -173,12 +173,10 @@ class Client(TaskRecord):
         labels : Tensor of int64 [n]
         """
         self.model.eval()
-        batches = (self.train if samples is None else samples).in_order(
-            self.config.evaluation.batch_size
-        )
-        outputs, labels = map(
-            torch.cat, zip(*((self.model(x), y) for x, y in batches), strict=True)
-        )
+        samples = self.train if samples is None else samples
+        batches = samples.in_order(self.config.evaluation.batch_size)
+        found = [(self.model(x), y) for x, y in batches]
+        outputs, labels = map(torch.cat, zip(*found, strict=True))
         return outputs, labels
 
     # --- randomness -------------------------------------------------------------------------------

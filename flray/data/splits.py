@@ -137,9 +137,8 @@ def assign_test_samples(
         of_domain = counts[:, domain : domain + num_classes].sum(1)
         candidates = (counts[:, group], of_domain, counts.sum(1))
         rows = np.flatnonzero(test_groups == group)
-        sizes = _largest_remainder(
-            next(held for held in candidates if held.any()), len(rows), assigned
-        )
+        held = next(held for held in candidates if held.any())
+        sizes = _largest_remainder(held, len(rows), assigned)
         assigned += sizes
         for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
             test.append(part)

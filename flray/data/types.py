@@ -130,9 +130,8 @@ class DataSet:
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all samples (public ones too), labels and names."""
-        digest = hashlib.sha256(
-            repr((self.name, self.classes, self.mean, self.std, self.task)).encode()
-        )
+        facts = (self.name, self.classes, self.mean, self.std, self.task)
+        digest = hashlib.sha256(repr(facts).encode())
         for domain in self.domains:
             digest.update(f"{domain.name}|{domain.origin}".encode())
             for array in (domain.train_x, domain.train_y, domain.test_x, domain.test_y):

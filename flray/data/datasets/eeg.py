@@ -196,9 +196,8 @@ def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Tri
             f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: {error}); fetch it on a "
             "machine with a network and copy MNE's data folder (~/mne_data)"
         ) from error
-    return np.asarray(x, dtype=np.float64), np.array(
-        [EVENTS.index(n) for n in names], dtype=np.int64
-    )
+    labels = np.array([EVENTS.index(name) for name in names], dtype=np.int64)
+    return np.asarray(x, dtype=np.float64), labels
 
 
 def _cached_trials(root: Path, source: str, low: float, high: float) -> Trials:

@@ -58,9 +58,8 @@ def _table(store: image_sets.Store) -> tuple[image_sets.Table, tuple[str, ...]]:
         part, folder, *_ = (*_below(item.path), "", "")
         if item.is_image and part:  # no boxes, words, or the unlabelled test part
             kept.append(item)
-            names.append(
-                named.get(item.path, "") if (part, folder) == ("val", "images") else folder
-            )
+            in_list = (part, folder) == ("val", "images")
+            names.append(named.get(item.path, "") if in_list else folder)
             test.append(part == "val")
     classes = sorted({name for name, is_val in zip(names, test, strict=True) if not is_val})
     if len(classes) != NUM_CLASSES:
