@@ -1,6 +1,6 @@
 """Every published formula as a pure function on tensors, by its name in the papers.
 
-The public functions of its modules, `checks` and `numerics` apart, are found here.
+The public functions of its modules, but for those that check arguments and share pieces, are found here.
 """
 
 from flray.functional.averaging import *

@@ -2,7 +2,7 @@
 
 Equation numbers are those of "Fed-CO2: Cooperation of Online and Offline Models for Severe Data
 Heterogeneity in Federated Learning". Its mutual distillation (Eq. 4-5) is
-`flray.functional.distillation_loss`.
+`flray.functional.loss_terms.distillation_loss`.
 """
 
 from collections.abc import Sequence

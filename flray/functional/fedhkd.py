@@ -1,6 +1,6 @@
 """FedHKD: distillation from class-mean features and predictions (hyper-knowledge), and their noise.
 
-C classes, d features. The means over clients are `flray.functional.merge_prototypes` with weighting
+C classes, d features. The means over clients are `flray.functional.class_vectors.merge_prototypes` with weighting
 "samples".
 """
 

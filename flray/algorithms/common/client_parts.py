@@ -115,7 +115,7 @@ def keep_class_means(
     entry : str
         Its name.
     weighting : {"uniform", "samples"}
-        See `flray.functional.merge_prototypes`.
+        See `flray.functional.class_vectors.merge_prototypes`.
     """
     sent = [reply[entry] for reply in replies]
     if not sent:
