@@ -1,4 +1,4 @@
-"""What a task has: batches, samples and their order, its record, and the resident model of its process."""
+"""The parts of a task: batches, samples and their order, its record, and the resident model of its process."""
 
 import copy
 import math

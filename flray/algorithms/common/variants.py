@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def either(both: tuple[object, object], doc: str, source: str, **limits: Any) -> Any:
-    """Declare a hyper-parameter whose default depends on the variant; its own, null, stands for the variant's value.
+    """Declare a hyper-parameter whose default depends on the variant: null stands for the variant's value.
 
     Parameters
     ----------

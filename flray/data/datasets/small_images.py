@@ -191,7 +191,7 @@ def fc100(
 def _pair(images: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
     """Return images [n, 3, H, W] of 0 to 255, from grey or coloured ones of 0 to 1 or 255, and labels 0 to 9.
 
-    Labels are numbers, of which a zero may be written as 10, or one-hot rows.
+    Labels are numbers, where 10 may stand for zero, or one-hot rows.
     """
     x, y = np.asarray(images), np.asarray(labels)
     if x.ndim == 3:

@@ -249,7 +249,7 @@ class Archive:
     filename : str
         The file's name, a wheel (``.whl``) or a source archive (``.tar.gz``).
     sha256 : str
-        Checksum (hex) of the whole file, by which its content is known.
+        Checksum (hex) of the whole file, which tells its content.
     read : callable
         Maps the file's path to `train_x`, `train_y`, `test_x` and `test_y`: uint8 [n, H, W] images
         and int64 [n] labels.
