@@ -37,7 +37,7 @@ _VARIANCE_HEADS = (
 _VARIANCE_NOTE = (
     "std: of a single run, under another partition and another seed. Of its square: partition.seed "
     "(who holds what), seed (initialisation, order, sampling), and what only both together "
-    "explain; from mean squares. With few of each the shares are rough."
+    "explain; from mean squares, with 95 % intervals."
 )
 _WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
@@ -144,7 +144,12 @@ def _variance_row(one: Variance) -> list[str]:
         one.name,
         f"{one.partitions} x {one.seeds}",
         format_number(math.sqrt(one.partition + one.seed + one.both)),
-        *(MISSING if math.isnan(share) else f"{100 * share:.0f} %" for share in one.shares),
+        *(
+            MISSING
+            if math.isnan(share)
+            else f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+            for share, (low, high) in zip(one.shares, one.intervals, strict=True)
+        ),
     ]
 
 

@@ -336,6 +336,8 @@ def profile(behind: NDArray[np.float64], within: float) -> float:
 
 
 PARTITION_SEED = "partition.seed"
+_DRAWS = 4000
+"""Draws of the intervals of shares."""
 
 
 @dataclass(frozen=True)
@@ -351,6 +353,8 @@ class Variance:
     partition, seed, both : float
         Variance between partitions, between the run's seeds, and of their interaction. Estimates
         below zero are set to zero.
+    intervals : tuple of (float, float)
+        95 % intervals of the three shares.
     """
 
     name: str
@@ -359,6 +363,7 @@ class Variance:
     partition: float
     seed: float
     both: float
+    intervals: tuple[tuple[float, float], ...] = ()
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -398,14 +403,25 @@ def split_variance(name: str, values: Mapping[int, Mapping[int, float]]) -> Vari
     remaining = float((rest**2).sum()) / ((rows - 1) * (columns - 1))
     between_rows = columns * float(by_row.var(ddof=1))
     between_columns = rows * float(by_column.var(ddof=1))
-    return Variance(
-        name,
-        rows,
-        columns,
-        max(0.0, (between_rows - remaining) / columns),
-        max(0.0, (between_columns - remaining) / rows),
-        remaining,
-    )
+    squares = np.array([between_rows, between_columns, remaining])
+    parts = _components(squares, rows, columns)
+    # Generalised intervals (Weerahandi 1993): the mean squares over their pivots, chi-squared by
+    # degrees of freedom, are draws of the expected ones.
+    freedom = np.array([rows - 1, columns - 1, (rows - 1) * (columns - 1)])
+    pivots = np.random.default_rng(0).chisquare(freedom, size=(_DRAWS, 3)) / freedom
+    drawn = _components(squares / pivots, rows, columns)
+    total = drawn.sum(axis=1, keepdims=True)
+    low, high = np.quantile(drawn / np.where(total > 0, total, 1), (0.025, 0.975), axis=0)
+    ends = tuple(zip(low.tolist(), high.tolist(), strict=True))
+    partition, seed, both = parts.tolist()
+    return Variance(name, rows, columns, partition, seed, both, ends)
+
+
+def _components(squares: NDArray[np.float64], rows: int, columns: int) -> NDArray[np.float64]:
+    """Return the variances between rows, between columns and of both, from mean squares in the last axis."""
+    by_row, by_column, both = np.moveaxis(squares, -1, 0)
+    parts = ((by_row - both) / columns, (by_column - both) / rows, both)
+    return np.stack(parts, axis=-1).clip(min=0.0)
 
 
 def variances(source: ResultSet) -> list[Variance]:

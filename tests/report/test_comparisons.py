@@ -354,7 +354,7 @@ def test_shares_of_the_variance_by_hand() -> None:
 
 def test_the_components_that_were_drawn_are_found_again() -> None:
     draws = np.random.default_rng(0)
-    parts = []
+    parts, held = [], []
     for _ in range(400):
         table = (
             3 * draws.normal(size=(5, 1))
@@ -364,6 +364,9 @@ def test_the_components_that_were_drawn_are_found_again() -> None:
         found = split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
         assert found is not None
         parts.append((found.partition, found.seed, found.both))
+        true = zip(found.intervals, (9 / 14, 4 / 14, 1 / 14), strict=True)
+        held.append([low <= share <= high for (low, high), share in true])
+    assert np.mean(held, axis=0) == pytest.approx([0.95] * 3, abs=0.04)
     assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
 
 
