@@ -1,5 +1,6 @@
 """Run a sweep, resume a sweep or a run, and write reports: what the commands do, for Python."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,6 +8,11 @@ from typing import Any, NamedTuple
 from flray.config.experiment import Config
 from flray.errors import FlrayError
 from flray.records import directory
+from flray.results import measures
+from flray.results.build_table import build_table
+from flray.results.export import build_export_table, read_export
+from flray.results.load import load_folder
+from flray.results.question import forecast
 from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.runs.progress import Progress
@@ -112,6 +118,44 @@ def plan(
         PlannedTrial(point.number, point.label, "" if taken is None else taken.name, point.phase)
         for point, taken in sweep.plan(config, address)
     ]
+
+
+def detect(config: Config, file: Path, difference: float) -> list[str]:
+    """Return how many seeds, trials and hours a sweep takes to show a difference, by measure.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    file : Path
+        Its file. The spread is that of the results kept beside it (``NAME.results.csv``), or of the
+        newest sweep of the experiment's name in its output folder.
+    difference : float
+        In points of percent for shares; see `flray.results.question.forecast`.
+
+    Raises
+    ------
+    FlrayError
+        If there are no such results, or the difference is not a positive number.
+    """
+    if not 0 < difference < math.inf:
+        raise FlrayError(f"--detect: found {difference:g}; a difference above 0, such as 1")
+    kept, name = file.with_suffix(".results.csv"), config.experiment.name
+    if kept.is_file():
+        frame = read_export(kept)
+        found, seconds = build_export_table(frame).studies, float(frame["seconds"].mean())
+        return [f"pilot: {kept}", *forecast(found, seconds, difference)]
+    try:
+        folder = directory.find(name, config.experiment.output)
+    except FlrayError:
+        raise FlrayError(
+            f"--detect: found neither {kept} nor a sweep {name!r} in {config.experiment.output}, whose "
+            "seeds show the spread; run a pilot first, with sweep.seeds=[0,1,2]"
+        ) from None
+    source = load_folder(folder)
+    times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
+    found, seconds = build_table(source).studies, sum(times) / len(times)
+    return [f"pilot: {folder}", *forecast(found, seconds, difference)]
 
 
 def resume(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flray.cli.arguments import Address, AsJson, ConfigFile, OutputFolder, Overrides, RunName
-from flray.errors import FlrayError
+from flray.errors import FlrayError, one_line
 from flray.startup import gc_disabled
 
 if TYPE_CHECKING:
@@ -55,6 +55,14 @@ def tune_command(
             "--plan", help="only list the trials, and which of them other sweeps have finished"
         ),
     ] = False,
+    detect: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DIFFERENCE",
+            help="only say how many seeds, trials and hours show such a difference (points of percent), from "
+            "the results that are kept beside the file, or the newest sweep of its name",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
@@ -67,6 +75,10 @@ def tune_command(
     with gc_disabled("flray.api"):
         from flray import api as sweeps
 
+    if detect is not None:
+        for line in sweeps.detect(config, spaces.locate(file), detect):
+            typer.echo(one_line(line))
+        return
     if plan:
         planned = sweeps.plan(config, address=address, smoke=smoke)
         suggested = config.sweep.samples * max(1, len(config.sweep.seeds))

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from flray.results.paired import Difference
-from flray.results.power import ALPHA, detectable_difference, seeds_of_signs
+from flray.results.power import ALPHA, UNSURE, detectable_difference, seeds_of_signs
 from flray.results.study import DRAWS, TUNINGS, Ranks, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
-_UNSURE = 0.1, 0.9
-"""Chances that fewer seeds are enough, of the two numbers that the advice lies between."""
 _ALL_PAIRS, _LINES, _WORTH = 6, 24, 100
 """Pairs up to which each has a sentence, with more only those of the best setting; sentences in all; seeds up to which
 more of them are advised."""
@@ -166,7 +164,7 @@ def _more_seeds(one: Difference, unit: str) -> str:
     more = needed - one.seeds
     if more <= 0 or (not one.sequential and one.detectable <= wanted):
         return f"; {what} would probably have been seen"
-    few, many = (one.seeds_for(wanted, chance) for chance in _UNSURE)
+    few, many = (one.seeds_for(wanted, chance) for chance in UNSURE)
     least = max(0, (few or needed) - one.seeds)
     most = "over 1,000" if many is None else str(many - one.seeds)
     return f"; about {more} more seed{'s' * (more > 1)} ({least} to {most}) for {what}"

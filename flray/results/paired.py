@@ -16,6 +16,7 @@ from flray.results.power import (
     seeds_needed,
     seeds_of_signs,
     sign_flip_p,
+    uncertain_std,
 )
 from flray.results.sequential import Decision, Looks, Verdict, decide, spread
 
@@ -174,10 +175,7 @@ class Difference:
         """
         std = self.std
         if chance is not None and self.seeds > 1:
-            from scipy import special
-
-            freedom = self.seeds - 1
-            std *= math.sqrt(freedom / special.chdtri(freedom, chance))
+            std = uncertain_std(std, self.seeds - 1, chance)
         return seeds_needed(std, difference, self.alpha / self.pairs)
 
 

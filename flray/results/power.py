@@ -1,6 +1,7 @@
 """Evidence that seeds can give: the sign-flip test, the power of t-tests, and the seeds that a difference needs."""
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from flray.results.sequential import half_width
 ALPHA, POWER = 0.05, 0.8
 """The chance that any of the pairs' intervals misses its mean; how likely a difference is to be seen that is
 called detectable."""
+UNSURE = 0.1, 0.9
+"""Chances that fewer seeds are enough, of the two numbers that advice on seeds lies between."""
 _MOST_SEEDS, _EXACT = 1000, 14
 _QUANTILES = (np.arange(2000) + 0.5) / 2000
 
@@ -89,6 +92,45 @@ def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float
         middle = (low + high) / 2
         low, high = (middle, high) if power(1.0, middle, seeds, alpha) < POWER else (low, middle)
     return std * high
+
+
+def seeds_to_detect(std: float, difference: float, alpha: float = ALPHA) -> int | None:
+    """Return the number of seeds, fixed beforehand, that show a difference with probability `POWER`.
+
+    Parameters
+    ----------
+    std, difference, alpha : float
+        As of `power`.
+
+    Returns
+    -------
+    int or None
+        None if a thousand seeds are too few.
+    """
+    if std == 0:
+        return 2
+    if power(std, difference, _MOST_SEEDS, alpha) < POWER:
+        return None
+    return bisect_left(
+        range(_MOST_SEEDS + 1), POWER, lo=2, key=lambda n: power(std, difference, n, alpha)
+    )
+
+
+def uncertain_std(std: float, freedom: int, chance: float) -> float:
+    """Return the deviation that the true one is below with a probability, given an estimated one.
+
+    Parameters
+    ----------
+    std : float
+        The estimate.
+    freedom : int
+        Its degrees of freedom.
+    chance : float
+        The probability.
+    """
+    from scipy import special
+
+    return std * math.sqrt(freedom / float(special.chdtri(freedom, chance)))
 
 
 def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | None:

@@ -1,8 +1,10 @@
-"""The question that a sweep registered at its start, beside the one that its report answers."""
+"""The question of a sweep: the seeds that it takes, as registered at the start, and as its report answers it."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from flray.records.directory import flatten_settings
+from flray.results.power import ALPHA, UNSURE, seeds_to_detect, uncertain_std
 from flray.results.result_set import ResultSet
 from flray.results.study import Studies
 
@@ -67,6 +69,48 @@ def question_lines(source: ResultSet, found: Studies) -> Iterator[str]:
         asked += f"; when it was asked, {taken} of {len(source.trials)} runs had ended elsewhere"
     differs = "; ".join(_differences(source, found, reference))
     yield f"not as registered ({asked}): {differs}" if differs else f"as registered: {asked}"
+
+
+def forecast(found: Studies, seconds: float, difference: float) -> Iterator[str]:
+    """Yield by measure the seeds, trials and hours that it takes to see a difference.
+
+    Parameters
+    ----------
+    found : Studies
+        The comparisons of a pilot: the same settings at a few seeds.
+    seconds : float
+        Mean training time of one of its trials.
+    difference : float
+        In the unit of the measure, for shares points of percent.
+    """
+    for measure in dict.fromkeys(study.measure for study in found.each):
+        studies = [study for study in found.each if study.measure == measure]
+        pairs = [one for study in studies for one in study.differences if one.std > 0]
+        if not pairs:
+            yield f"{measure}: not known, because the pilot has no pair with two seeds that vary"
+            continue
+        std = math.sqrt(sum(one.std**2 for one in pairs) / len(pairs))
+        freedom = min(one.seeds for one in pairs) - 1
+        level = ALPHA / max(one.pairs for one in pairs)
+        count, few, many = (
+            seeds_to_detect(one, difference, level)
+            for one in (std, *(uncertain_std(std, freedom, chance) for chance in UNSURE))
+        )
+        unit = f" {studies[0].unit}" if studies[0].unit else ""
+        unit = unit.removesuffix("s") if difference == 1 else unit
+        head = f"{measure}: a difference of {difference:g}{unit} would probably be seen (4 times in 5) "
+        settings = sum(len(study.values) for study in studies)
+        if count is None:
+            yield f"{head}with more than 1,000 seeds of {settings} settings"
+            continue
+        trials, hours = settings * count, settings * seconds / 3600
+        most = "over 1,000" if many is None else str(many)
+        longest = "more" if many is None else f"{hours * many:.2g}"
+        yield (
+            f"{head}with {count} seeds ({few} to {most}): {trials} trials, {hours * count:.2g} hours of "
+            f"training ({hours * (few or count):.2g} to {longest}); mean deviation of the differences {std:.2g} "
+            f"at {freedom + 1} seeds"
+        )
 
 
 def _differences(source: ResultSet, found: Studies, reference: str | None) -> Iterator[str]:

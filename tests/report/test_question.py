@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+from flray import api
+from flray.config import spaces
+from flray.config.loader import load
+from flray.errors import FlrayError
 from flray.records import directory
 from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
+from flray.results.power import detectable_difference, seeds_to_detect
+from flray.results.question import forecast
 from flray.results.result_set import ResultSet
+from flray.results.study import Studies, Study
 from flray.runs.resume_checks import load_config, settings_text
 from tests.report.conftest import Edited, plain
 
@@ -82,3 +89,45 @@ def test_a_kept_file_remembers_the_question(asked: ResultSet, tmp_path: Path) ->
     # Rows of two sweeps that asked for different things ask for nothing together.
     kept.loc[kept.index[0], "reference"] = "full"
     assert build_export_table(kept).studies.registered is None
+
+
+@pytest.mark.parametrize(
+    ("std", "difference", "alpha"), [(1, 1, 0.05), (2, 0.5, 0.005), (3, 9, 0.05)]
+)
+def test_the_seeds_of_a_forecast_are_the_fewest(
+    std: float, difference: float, alpha: float
+) -> None:
+    seeds = seeds_to_detect(std, difference, alpha)
+    assert seeds is not None and detectable_difference(std, seeds, alpha) <= difference
+    assert seeds == 2 or detectable_difference(std, seeds - 1, alpha) > difference
+
+
+def test_a_forecast_by_hand() -> None:
+    """Deviation 1 between three settings at three seeds; half an hour a trial."""
+    values = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": dict.fromkeys(range(3), 5.0)}
+    values["c"] = {0: 3.0, 1: 2.0, 2: 1.0}  # a minus c: -2, 0, 2
+    (line,) = forecast(Studies([Study("", "personal/local/accuracy", values)]), 1800.0, 2.0)
+    seeds = seeds_to_detect((1 / 3 + 1 / 3 + 4 / 3) ** 0.5, 2.0, 0.05 / 3)
+    assert (
+        f"difference of 2 points would probably be seen (4 times in 5) with {seeds} seeds (" in line
+    )
+    assert f": {3 * seeds} trials, {1.5 * seeds:.2g} hours of training (" in line
+    (none,) = forecast(Studies([Study("", "x", {"a": {0: 1.0}, "b": {0: 2.0}})]), 1.0, 2.0)
+    assert none.startswith("x: not known")
+
+
+def test_the_pilot_is_what_was_kept_or_the_newest_sweep(asked: ResultSet, sweep: Path) -> None:
+    config = load("quickstart")
+    first, line = api.detect(config, spaces.locate("quickstart"), 1.0)
+    assert first.endswith("quickstart.results.csv") and "a difference of 1 point would" in line
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(FlrayError, match="--detect: found .*; a difference above 0"):
+            api.detect(config, spaces.locate("quickstart"), wrong)
+    own = load({"experiment": {**asked.config["experiment"], "output": str(sweep.parents[1])}})
+    assert api.detect(own, sweep / "file.yaml", 1.0)[0] == f"pilot: {sweep}"
+    with pytest.raises(FlrayError, match="run a pilot first"):
+        api.detect(
+            load({"experiment": {**own.experiment.model_dump(mode="json"), "name": "other"}}),
+            sweep / "file.yaml",
+            1.0,
+        )
