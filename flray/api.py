@@ -121,7 +121,7 @@ def plan(
 
 
 def detect(config: Config, file: Path, difference: float) -> list[str]:
-    """Return how many seeds, trials and hours a sweep takes to show a difference, by measure.
+    """Return the seeds, trials and hours that a sweep needs to show a difference, by measure.
 
     Parameters
     ----------
