@@ -29,6 +29,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.hookimpl(trylast=True)  # without the tests that are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the modules that share a Ray one behind the other: each start of one takes seconds."""
     sharing = {item.path for item in items if "ray_here" in getattr(item, "fixturenames", ())}

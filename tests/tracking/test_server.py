@@ -104,7 +104,10 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
         assert [step for step, _, _ in to.points("m7")] == list(range(reached + 20))
 
 
-def test_a_server_that_accepts_but_never_answers_is_given_up(to: Sending) -> None:
+def test_a_server_that_accepts_but_never_answers_is_given_up(
+    to: Sending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     to.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"

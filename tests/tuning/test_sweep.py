@@ -27,6 +27,7 @@ from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
 CURVES = ("score", "global/common/accuracy", "train/loss")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
 def test_killed_it_ends_with_one_parent_and_four_children(
     content: dict[str, Any], tmp_path: Path, store: str
