@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.messages import COLLECTED
+
 if TYPE_CHECKING:
     from tests.end_to_end.pool import Pools
 
@@ -27,6 +29,11 @@ os.environ.setdefault(
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note each test, those that are left out too."""
+    item.config.stash.setdefault(COLLECTED, set()).add(item.nodeid)
 
 
 @pytest.hookimpl(trylast=True)  # without the tests that are left out
@@ -86,6 +93,12 @@ def tmp_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh current folder, so that runs and databases land there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of a database of MLflow, which takes seconds to make; tests name their experiments."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
 
 
 @pytest.fixture

@@ -1,11 +1,19 @@
-"""Small experiments in this process, files of settings, and Python in a process of its own."""
+"""Small experiments and commands in this process, files of settings, and Python in a process of its own."""
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from flray.cli.main import invoke
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.spec import FederationSpec
+from flray.runs.progress import NullProgress
 
 INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
 
@@ -25,6 +33,32 @@ def written(experiment: dict[str, Any], file: str = "x.yaml", **sections: Any) -
     """Write the settings of an experiment into the current folder and return the file's name."""
     Path(file).write_text(yaml.safe_dump({"experiment": experiment, **sections}))
     return file
+
+
+def built(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
+    """Return the specification of an experiment with some changes."""
+    return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
+
+
+def printed(*command: str) -> str:
+    """Type a command that has to end well and return what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert invoke([*command]) == 0
+    return out.getvalue()
+
+
+class StopAfter(NullProgress):
+    """Ctrl-C after a round; keeps the lines that were said."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.lines = last, list[str]()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def round(self, finished: Any, metric: str) -> None:
+        if finished.number == self.last:
+            raise KeyboardInterrupt
 
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

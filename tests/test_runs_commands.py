@@ -14,7 +14,8 @@ from flray.records import directory
 from flray.records.events import JOURNAL
 from flray.records.journal import Journal
 from flray.results.result_set import ALIKE_NOTE
-from tests.helpers import small
+from tests.helpers import printed, small
+from tests.messages import mistyped
 
 PARTITION = {"name": "dirichlet", "clients": 3, "alpha": 5.0}
 SMALL = small(name="small", rounds=2, subset=60, partition=PARTITION)
@@ -26,16 +27,12 @@ def runs(tmp_cwd: Path) -> list[Path]:
     return [flray.run({"experiment": {**SMALL, "local": {"lr": lr}}}).folder for lr in (0.01, 0.1)]
 
 
-def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    capsys.readouterr()
-    assert invoke([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def shown(*arguments: str) -> Any:
+    return json.loads(printed(*arguments, "--json"))
 
 
-def test_ls_compare_and_rm(
-    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = shown(["ls"], capsys)
+def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = shown("ls")
     assert [row["run"] for row in rows] == ["small/001", "small/002"]
     assert rows[0]["status"] == "finished" and rows[0]["done"] == "2 of 2 rounds"
     assert rows[0]["what"] == "fedavg on digits-sklearn"
@@ -44,51 +41,50 @@ def test_ls_compare_and_rm(
     assert metric == result.metric
     assert float(value) == pytest.approx(result.metrics[metric], abs=1e-4)
 
-    found = shown(["compare", "small/001", "small/002"], capsys)
+    found = shown("compare", "small/001", "small/002")
     assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]
     row = next(row for row in found["values"] if row["value"] == "global/local/accuracy")
     low, _, high = row["95 % interval"].removesuffix(" (n=3)").split()
     assert float(low) <= float(row["difference"]) <= float(high)
-    assert invoke(["compare", "small/001", "small/002"]) == 0
-    assert "small/002 less small/001, over the clients" in capsys.readouterr().out
+    assert "small/002 less small/001, over the clients" in printed(
+        "compare", "small/001", "small/002"
+    )
 
     directory.update(runs[0], status="running")
-    assert shown(["ls"], capsys)[0]["status"] == "running"
+    assert shown("ls")[0]["status"] == "running"
     before = time.time() - 20 * 60
     os.utime(runs[0] / JOURNAL, (before, before))
-    assert shown(["ls"], capsys)[0]["status"] == "running, but silent for 20 min"
+    assert shown("ls")[0]["status"] == "running, but silent for 20 min"
 
     monkeypatch.setattr("typer.confirm", lambda question: False)
-    assert invoke(["rm", "small/001"]) == 0
-    assert "nothing was removed" in capsys.readouterr().out and runs[0].is_dir()
-    assert invoke(["rm", "small", "--yes"]) == 2
-    assert "name the one to be removed, for example small/002" in capsys.readouterr().err
+    assert "nothing was removed" in printed("rm", "small/001") and runs[0].is_dir()
+    mistyped("rm", "small", "--yes")
     with Journal(runs[0] / JOURNAL):
-        assert invoke(["rm", "small/001", "--yes"]) == 2
+        mistyped("rm", "small/001", "--yes")
     assert runs[0].is_dir()
     assert invoke(["rm", "small/001", "--yes"]) == 0
-    assert [row["run"] for row in shown(["ls"], capsys)] == ["small/002"]
+    assert [row["run"] for row in shown("ls")] == ["small/002"]
     assert not list(runs[0].parent.glob(".*"))
 
 
-def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_cwd: Path) -> None:
     runs = [{"experiment": {**SMALL, "algorithm": name}} for name in ("fedavg", "local")]
     one, other = (flray.run(run).metrics for run in runs)
-    found = shown(["compare", "small/001", "small/002"], capsys)
+    found = shown("compare", "small/001", "small/002")
     row = found["values"][0]
     assert row["value"] == "global/local/accuracy, personal/local/accuracy"
     difference = other["personal/local/accuracy"] - one["global/local/accuracy"]
     assert one["global/local/accuracy"] != pytest.approx(one["global/common/accuracy"], abs=1e-3)
     assert float(row["difference"]) == pytest.approx(difference, abs=1e-4)
     assert row["95 % interval"].endswith("(n=3)")
-    assert invoke(["compare", "small/002", "small/001"]) == 0
-    assert "personal/local/accuracy" in (out := capsys.readouterr().out) and ALIKE_NOTE in out
+    assert (
+        "personal/local/accuracy" in (out := printed("compare", "small/002", "small/001"))
+        and ALIKE_NOTE in out
+    )
 
 
 def test_watching_goes_on_until_it_is_interrupted(
-    runs: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
 
@@ -100,51 +96,46 @@ def test_watching_goes_on_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("flray.cli.runs.time.sleep", sleep)
-    assert invoke(["ls", "--watch"]) == 0
-    out = capsys.readouterr().out
+    out = printed("ls", "--watch")
     assert "small/002" in out and "interrupted" in out and len(looks) == 3
-    assert invoke(["ls", "--watch", "--json"]) == 2
+    mistyped("ls", "--watch", "--json")
 
 
 def test_only_runs_are_removed_and_of_a_link_the_link(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = tmp_cwd / "project"
     project.mkdir()
     (project / "thesis.tex").write_text("years of work")
     for content in ('{"name": "web"}', '{"uid": "a", "status": "ready"}'):
         (project / "run.json").write_text(content)
-        assert invoke(["rm", "project", "--yes"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("flray: project/")
+        mistyped("rm", "project", "--yes")
     assert (project / "thesis.tex").read_text() == "years of work"
     run = flray.run({"experiment": SMALL}).folder
     Path("link").symlink_to(run)
     assert invoke(["rm", "link", "--yes"]) == 0
     assert not Path("link").is_symlink() and (run / JOURNAL).exists()
     monkeypatch.chdir(run)
-    capsys.readouterr()
-    assert invoke(["rm", ".", "--yes"]) == 0
-    assert capsys.readouterr().out.startswith(f"removed {tmp_cwd / run}: ")
+    assert printed("rm", ".", "--yes").startswith(f"removed {tmp_cwd / run}: ")
     assert [path.name for path in (tmp_cwd / run).parent.iterdir()] == []
 
 
 def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_cwd / "one.yaml").write_text(json.dumps({"experiment": SMALL}))
-    made = shown(["run", "one.yaml"], capsys)
+    made = shown("run", "one.yaml")
     assert made["value"] == made["values"][made["metric"]] and len(made["sha256"]) == 64
-    assert shown(["resume", "small"], capsys)["sha256"] == made["sha256"]
+    assert shown("resume", "small")["sha256"] == made["sha256"]
     space = {"local.lr": {"grid": [0.1, 0.2]}}
     (tmp_cwd / "two.yaml").write_text(json.dumps({"experiment": SMALL, "space": space}))
-    planned = shown(["tune", "two.yaml", "--plan"], capsys)
+    planned = shown("tune", "two.yaml", "--plan")
     assert [row["number"] for row in planned] == ["0001", "0002"]
     assert invoke(["list", "nothing"]) == 2
     kinds = capsys.readouterr().err.rpartition("one of ")[2].split(", ")
     assert len(kinds) == len(set(kinds)) > 8
-    methods = shown(["list", "algorithms"], capsys)
+    methods = shown("list", "algorithms")
     assert {"fedavg", "fedskc"} <= {row["name"] for row in methods}
-    assert shown(["list", "algorithms", "fedprox"], capsys)[0]["option"] == "mu"
-    assert {row["name"] for row in shown(["data", "list"], capsys)} >= {"digits-sklearn", "usps"}
-    assert "global/common/MEASURE" in shown(["list", "metrics"], capsys)
-    suites = shown(["list", "papers", "fedskc/local"], capsys)
+    assert shown("list", "algorithms", "fedprox")[0]["option"] == "mu"
+    assert {row["name"] for row in shown("data", "list")} >= {"digits-sklearn", "usps"}
+    assert "global/common/MEASURE" in shown("list", "metrics")
+    suites = shown("list", "papers", "fedskc/local")
     assert suites[0]["name"] == "fedskc/local"

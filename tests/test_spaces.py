@@ -11,7 +11,7 @@ import pytest
 
 from flray.config import spaces, suites
 from flray.config.loader import load
-from flray.errors import FlrayError
+from tests.messages import refused
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,20 +30,10 @@ def test_names_in_any_folder_and_a_file_of_that_name_wins(tmp_cwd: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("fedskc/tabel5", "comes with none of that name; did you mean 'fedskc/table5'?"),
-        ("quickstrat", "did you mean 'quickstart'?"),
-        ("nothing.yaml", "nothing.yaml: no such file"),
-        ("/fedavg", "/fedavg: no such file"),
-        ("a\0b", "no such file"),
-        ("x" * 300, "cannot be read"),
-    ],
+    "name", ["fedskc/tabel5", "quickstrat", "nothing.yaml", "/fedavg", "a\0b", "x" * 300]
 )
-def test_other_names_are_refused_in_one_line(tmp_cwd: Path, name: str, said: str) -> None:
-    with pytest.raises(FlrayError) as caught:
-        load(name)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+def test_other_names_are_refused_in_one_line(tmp_cwd: Path, name: str) -> None:
+    refused(load, name)
 
 
 def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:

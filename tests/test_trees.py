@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flray import rng, trees
+from tests.messages import refused
 
 NAMES = st.text(alphabet="abcxyz._-", min_size=1, max_size=6)
 DTYPES = [np.float64, np.float32, np.float16, np.int64, np.int32, np.uint8, np.bool_]
@@ -82,18 +83,9 @@ def test_the_digest_sees_every_bit(other: dict[str, Any]) -> None:
     assert trees.sha256(other) != trees.sha256({"x": torch.tensor([1.0, 0.0])})
 
 
-@pytest.mark.parametrize(
-    ("tree", "words"),
-    [
-        ({"a/b": 1}, "without '/'"),
-        ({1: 2}, "without '/'"),
-        ({"a": {"b": [1]}}, "a/b: .*found list"),
-        ({"a": np.ones(2)}, "a: .*found ndarray"),
-    ],
-)
-def test_what_a_tree_cannot_hold_is_named(tree: dict[Any, Any], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        trees.pack(tree)
+@pytest.mark.parametrize("tree", [{"a/b": 1}, {1: 2}, {"a": {"b": [1]}}, {"a": np.ones(2)}])
+def test_what_a_tree_cannot_hold_is_named(tree: dict[Any, Any]) -> None:
+    refused(trees.pack, tree)
 
 
 def test_a_key_never_changes() -> None:
@@ -115,8 +107,7 @@ def test_every_part_of_a_key_counts() -> None:
 
 
 def test_a_misspelt_purpose_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown purpose 'batch'"):
-        rng.key(0, "batch")  # type: ignore[arg-type]
+    refused(rng.key, 0, "batch")  # type: ignore[arg-type]
 
 
 def test_generators_leave_the_global_states_alone() -> None:

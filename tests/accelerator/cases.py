@@ -9,6 +9,8 @@ from torch import nn
 from flray import registry
 from flray.data.types import DataSet, Domain
 from flray.models import SplitModel
+from tests.algorithms.test_tasks import BINARY, FEW_SHOT
+from tests.algorithms.test_tasks import SEGMENTATION as MASKS
 
 NAMES = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SIZES = (10, 17, 14)
@@ -124,21 +126,7 @@ def covering() -> list[Case]:
 
 
 NETWORKS = ["lenet", {"name": "lenet", "norm": "batch"}, {"name": "mlp", "hidden": [6]}]
-SEGMENTATION = {
-    "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
-    "model": {"name": "unet", "width": 2, "depth": 2},
-    "local": {"batch_size": 2, "augment": "crop"},
-}
-FEW_SHOT = {
-    "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
-    "partition": {"name": "iid", "clients": 2},
-    "model": {"name": "protonet", "width": 2},
-    "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
-}
-BINARY = {
-    "data": {"name": "eeg-synthetic", "samples": 20},
-    "model": {"name": "mlp", "hidden": [6], "norm": "batch"},
-}
+SEGMENTATION = {**MASKS, "local": {"batch_size": 2, "augment": "crop"}}
 
 
 def options(name: str, **values: Any) -> dict[str, Any]:

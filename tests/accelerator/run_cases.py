@@ -17,14 +17,13 @@ from unittest.mock import patch
 import torch
 
 from flray.algorithms.client import Client
-from flray.config.loader import load
-from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from tests.accelerator import mutations
 from tests.accelerator.cases import Case
 from tests.accelerator.device import DEVICE, Counts, pretending
+from tests.helpers import built
 
 CPU = torch.device("cpu")
 
@@ -120,7 +119,7 @@ def run_case(case: Case) -> dict[str, Any]:
     """Return what became of a case."""
     began = time.perf_counter()
     found: dict[str, Any] = {"name": case["name"], "error": ""}
-    spec = build_spec(load({"experiment": case["experiment"]}).experiment)
+    spec = built(case["experiment"])
     found["cpu"], measured = run(spec, CPU, CPU, case)
     try:
         with (

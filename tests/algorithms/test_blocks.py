@@ -15,6 +15,7 @@ from flray.federation.replies import into_blocks
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.end_to_end.test_same_bits import Backwards
 
 REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at the server"]
 """Methods whose server looks at single replies."""
@@ -58,19 +59,10 @@ def test_the_bits_depend_on_the_blocks() -> None:
     assert len({tiny.models_sha(rounds("fedavg", block, 3)) for block in (1, 2, 3)}) == 3
 
 
-class Permuted(InlineExecutor):
-    """Runs the last block first, and hands the results on in the blocks' order."""
-
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
-        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout, idle)))
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix"])
 def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
     some = {"participation": {"clients": 4}} if tiny.partial_participation(name) else {}
-    permuted = rounds(name, 2, 3, executor=Permuted, **some)
+    permuted = rounds(name, 2, 3, executor=Backwards, **some)
     assert permuted.sha256() == rounds(name, 2, 3, **some).sha256()
 
 

@@ -15,6 +15,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import Bytes, own_row, parameters, same, size
+from tests.messages import refused
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 every = pytest.mark.parametrize("name", BUILT_IN)
@@ -197,3 +198,51 @@ def test_counters_are_exact_and_bytes_are_those_of_the_method_s_description(name
     metrics: dict[str, Any] = federation.step().metrics
     down, up = (TRAFFIC.get(name) or own_row(name, "TRAFFIC"))(federation)
     assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)
+
+
+FRESH = {"name": "fcclplus", "epoch_optimizer": "fresh"}
+PAIRS = {"data": {"name": "random", "shape": [2, 12, 12]}, "model": "simple-cnn"}
+RELEASED = {"name": "fcclplus", "variant": "released"}
+COIN = {"name": "l2sgd", "coin": True, "p": 0.5, "lam": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("fedavg", {"local": {"warmup": 3}}),
+        (
+            "fedavg",
+            {
+                "data": {"name": "random", "shape": [2, 12, 12]},
+                "local": {"public_augment": "strong"},
+                "model": "simple-cnn",
+            },
+        ),
+        ("feddf", {"aggregation": {"buffers": "local"}}),
+        ("fedfomo", {}),
+        ("fednh", {"model": "deep-classifier"}),
+        ("fedproto", {"models": {"client0": {"name": "two-layer", "width": 4}}}),
+        ("fedrcl", {"model": "one-layer"}),
+        ("fedrs", {"model": "deep-classifier"}),
+        ("pooled", {"participation": {"clients": 2}}),
+        ("scaffold", {"local": {"momentum": 0.9}}),
+        ("scaffold", {"local": {"optimizer": "adam"}}),
+        *(({"name": name, "personal": "head"}, {}) for name in ("fedper", "fedalt", "fedsim")),
+        (FRESH, {"local": {"epochs": 1.5}}),
+        (FRESH, {"local": {"steps": 2}}),
+        (RELEASED, {"local": {"batch_size": 16}}),
+        (RELEASED, {"local": {"batch_size": 128, "public_augment": "weak"}}),
+        ({"name": "fcclplus", "public_augment": "blur"}, {}),
+        ("fcclplus", {"local": {"public_augment": "blur"}}),
+        ({"name": "fedskc", "variant": "released"}, {"local": {"lr": 0.05}}),
+        ({**COIN, "p": 0.01}, {}),
+        (COIN, {"local": {"epochs": 2}}),
+        (COIN, {"local": {"optimizer": "adam"}}),
+        (COIN, {"local": {"steps": 2}}),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_or_cannot_be_is_refused(
+    algorithm: Any, settings: dict[str, Any]
+) -> None:
+    refused(tiny.spec_of, algorithm, **settings)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from flray import functional, registry, trees
 from flray.algorithms.client import Client
-from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
@@ -180,11 +179,6 @@ def test_pre_trained_model_never_changes_and_the_teacher_is_the_last_reported_mo
         assert trees.sha256(state["pretrained"]) == pretrained
         assert trees.sha256(state["teacher"]) == trees.sha256(state["personal"])
         assert "optimizer" not in state
-
-
-def test_private_batch_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.batch_size: 16"):
-        tiny.spec_of({"name": "fcclplus", "variant": "released"}, local={"batch_size": 16})
 
 
 def test_what_keeps_from_forgetting_matters() -> None:

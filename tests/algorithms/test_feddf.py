@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flray import trees
 from flray.algorithms.common.public_exchange import public_subset
-from flray.errors import ConfigError
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
 
@@ -127,6 +126,4 @@ def test_only_a_server_that_trains_has_models_public_samples_and_all_statistics(
     for other in ("fedavg", peer):
         server = tiny.fresh(other).server
         assert server.model_for is None and server.public is None
-    with pytest.raises(ConfigError, match="buffers"):
-        tiny.spec_of("feddf", aggregation={"buffers": "local"})
     tiny.spec_of(peer, aggregation={"buffers": "local"})

@@ -1,14 +1,12 @@
 from collections.abc import Mapping
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flray.algorithms.common.samples import mean_over_positions
 from flray.algorithms.fedrcl import collect_taps
-from flray.errors import FlrayError
 from flray.models import build
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
@@ -66,8 +64,3 @@ def test_a_client_with_a_single_class_stays_finite() -> None:
     ((x, y),) = tiny.gaussian_clients((9,))
     federation = tiny.run("fedrcl", [(x, np.zeros_like(y))], rounds=2)
     assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
-
-
-def test_a_network_without_layers_is_refused() -> None:
-    with pytest.raises(FlrayError, match="no layers before its classifier"):
-        tiny.spec_of("fedrcl", model="one-layer")

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from flray.errors import FlrayError
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
 
@@ -35,9 +34,3 @@ def test_alpha_zero_leaves_the_rows_of_missing_classes() -> None:
 def test_the_graded_rule_differs_from_fedavg_where_all_clients_hold_all_classes() -> None:
     uneven = tiny.gaussian_clients((11, 9, 13))
     assert tiny.digest(rs(0.5, graded=True), uneven) != tiny.digest("fedavg", uneven)
-
-
-@pytest.mark.parametrize("name", ["fedrs", "fednh"])
-def test_a_classifier_of_several_layers_is_refused(name: str) -> None:
-    with pytest.raises(FlrayError, match="one linear layer as classifier, found Sequential"):
-        tiny.spec_of(name, model="deep-classifier")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flray.errors import ConfigError
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
@@ -177,12 +176,6 @@ def test_knowledge_travels_only_where_a_module_needs_it() -> None:
     assert round_two(**OFF) == (down, up)
     assert round_two(**{**OFF, "lcl": True})[0] == down + 3 * (9 * 8 + 3)
     assert round_two(**{**OFF, "gda": True}) == (down, up + 3 * (9 * 8 + 3 * 8))
-
-
-def test_learning_rate_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.lr: 0\.05"):
-        tiny.spec_of({"name": "fedskc", "variant": "released"}, local={"lr": 0.05})
-    tiny.spec_of("fedskc", local={"lr": 0.05})
 
 
 @pytest.mark.parametrize("buffers", [True, False])

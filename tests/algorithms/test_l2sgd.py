@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
@@ -116,19 +115,3 @@ def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> No
         while resumed.rounds_done < 8:
             resumed.step()
         assert resumed.sha256() == whole.sha256(), done
-
-
-@pytest.mark.parametrize(
-    ("p", "local", "said"),
-    [
-        (0.01, {"lr": 0.1}, "algorithm: found a pull of lr lam (1 - p) / p = 4.95"),
-        (0.5, {"epochs": 2}, "local.epochs: found 2"),
-        (0.5, {"optimizer": "adam"}, "local.optimizer: found adam"),
-    ],
-)
-def test_what_the_coin_does_not_hold_for_is_refused(
-    p: float, local: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        tiny.spec_of(coin(p), local=local)
-    assert str(caught.value).startswith("experiment." + said)

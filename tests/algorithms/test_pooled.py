@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from flray.errors import ConfigError
 from tests.algorithms import helpers as tiny
 
 CLIENTS = tiny.gaussian_clients((12, 9, 15), skew=True)
@@ -35,8 +34,3 @@ def test_reduction_fedavg_with_one_client_who_holds_everything(settings: dict[st
     more, out = tiny.gaussian_clients((12, 9, 15, 8)), {"unseen": ["client3"]}
     found = tiny.digest("pooled", more, participation=out, **settings)
     assert found == tiny.digest("fedavg", more[:3], **one, **settings)
-
-
-def test_it_takes_everybody() -> None:
-    with pytest.raises(ConfigError, match="participation: found 2 of 3; pooled needs all clients"):
-        tiny.spec_of("pooled", CLIENTS, participation={"clients": 2})

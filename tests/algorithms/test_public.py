@@ -9,7 +9,6 @@ from torch import Tensor
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch, Samples
 from flray.data.augment import augment_batch
-from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from tests.algorithms import helpers as tiny
@@ -154,25 +153,3 @@ def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
     assert digests[0] == digests[1] == digests[2]
     assert digests[3] == digests[4]
     assert len(set(digests)) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "local", "said"),
-    [
-        ({"variant": "released"}, {"public_augment": "weak"}, r"local\.public_aug.*algorithm\."),
-        ({}, {"public_augment": "blur"}, "public_augment(.|\n)*blur"),
-        ({"public_augment": "blur"}, {}, "public_augment(.|\n)*blur"),
-    ],
-)
-def test_what_would_be_ignored_or_cannot_be_is_refused(
-    options: dict[str, Any], local: dict[str, Any], said: str
-) -> None:
-    with pytest.raises((FlrayError, ValueError), match=said):
-        spec_with("fcclplus", local, **options)
-
-
-def test_augmentation_of_colours_needs_colours() -> None:
-    said = r"local\.public_augment: found jitter; it changes colours"
-    data, local = {"name": "random", "shape": [2, 12, 12]}, {"public_augment": "strong"}
-    with pytest.raises(FlrayError, match=said):
-        tiny.spec_of("fedavg", data={**data, "samples": 40}, model="simple-cnn", local=local)

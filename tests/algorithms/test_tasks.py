@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from flray import registry
-from flray.config.experiment import Config
 from flray.errors import ConfigError
-from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.helpers import built
 
 SEGMENTATION = {
     "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
@@ -59,7 +58,7 @@ def world_of(algorithm: Any, task: dict[str, Any], **settings: Any) -> Federatio
     name = algorithm if isinstance(algorithm, str) else algorithm["name"]
     content = {"algorithm": algorithm, **task, **tiny.settings_for(name), **settings}
     content["resources"] = {"gpus_per_actor": 0}
-    return build_spec(Config.model_validate({"experiment": content}).experiment)
+    return built(content)
 
 
 def needs(name: str) -> frozenset[str]:

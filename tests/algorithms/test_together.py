@@ -9,11 +9,11 @@ from torch import nn
 
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.errors import ConfigError
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
+from tests.messages import refused
 
 # Batches of 4: other numbers of steps, other last batches; one of a single sample.
 SIZES = (12, 9, 15, 7, 10)
@@ -119,22 +119,21 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "reason"),
+    ("name", "changes"),
     [
-        ("moon", {}, "moon has its own begin, loss; set it to 1"),
-        ("own-loss-under-fedprox", {}, "own-loss-under-fedprox has its own loss"),
-        ("fedavg", {"block": 2}, r"set aggregation.block to 3 or more \(it is 2\)"),
-        ("fedavg", {"local": {"compile": True}}, "local.compile holds for one client's batch"),
-        ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}, "the network has dropout"),
-        ("fedavg", {"model": "branching"}, "torch.vmap cannot run this network"),
+        ("moon", {}),
+        ("own-loss-under-fedprox", {}),
+        ("fedavg", {"block": 2}),
+        ("fedavg", {"local": {"compile": True}}),
+        ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}),
+        ("fedavg", {"model": "branching"}),
     ],
     ids=str,
 )
 def test_what_cannot_be_is_refused_before_the_first_round(
-    name: str, changes: dict[str, Any], reason: str
+    name: str, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="experiment.local.clients_per_step.*" + reason):
-        fresh(name, 3, **changes)
+    refused(fresh, name, 3, **changes)
 
 
 def test_methods_vouch_for_their_own_loss_alone() -> None:

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from flray.cli import display
 from flray.cli.main import invoke
-from flray.errors import DataError, FlrayError
 from flray.files import border
 from flray.records import directory
+from tests.messages import refused
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.c", "..a/b..", "Tromsø/日本", "a b", "-x", "ab:c"])
@@ -23,11 +23,7 @@ def test_names_below_a_folder(name: str) -> None:
     "name", ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "C:a", "a\nb", "\x9b", "\ud800"]
 )
 def test_names_that_may_lead_elsewhere(name: str) -> None:
-    with pytest.raises(
-        DataError, match=r"^s3://b: it holds .*, a name that could lead out"
-    ) as error:
-        border.check_name(name, "s3://b")
-    assert str(error.value).isprintable()
+    refused(border.check_name, name, "s3://b")
 
 
 def test_numbers_are_sorted_and_others_left_out() -> None:
@@ -40,15 +36,9 @@ def test_files_of_other_kinds_and_sizes_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(2**37)
     (tmp_path / "small").write_bytes(b"abc")
-    for name, problem in {
-        "pipe": "a regular file",
-        "link": "a regular file",
-        "huge": "128 GiB",
-    }.items():
-        with pytest.raises(DataError, match=problem):
-            border.read(tmp_path / name)
-    with pytest.raises(DataError, match="3 bytes"):
-        border.read(tmp_path / "small", 2)
+    for name in ("pipe", "link", "huge"):
+        refused(border.read, tmp_path / name)
+    refused(border.read, tmp_path / "small", 2)
     assert border.read(tmp_path / "small") == b"abc"
 
 
@@ -60,8 +50,7 @@ def test_another_user_s_run_is_foreign(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         assert border.foreign(tmp_path) is expected
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    with pytest.raises(FlrayError, match=r"tracking\.uri names 'http://h:1', and others may have"):
-        border.own_tracking(tmp_path, "http://h:1")
+    refused(border.own_tracking, tmp_path, "http://h:1")
     assert border.own_tracking(tmp_path, "sqlite:///mlflow.db") == "sqlite:///mlflow.db"
     assert border.own_tracking(tmp_path, None) is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@h:1")

@@ -16,6 +16,7 @@ from flray.data.sources.archives import FILES
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
 from tests.data.writers import cifar100_pickles, jpeg_archive, pixels, python_cifar10
+from tests.messages import refused
 
 
 def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
@@ -66,30 +67,24 @@ def with_array(name: str, values: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    "damage",
     [
-        (cut_short, "c.npz: not a readable .npz file (File is not a zip file); fetch it again"),
-        (flip, "c.npz: not a readable .npz file (Bad CRC-32 for file 'jpeg.npy'); fetch it again"),
-        (with_array("classes", None), "c.npz: not a readable .npz file (not plain arrays)"),
-        (with_array("label", [12] * 20), "IndexError: index 12 is out of bounds"),
-        (with_array("label", [0.5] * 20), "IndexError: arrays used as indices must be of integer"),
-        (
-            with_array("label", [[1]] * 20),
-            "ValueError: uint8 images [10, 3, 32, 32] with int64 labels [10, 1]",
-        ),
-        (with_array("offset", [0, 5, 9]), "c.npz: image 0: cannot be decoded"),
-        (with_array("is_test", [True]), "IndexError: boolean index did not match"),
-        (with_array("classes", ["dodo"]), "KeyError: 'dodo'"),
+        cut_short,
+        flip,
+        with_array("classes", None),
+        with_array("label", [12] * 20),
+        with_array("label", [0.5] * 20),
+        with_array("label", [[1]] * 20),
+        with_array("offset", [0, 5, 9]),
+        with_array("is_test", [True]),
+        with_array("classes", ["dodo"]),
     ],
 )
-def test_a_damaged_archive_of_jpegs_is_named(damage: Any, words: str, tmp_path: Path) -> None:
+def test_a_damaged_archive_of_jpegs_is_named(damage: Any, tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     jpeg_archive(path)
     damage(path)
-    with pytest.raises(FlrayError) as error:
-        load_dataset("cifar10-jpeg", {"path": str(path)}, tmp_path)
-    assert "c.npz" in str(error.value) and words in str(error.value)
-    assert "\n" not in str(error.value) and "pickle" not in str(error.value)
+    refused(load_dataset, "cifar10-jpeg", {"path": str(path)}, tmp_path)
 
 
 @pytest.mark.parametrize("label", [0.5, -1.0])
@@ -100,9 +95,8 @@ def test_labels_of_matlab_files_are_digits(label: float, tmp_path: Path) -> None
         savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": y[:, None]})
     content = {"train": x, "label_train": y[:, None], "test": x, "label_test": y[:, None]}
     savemat(tmp_path / "mnistm_with_label.mat", content)
-    for name, file in (("svhn", "train_32x32.mat"), ("mnist-m", "mnistm_with_label.mat")):
-        with pytest.raises(FlrayError, match=f"labels .*not all of 0 to 9.*{file}"):
-            load_dataset(name, {"path": str(tmp_path)}, tmp_path)
+    for name in ("svhn", "mnist-m"):
+        refused(load_dataset, name, {"path": str(tmp_path)}, tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(FILES.keys() - FETCHABLE.keys()))
@@ -115,25 +109,20 @@ def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (None, "data_batch_2: not a pickle of plain arrays"),
-        ({"data": pixels(10, 3072), "labels": [10, *range(9)]}, "not all of 0 to 9.*data_batch_2"),
-        ({"data": pixels(10, 3072)}, "KeyError: 'labels'"),
-        (
-            {"data": pixels(9, 3072), "labels": [*range(10)]},
-            r"int64 labels \[50\], and a label each",
-        ),
-        ({"data": pixels(10, 3070), "labels": [*range(10)]}, "ValueError: .*array dimensions"),
+        None,
+        {"data": pixels(10, 3072), "labels": [10, *range(9)]},
+        {"data": pixels(10, 3072)},
+        {"data": pixels(9, 3072), "labels": [*range(10)]},
+        {"data": pixels(10, 3070), "labels": [*range(10)]},
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(content: Any, words: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_in_one_line(content: Any, tmp_path: Path) -> None:
     python_cifar10(tmp_path / "archives/cifar-10")
     path = tmp_path / "archives/cifar-10/data_batch_2"
     path.write_bytes(path.read_bytes()[:-100] if content is None else pickle.dumps(content, 2))
-    with pytest.raises(FlrayError, match=words) as error:
-        load_dataset("cifar-10", root=tmp_path)
-    assert len(str(error.value).splitlines()) == 1
+    refused(load_dataset, "cifar-10", root=tmp_path)
     assert not list(tmp_path.glob("cifar-10/*"))
 
 

@@ -18,10 +18,10 @@ from flray.data.augment import (
     random_rotation,
     rotate,
 )
-from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec
 from flray.registry import augmentations
 from flray.rng import torch_generator
+from tests.messages import refused
 
 
 def draws(**key: int) -> torch.Generator:
@@ -226,8 +226,8 @@ def test_colours_need_pixels() -> None:
         ("crop", (3, 32, 32), "float32"),
     ):
         check(how, "here", shape, np.dtype(dtype))
-    with pytest.raises(ConfigError, match=r"here: found jitter; .* float32 of 3"):
-        check("strong", "here", (3, 32, 32), np.dtype("float32"))
+    refused(check, "strong", "here", (3, 32, 32), np.dtype("float32"))
+    refused(augment_pair, photos(), photos(), "strong", draws())
     config = {
         "data": {"name": "random", "samples": 20, "shape": [3, 8, 8]},
         "partition": "domains",
@@ -235,23 +235,21 @@ def test_colours_need_pixels() -> None:
         "algorithm": "fedavg",
         "local": {"augment": ["grayscale"]},
     }
-    with pytest.raises(ConfigError, match=r"experiment\.local\.augment: found grayscale"):
-        build_spec(Config.model_validate({"experiment": config}).experiment)
+    refused(build_spec, Config.model_validate({"experiment": config}).experiment)
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    "how",
     [
-        ("jitter", r"augment: found 'jitter'; input should be 'none', 'flip'"),
-        (["crop", "jiter"], r"augment\.1\.name: found 'jiter'; .*did you mean 'jitter'"),
-        ([{"name": "jitter", "hue": 0.6}], r"0\.hue: found 0\.6; .*less than or equal to 0\.5"),
-        ([{"name": "crop", "pading": 2}], r"0\.pading: found 2; .*did you mean 'padding'"),
+        "jitter",
+        ["crop", "jiter"],
+        [{"name": "jitter", "hue": 0.6}],
+        [{"name": "crop", "pading": 2}],
     ],
 )
-def test_mistakes_in_steps_are_named(how: object, message: str) -> None:
+def test_mistakes_in_steps_are_named(how: object) -> None:
     base = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
-    with pytest.raises(ConfigErrors, match=message):
-        load({"experiment": {**base, "local": {"augment": how}}})
+    refused(load, {"experiment": {**base, "local": {"augment": how}}})
     local = Local(augment=["crop", {"name": "jitter", "hue": 0.05}])
     assert Local.model_validate(local.model_dump(mode="json")) == local
 
@@ -267,6 +265,3 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
     assert not torch.equal(masks, square.to(torch.uint8))
     alone, labels = augment_pair(square, torch.arange(40), how, draws())
     assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
-    said = r"local.augment: found jitter, grayscale; .*only steps that move pixels"
-    with pytest.raises(ConfigError, match=said):
-        augment_pair(square, square, "strong", draws())

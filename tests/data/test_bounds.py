@@ -16,26 +16,24 @@ from flray.data.datasets.small_images import read_idx
 from flray.data.loading import load_dataset
 from flray.data.sources.image_sets import Store, decode_images
 from flray.data.sources.safe_unpickle import read_pickled_arrays
-from flray.errors import DataError, FlrayError
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import picture, pixels_of
+from tests.messages import refused
 
 
-def refusal(action: Callable[[], object], most: int = 2**26) -> str:
-    """Return the one line that it is refused with, having looked that little memory was used."""
+def refused_early(action: Callable[..., object], *arguments: object, most: int = 2**26) -> None:
+    """Look that it is refused without a warning and with little memory."""
     tracemalloc.start()
     try:
-        with warnings.catch_warnings(), pytest.raises(FlrayError) as error:
-            warnings.simplefilter("error")
-            action()
+        with warnings.catch_warnings(action="error"):
+            refused(action, *arguments)
         assert tracemalloc.get_traced_memory()[1] < most
     finally:
         tracemalloc.stop()
-    assert str(error.value).isprintable()
-    return str(error.value)
 
 
-def decode(store: Store) -> object:
+def decode(path: Path) -> object:
+    store = Store(path)
     return list(decode_images(store, store.items(), 8))
 
 
@@ -43,18 +41,16 @@ def decode(store: Store) -> object:
 def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "z.png"
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    line = f"{path}: not a regular file, and only those are read; take it away"
-    assert refusal(lambda: decode(Store(tmp_path))) == line
-    assert refusal(lambda: read_pickled_arrays(path)) == line
-    with pytest.raises(FlrayError, match="cannot be read"):
-        Store(path).items()
+    refused_early(decode, tmp_path)
+    refused_early(read_pickled_arrays, path)
+    refused(Store(path).items)
 
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "z.png").open("wb") as file:
         file.truncate(2**40)
-    assert "z.png: it has 1 TiB, and at most 256 MiB" in refusal(lambda: decode(Store(tmp_path)))
-    assert "at most 4 GiB are read" in refusal(lambda: read_pickled_arrays(tmp_path / "z.png"))
+    refused_early(decode, tmp_path)
+    refused_early(read_pickled_arrays, tmp_path / "z.png")
 
 
 def declare(path: Path, size: int) -> None:
@@ -65,21 +61,16 @@ def declare(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "declared", "method", "said"),
+    ("size", "declared", "method"),
     [
-        (3 * 2**20, 3 * 2**30, zipfile.ZIP_DEFLATED, "z.png: cannot be decoded"),
-        (2**27, 1000, zipfile.ZIP_DEFLATED, "z.png: cannot be read (Bad CRC-32"),
-        (
-            2**24,
-            1000,
-            zipfile.ZIP_BZIP2,
-            "z.png: cannot be read (it is neither stored nor deflated",
-        ),
-        (2**24, 2**24, zipfile.ZIP_DEFLATED, "it is no JPEG, PNG, BMP, GIF or WEBP file"),
+        (3 * 2**20, 3 * 2**30, zipfile.ZIP_DEFLATED),
+        (2**27, 1000, zipfile.ZIP_DEFLATED),
+        (2**24, 1000, zipfile.ZIP_BZIP2),
+        (2**24, 2**24, zipfile.ZIP_DEFLATED),
     ],
 )
 def test_a_member_is_unpacked_within_bounds(
-    size: int, declared: int, method: int, said: str, tmp_path: Path
+    size: int, declared: int, method: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.zip"
     with (
@@ -89,7 +80,7 @@ def test_a_member_is_unpacked_within_bounds(
         for _ in range(0, size, 2**20):
             file.write(bytes(2**20))
     declare(path, declared)
-    assert said in refusal(lambda: decode(Store(path)), 2**22 if declared < size else 2**26)
+    refused_early(decode, path, most=2**22 if declared < size else 2**26)
 
 
 def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path) -> None:
@@ -104,7 +95,7 @@ def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path) -> None:
     store = Store(path)
     assert {store.read(item.path) for item in store.items()} <= {b"not the file outside"}
     before = set(tmp_path.iterdir())
-    assert "cannot be decoded" in refusal(lambda: decode(store))
+    refused_early(decode, path)
     assert set(tmp_path.iterdir()) == before
 
 
@@ -117,8 +108,8 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
     (home / name).write_bytes(b"junk")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.writestr(name, b"junk")
-    for store in (Store(home), Store(tmp_path / "x.zip")):
-        assert "cannot be decoded" in refusal(lambda store=store: decode(store))  # type: ignore[misc]
+    for path in (home, tmp_path / "x.zip"):
+        refused_early(decode, path)
     picture(home / name, 1)
     (image,) = decode_images(Store(home), Store(home).items(), 8)
     assert np.array_equal(image, pixels_of(1))
@@ -130,11 +121,7 @@ def test_what_comes_out_of_a_compressed_file_counts(
     monkeypatch.setattr("flray.data.datasets.small_images.ARRAYS_BYTES", 2**20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(bytes(2**26)))
-    assert (
-        refusal(lambda: read_idx(path))
-        == f"{path}: more than 1 MiB come out of it, which is what is read of one file at most; "
-        "take it away or make it smaller"
-    )
+    refused_early(read_idx, path)
 
 
 def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -145,8 +132,7 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
     for known in (False, True):
         before = sorted(root.rglob("*"))
         image.write_bytes(b"junk")
-        with pytest.raises(DataError, match="cannot be decoded"):
-            load_dataset("vlcs", options, root)
+        refused(load_dataset, "vlcs", options, root)
         assert sorted(root.rglob("*")) == before and root.parent.exists() is known
         picture(image, 1)
         load_dataset("vlcs", options, root)

@@ -1,4 +1,3 @@
-import json
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +6,13 @@ import numpy as np
 import pytest
 
 from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
-from flray.errors import DataError
+from tests.messages import refused
 
 ARRAYS = {"x": np.arange(1000, dtype=np.uint8).reshape(10, 100), "y": np.arange(10)}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
+    refused(read_arrays, tmp_path / "set", "set")
     write_arrays(tmp_path / "set", ARRAYS)
     back = read_arrays(tmp_path / "set", "set")
     assert list(back) == ["x", "y"]
@@ -24,8 +24,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_writing_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     write_arrays(tmp_path / "set", ARRAYS)
     write_arrays(tmp_path / "set", {"z": np.ones(3)})
-    with pytest.raises(ValueError, match="allow_pickle"):
-        write_arrays(tmp_path / "set", {"x": np.array([{}], dtype=object)})
+    refused(write_arrays, tmp_path / "set", {"x": np.array([{}], dtype=object)})
     assert list(read_arrays(tmp_path / "set", "set")) == ["z"]
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
@@ -50,28 +49,24 @@ def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 MANIFESTS = ("", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}')
 DAMAGES = [
-    ("y.npy", lambda _: None, r"y\.npy is missing; run `flray data get set`"),
-    ("x.npy", lambda raw: raw[:-7], r"x\.npy has 1121 bytes, expected 1128; run"),
-    ("x.npy", lambda raw: raw[:-1] + b"\0", r"altered: sha256 is [0-9a-f]{64}, expected "),
-    *((MANIFEST, lambda _, t=t: t.encode(), "not a readable manifest") for t in MANIFESTS),
+    ("y.npy", lambda _: None),
+    ("x.npy", lambda raw: raw[:-7]),
+    ("x.npy", lambda raw: raw[:-1] + b"\0"),
+    *((MANIFEST, lambda _, t=t: t.encode()) for t in MANIFESTS),
 ]
 
 
-@pytest.mark.parametrize(("file", "damage", "words"), DAMAGES)
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
 def test_what_is_damaged_is_named(
-    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None], words: str
+    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]
 ) -> None:
-    with pytest.raises(DataError, match=r"data set set is not in .*; run `flray data get set`"):
-        read_arrays(tmp_path / "set", "set")
     write_arrays(tmp_path / "set", ARRAYS)
     path = tmp_path / "set" / file
-    known = json.loads((tmp_path / "set" / MANIFEST).read_text())["files"]["x.npy"]["sha256"]
     content = damage(path.read_bytes())
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=words + (known if "altered" in words else "")):
-        read_arrays(tmp_path / "set", "set")
+    refused(read_arrays, tmp_path / "set", "set")
 
 
 def test_the_environment_sets_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

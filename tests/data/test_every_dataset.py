@@ -13,13 +13,13 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from flray.cli.main import invoke
 from flray.data.datasets.small_images import COARSE, FC100_COARSE
 from flray.data.loading import load_dataset
 from flray.data.sources.images import resize, to_colour
 from flray.data.types import DataSet, Domain
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS, OTHER_FORMS, Known, Written
+from tests.helpers import printed
 
 GENERATED: dict[str, dict[str, Any]] = {
     "digits-sklearn": {},
@@ -113,14 +113,11 @@ def test_one_domain_of_digit_five_comes_alone(name: str, domain: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["emnist", "fundus", "svhn"])
-def test_it_is_drawn(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_drawn(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     chosen = [f"data.{option}={value}" for option, value in LAYOUTS[name](tmp_path).options.items()]
     picture = tmp_path / "shown.png"
-    assert invoke(["data", "show", name, *chosen, "--plot", str(picture)]) == 0
-    assert "partition fingerprint" in capsys.readouterr().out
+    assert "partition fingerprint" in printed("data", "show", name, *chosen, "--plot", str(picture))
     with Image.open(picture) as image:
         assert len(image.getcolors(2**24) or ()) > 2
 

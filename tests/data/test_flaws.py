@@ -13,7 +13,6 @@ from PIL import Image
 from flray.data.datasets.class_folders import TEN
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
-from flray.errors import FlrayError
 from tests.data.pictures import (
     WNIDS,
     edit,
@@ -28,6 +27,7 @@ from tests.data.pictures import (
     tissue,
     zipped,
 )
+from tests.messages import refused
 
 Damage = Callable[[Path], object]
 WRITTEN: dict[str, Callable[[Path], Path]] = {
@@ -85,67 +85,63 @@ FIFTH = f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n"
 TIGER, VAL, ROW = "tiger/001.png 6", "val/val_annotations.txt", "3,000,4,3,96,1"
 LIST, TABLE = "real_train.txt", "metadata.csv"
 EYE, PATCH = "Domain2/test/ROIs", "patch_patient_002_node_4_x_1_y_32.png"
-FLAWS: dict[str, list[tuple[Damage, str]]] = {
+FLAWS: dict[str, list[Damage]] = {
     "office-caltech10": [
-        (cuts_short, f"{MUG}|cannot be decoded|fetch the file again"),
-        (puts(MUG, EPS), f"{MUG}|it is no JPEG"),
-        (puts("dslr/mug/notes.txt", b"x"), "dslr/mug/notes.txt|take it away"),
-        (draws("dslr/lost.png"), "dslr/lost.png|dslr/CLASS/"),
-        (draws("other/mug/lost.png"), "other/mug/lost.png|in no domain's folder"),
-        (draws("dslr/keybord/0.png"), "dslr/keybord|did you mean 'keyboard'|data.rename"),
-        (takes_away("dslr/mug"), "domain dslr|no images of mug|data.incomplete"),
-        (empties, "domain dslr|has no images|data.domains"),
+        cuts_short,
+        puts(MUG, EPS),
+        puts("dslr/mug/notes.txt", b"x"),
+        draws("dslr/lost.png"),
+        draws("other/mug/lost.png"),
+        draws("dslr/keybord/0.png"),
+        takes_away("dslr/mug"),
+        empties,
     ],
     "domainnet": [
-        (edits(LIST, TIGER, "tiger/009.png 6"), "line 11|real/tiger/009.png"),
-        (edits(LIST, TIGER, "tiger/000.png 6"), "line 6|tiger/000.png|twice"),
-        (edits(LIST, TIGER, "tiger"), f"{LIST}, line 11|'real/tiger'"),
-        (takes_away("sketch/whale"), "domain sketch|no images of whale"),
+        edits(LIST, TIGER, "tiger/009.png 6"),
+        edits(LIST, TIGER, "tiger/000.png 6"),
+        edits(LIST, TIGER, "tiger"),
+        takes_away("sketch/whale"),
     ],
     "tiny-imagenet": [
-        (edits(VAL, WNIDS[5], "n99999999"), "val_194.png|none of the classes"),
-        (edits(VAL, "val_194.png", "val_999.png"), "val_194.png|none of the classes"),
-        (edits(VAL, FIFTH, ""), "val_194.png|val_annotations.txt"),
-        (takes_away(VAL), "val/images/val_0.png|none of the classes"),
-        (takes_away(f"train/{WNIDS[7]}"), "199 folders of classes|expected 200"),
-        (takes_away("val"), "no test images"),
+        edits(VAL, WNIDS[5], "n99999999"),
+        edits(VAL, "val_194.png", "val_999.png"),
+        edits(VAL, FIFTH, ""),
+        takes_away(VAL),
+        takes_away(f"train/{WNIDS[7]}"),
+        takes_away("val"),
     ],
     "camelyon17": [
-        (edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"), "metadata.csv, line 5|'tumor': '2'"),
-        (edits(TABLE, f"{ROW},0,0", f"{ROW},0,5"), "line 5|'center': '5'"),
-        (edits(TABLE, ROW, "3,../x,4,3,96,1"), "line 5|'patient': '../x'"),
-        (edits(TABLE, ROW, "3,000,4,2,64,1"), "line 5|no patch twice"),
-        (edits(TABLE, "tumor", "label"), "metadata.csv|'tumor'"),
-        (cuts_off, "centre4 has no train images"),
-        (takes_away(f"patches/patient_002_node_4/{PATCH}"), f"{PATCH}|No such file"),
+        edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"),
+        edits(TABLE, f"{ROW},0,0", f"{ROW},0,5"),
+        edits(TABLE, ROW, "3,../x,4,3,96,1"),
+        edits(TABLE, ROW, "3,000,4,2,64,1"),
+        edits(TABLE, "tumor", "label"),
+        cuts_off,
+        takes_away(f"patches/patient_002_node_4/{PATCH}"),
     ],
     "fundus": [
-        (takes_away(f"{EYE}/mask/g008.png"), f"{EYE}/image/g008.png|has no mask"),
-        (takes_away(f"{EYE}/image/g008.png"), f"{EYE}/mask/g008.png|has no image"),
-        (masks(np.full((16, 16), 255, np.uint8)), "mask/g008.png|shows no disc"),
-        (masks(np.full((16, 16), 120, np.uint8)), "mask/g008.png|grey value 120 in the corners"),
-        (draws(f"{EYE}/mask/g008.png", 16), "mask/g008.png|coloured, and a mask"),
-        (masks(eye(8)[:12]), "mask/g008.png|the mask is 16x12 and its image 16x16"),
-        (draws("Domain2/test/lost.png"), "Domain2/test/lost.png|out of place"),
-        (takes_away("Domain6"), "domain6 has no train images"),
+        takes_away(f"{EYE}/mask/g008.png"),
+        takes_away(f"{EYE}/image/g008.png"),
+        masks(np.full((16, 16), 255, np.uint8)),
+        masks(np.full((16, 16), 120, np.uint8)),
+        draws(f"{EYE}/mask/g008.png", 16),
+        masks(eye(8)[:12]),
+        draws("Domain2/test/lost.png"),
+        takes_away("Domain6"),
     ],
 }
-CASES = [(name, damage, words) for name, rows in FLAWS.items() for damage, words in rows]
+CASES = [(name, damage) for name, rows in FLAWS.items() for damage in rows]
 
 
-@pytest.mark.parametrize(("name", "damage", "words"), CASES, ids=[f"{n}: {w}" for n, _, w in CASES])
+@pytest.mark.parametrize(("name", "damage"), CASES)
 def test_each_flaw_has_one_line_that_names_the_file(
-    name: str, damage: Damage, words: str, tmp_path: Path
+    name: str, damage: Damage, tmp_path: Path
 ) -> None:
     path = WRITTEN[name](tmp_path)
     damage(path)
     packed = [zipped(path, tmp_path / "o.zip")] if name in ("office-caltech10", "fundus") else []
     for source in (path, *packed):
-        with pytest.raises(FlrayError) as error:
-            load(name, tmp_path, source)
-        message = str(error.value)
-        assert "\n" not in message
-        assert all(word in message for word in (str(source), *words.split("|"))), message
+        refused(load, name, tmp_path, source)
         assert not [*(tmp_path / name).glob("*/manifest.json"), *(tmp_path / name).glob(".*")]
 
 
@@ -165,8 +161,7 @@ def test_all_of_domainnet_is_every_folder_in_order(tmp_path: Path) -> None:
     dataset = load("domainnet", tmp_path, path, classes="all", incomplete=True)
     assert dataset.classes == ("aircraft_carrier", *TEN)
     assert found(dataset.domains[0], "test") == {30: 0} | {3 * c: c + 1 for c in range(10)}
-    with pytest.raises(FlrayError, match=r"11 folders of classes in .*expected 345"):
-        load("domainnet", tmp_path, path, classes="all")
+    refused(load, "domainnet", tmp_path, path, classes="all")
 
 
 def test_by_slide_no_patient_of_camelyon_is_in_both_parts(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from flwr_datasets import partitioner as known
 
 from flray.data.partitions import flower
-from flray.errors import DataError
 from flray.registry import partitions
 from flray.rng import numpy_generator
+from tests.messages import refused
 
 LABELS = np.random.default_rng(0).integers(0, 10, 1000)
 DISTRIBUTION = {
@@ -55,31 +55,28 @@ def test_each_gives_what_it_gives_alone(name: str) -> None:
     assert all(part.dtype == np.int64 for part in parts)
 
 
-SIZES, SHARDS = {"partition_sizes": [3]}, {"shards": 2}
+registered = partitions.get("flower")
 
 
 @pytest.mark.parametrize(
-    ("name", "clients", "options", "said"),
+    ("name", "clients", "options"),
     [
-        ("Shard", 3, None, "there are ContinuousPartitioner, Dirichlet"),
-        ("ShardPartitoner", 3, None, "did you mean 'ShardPartitioner'?; there"),
-        ("NaturalIdPartitioner", None, None, "there are ContinuousPartitioner, Dirichlet"),
-        ("ShardPartitioner", 3, None, "needs to be specified"),
-        ("ShardPartitioner", 3, SHARDS, "did you mean 'shard_size'?; it has keep_incomplete"),
-        ("IidPartitioner", None, None, "set clients"),
-        ("SizePartitioner", 3, SIZES, "leave clients out"),
-        ("IidPartitioner", 3, {"seed": 3}, "here: the run's seed or partition.seed; it has none"),
-        ("DirichletPartitioner", 3, {"alpha": "x"}, "alpha format is not supported"),
-        ("IidPartitioner", 2000, None, "out of range"),
+        ("Shard", 3, None),
+        ("ShardPartitoner", 3, None),
+        ("NaturalIdPartitioner", None, None),
+        ("ShardPartitioner", 3, None),
+        ("ShardPartitioner", 3, {"shards": 2}),
+        ("IidPartitioner", None, None),
+        ("SizePartitioner", 3, {"partition_sizes": [3]}),
+        ("IidPartitioner", 3, {"seed": 3}),
+        ("DirichletPartitioner", 3, {"alpha": "x"}),
+        ("IidPartitioner", 2000, None),
     ],
 )
 def test_what_does_not_suit_is_one_line(
-    name: str, clients: int | None, options: dict[str, Any] | None, said: str
+    name: str, clients: int | None, options: dict[str, Any] | None
 ) -> None:
-    with pytest.raises(DataError) as refused:
-        partitions.get("flower")(LABELS, 3, partitioner=name, clients=clients, options=options)
-    text = str(refused.value)
-    assert text.startswith("partition flower: ") and said in text and "\n" not in text
+    refused(registered, LABELS, 3, partitioner=name, clients=clients, options=options)
 
 
 def test_a_warning_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

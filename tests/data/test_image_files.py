@@ -20,8 +20,8 @@ from flray.data.sources.image_sets import (
     decode_images,
     open_store,
 )
-from flray.errors import DataError, FlrayError
 from tests.data.pictures import picture, pixels_of, trees, zipped
+from tests.messages import refused
 
 
 def test_only_the_same_bytes_share_a_number(tmp_path: Path) -> None:
@@ -55,8 +55,7 @@ def test_many_images_come_in_order(tmp_path: Path) -> None:
     assert n == count - 1
     for n in (31, 7, 12):
         (tmp_path / f"{n:04d}.png").write_bytes(b"junk")
-    with pytest.raises(DataError, match=r"/0007\.png: cannot be decoded"):
-        list(decode_images(store, store.items(), 8))
+    refused(list, decode_images(store, store.items(), 8))
 
 
 def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
@@ -65,8 +64,7 @@ def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty" / ".hidden").touch()
     assert open_store(tmp_path / "empty") is None
     (tmp_path / "odd.tar").write_bytes(b"not a zip archive")
-    with pytest.raises(DataError, match=r"odd\.tar: not a readable zip archive"):
-        open_store(tmp_path / "odd.tar")
+    refused(open_store, tmp_path / "odd.tar")
 
 
 def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:
@@ -144,9 +142,7 @@ def test_a_mask_lies_on_its_image_as_it_stands(orientation: int, tmp_path: Path)
     store = Store(tmp_path)
     image, same, larger, other = sorted(store.items(), key=lambda item: item.path)
     check_proportions(store, [image, image], [same, larger])
-    said = rf"d\.png: the mask is {size[1]}x{size[0]} and its image {size[0]}x{size[1]}"
-    with pytest.raises(DataError, match=said):
-        check_proportions(store, [image], [other])
+    refused(check_proportions, store, [image], [other])
 
 
 def test_masks_are_grey(tmp_path: Path) -> None:
@@ -155,8 +151,7 @@ def test_masks_are_grey(tmp_path: Path) -> None:
     deep(tmp_path / "x.png")
     assert np.array_equal(only(tmp_path, "L"), RAMP)
     in_palette(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: .*\(it is coloured, and a mask must be grey\)"):
-        only(tmp_path, "L")
+    refused(only, tmp_path, "L")
 
 
 def test_names_may_be_of_any_letters_and_bytes(tmp_path: Path) -> None:
@@ -170,5 +165,4 @@ def test_names_may_be_of_any_letters_and_bytes(tmp_path: Path) -> None:
     found = load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
     assert found.fingerprint == expected.fingerprint
     (place / "sun" / "dog" / "1 ünï 犬.PNG").write_bytes(b"junk")
-    with pytest.raises(FlrayError, match=r"sun/dog/1 ünï 犬\.PNG: cannot be decoded"):
-        load_dataset("vlcs", {"path": str(place), "size": 8}, tmp_path)
+    refused(load_dataset, "vlcs", {"path": str(place), "size": 8}, tmp_path)

@@ -14,7 +14,7 @@ from flray.data.sources.images import (
     photo_crops,
     resize,
 )
-from flray.errors import DataError
+from tests.messages import refused
 
 
 def test_resize_agrees_with_pillow() -> None:
@@ -83,28 +83,24 @@ def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
     "part", [np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), np.uint8)]
 )
 def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(DataError, match=r"^channel_statistics: found .*; give "):
-        channel_statistics([part])
-    with pytest.raises(DataError, match=r"found 3 and 4 channels"):
-        channel_statistics([np.zeros((2, 3)), np.zeros((2, 4))])
+    refused(channel_statistics, [part])
+    refused(channel_statistics, [np.zeros((2, 3)), np.zeros((2, 4))])
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "words"),
+    ("mean", "std"),
     [
-        (0.5, (1.0,), "mean is 0.5"),
-        ((0.5,), 1.0, "std is 1.0"),
-        (("a",), (1.0,), "mean is"),
-        ((0.0, 0.0), (1.0, 1.0), "mean has 2 values"),
-        ((float("nan"),), (1.0,), "mean is"),
-        ((0.5,) * 3, (0.0,) * 3, "std is"),
-        (None, None, "mean is None"),
+        (0.5, (1.0,)),
+        ((0.5,), 1.0),
+        (("a",), (1.0,)),
+        ((0.0, 0.0), (1.0, 1.0)),
+        ((float("nan"),), (1.0,)),
+        ((0.5,) * 3, (0.0,) * 3),
+        (None, None),
     ],
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_a_wrong_mean_is_one_line(mean: Any, std: Any, words: str, dtype: type) -> None:
+def test_a_wrong_mean_is_one_line(mean: Any, std: Any, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
     own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
-    with pytest.raises(DataError, match=f"^data set own: .*{words}") as error:
-        validate_dataset("own", own)
-    assert str(error.value).isprintable()
+    refused(validate_dataset, "own", own)

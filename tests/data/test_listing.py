@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flray.cli.main import invoke
 from flray.data.inventory import Entry, list_datasets
 from flray.data.sources.archives import FILES
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
+from tests.helpers import printed
+from tests.messages import mistyped
 
 
 def built_in(root: Path) -> dict[str, Entry]:
@@ -55,31 +56,24 @@ def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path
     assert [entry.name for entry in present] == [name]
 
 
-def test_both_commands_list_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     shown = []
     for arguments in (["list", "datasets"], ["data", "list"]):
-        assert invoke(arguments) == 0
-        shown.append(capsys.readouterr().out)
+        shown.append(printed(*arguments))
     assert shown[0] == shown[1]
     assert all(re.search(rf"\b{name}\b", shown[0]) for name in datasets.names())
     assert "pip install 'flray[eeg]'" in shown[0]
-    assert invoke(["list", "datasets", "vlcs"]) == 0
-    alone = " ".join(capsys.readouterr().out.split())
+    alone = " ".join(printed("list", "datasets", "vlcs").split())
     assert "put it into DATA/archives/vlcs" in alone and "rename" in alone and "incomplete" in alone
 
 
 def test_get_decodes_what_was_put_there_by_hand(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    assert invoke(["data", "show", "vlcs"]) == 2
-    assert "vlcs is not there" in capsys.readouterr().err
-    assert invoke(["data", "get", "vlcs"]) == 2
-    assert "It comes from the archive that DomainBed fetches" in capsys.readouterr().err
+    mistyped("data", "show", "vlcs")
+    mistyped("data", "get", "vlcs")
     LAYOUTS["vlcs"](tmp_path)
-    assert invoke(["data", "get", "vlcs"]) == 0
-    assert "vlcs: decoding 40 images" in capsys.readouterr().out
+    assert "vlcs: decoding 40 images" in printed("data", "get", "vlcs")
     assert len(list((tmp_path / "vlcs").rglob("x.npy"))) == 1

@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from flray.config.loader import load
-from flray.errors import ConfigError, FlrayError
-from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.resources import WorkerResources
 from tests.algorithms.helpers import spec_of
+from tests.helpers import built
+from tests.messages import refused
 
 EXPERIMENT: dict[str, Any] = {
     "data": {"name": "digits-sklearn", "samples": 8},
@@ -26,7 +25,7 @@ COLOURED = {"data": {"name": "photos", "crops": 20}, "public": None}
 
 
 def spec_with(**changes: Any) -> FederationSpec:
-    return build_spec(load({"experiment": {**EXPERIMENT, **changes}}).experiment)
+    return built(EXPERIMENT, **changes)
 
 
 def first(spec: FederationSpec, public: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,22 +71,19 @@ def test_it_changes_what_is_learnt_and_no_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    "how",
     [
-        ("imagnet", r"normalisation.*imagenet"),
-        ({"mean": [0.5, 0.5], "std": [0.5]}, r"normalisation.*mean has 2 values and std 1"),
-        ({"mean": [0.5], "std": [0.0]}, r"normalisation.*std"),
-        ({"mean": [0.5]}, r"normalisation.*give mean and std"),
-        ({"mean": [0.5] * 2, "std": [1.0] * 2}, r"found mean of 2.* 3 channels; .* 1 or 3"),
+        "imagnet",
+        {"mean": [0.5, 0.5], "std": [0.5]},
+        {"mean": [0.5], "std": [0.0]},
+        {"mean": [0.5]},
+        {"mean": [0.5] * 2, "std": [1.0] * 2},
     ],
 )
-def test_wrong_values_are_refused(how: Any, said: str) -> None:
-    with pytest.raises(FlrayError, match=said):
-        spec_with(normalisation=how)
+def test_wrong_values_are_refused(how: Any) -> None:
+    refused(spec_with, normalisation=how)
 
 
 def test_what_does_not_fit_the_data_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"normalisation: found none.*no 8-bit images"):
-        spec_of("fedavg", normalisation="none")
-    with pytest.raises(ConfigError, match=r"normalisation: found none.*algorithm\.inputs"):
-        spec_with(normalisation="none", algorithm={"name": "lgmix", "inputs": "unit"})
+    refused(spec_of, "fedavg", normalisation="none")
+    refused(spec_with, normalisation="none", algorithm={"name": "lgmix", "inputs": "unit"})

@@ -10,6 +10,7 @@ import pytest
 
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.errors import FlrayError
+from tests.messages import refused
 
 NUMERIC = np._core.numeric  # type: ignore[attr-defined]
 
@@ -18,14 +19,9 @@ def text(value: str) -> bytes:
     return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
 
-def refused(tmp_path: Path, content: bytes) -> str:
-    path = tmp_path / "x.pkl"
-    path.write_bytes(content)
-    with pytest.raises(FlrayError) as error:
-        read_pickled_arrays(path)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def unread(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.pkl").write_bytes(content)
+    refused(read_pickled_arrays, tmp_path / "x.pkl")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +48,7 @@ def test_references_are_refused_before_they_are_called(reference: str, tmp_path:
         b"\x80\x04" + text(module) + text(name) + b"\x93(" + argument + b"tR.",
         call + b".",
     ):
-        assert f"refers to {module}.{name}" in refused(tmp_path, content)
+        unread(tmp_path, content)
     assert not (tmp_path / "pwned").exists()
 
 
@@ -68,8 +64,8 @@ def test_what_is_allowed_cannot_be_given_attributes(tmp_path: Path) -> None:
     ):
         for name in ("__defaults__", "anything"):
             head = b"\x80\x02" + f"c{reference}\n".encode()
-            refused(tmp_path, head + b"}" + text(name) + b"K\x01sb.")
-            refused(tmp_path, head + b"N}" + text(name) + b"K\x01s\x86b.")
+            unread(tmp_path, head + b"}" + text(name) + b"K\x01sb.")
+            unread(tmp_path, head + b"N}" + text(name) + b"K\x01s\x86b.")
     assert before == (function.__defaults__, dict(function.__dict__))
 
 
@@ -81,26 +77,22 @@ OWN: list[Any] = []
 OWN.append(OWN)
 RECORD = np.zeros(2, dtype=[("a", np.int64), ("b", object)])
 HUGE = b"\x8a\x08" + struct.pack("<q", 2**60)
-NONE = "not a pickle of plain arrays"
-NO_DATA = [
-    *((content, NONE) for content in (b"", b"not a pickle", b"\x80\x09.", b"P1\n.")),
-    *((pickle.dumps(other, protocol=2), NONE) for other in (Path("x"), {"data": {1, 2}})),
+NO_DATA = (
+    *(b"", b"not a pickle", b"\x80\x09.", b"P1\n."),
+    *(pickle.dumps(other, protocol=2) for other in (Path("x"), {"data": {1, 2}})),
     # a reference alone, and within a list and a dictionary
-    (b"cnumpy\nndarray\n.", "arrays of numbers are needed"),
-    (b"(cnumpy\nndarray\nl.", "arrays of numbers are needed"),
-    (b"(K\x01cnumpy._core.numeric\n_frombuffer\nd.", "arrays of numbers are needed"),
-    (pickle.dumps(OWN), "within each other"),
-    (pickle.dumps(nested(50)), "within each other"),
-    (pickle.dumps({"x": (np.array(["a"], dtype=object),)}), "array of objects"),
-    (pickle.dumps(RECORD), "array of objects"),
-    # more memory than there is
-    (b"\x80\x02cnumpy\nndarray\n(" + HUGE + b"\x85tR.", "plain arrays"),
-]
+    b"cnumpy\nndarray\n.",
+    b"(cnumpy\nndarray\nl.",
+    b"(K\x01cnumpy._core.numeric\n_frombuffer\nd.",
+    *(pickle.dumps(other) for other in (OWN, nested(50), RECORD)),
+    pickle.dumps({"x": (np.array(["a"], dtype=object),)}),
+    b"\x80\x02cnumpy\nndarray\n(" + HUGE + b"\x85tR.",  # more memory than there is
+)
 
 
-@pytest.mark.parametrize(("content", "words"), NO_DATA)
-def test_what_is_no_data_ends_in_one_line(content: bytes, words: str, tmp_path: Path) -> None:
-    assert words in refused(tmp_path, content)
+def test_what_is_no_data_ends_in_one_line(tmp_path: Path) -> None:
+    for content in NO_DATA:
+        unread(tmp_path, content)
 
 
 def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:
@@ -133,5 +125,4 @@ def test_plain_values_come_back(tmp_path: Path) -> None:
         assert found["a"] == values
         assert found[3][0].tolist() == ["x", "yz"] and found[3][1].shape == (0, 2)
     (tmp_path / "x.pkl").unlink()
-    with pytest.raises(FlrayError, match=r"x\.pkl: cannot be read"):
-        read_pickled_arrays(tmp_path / "x.pkl")
+    refused(read_pickled_arrays, tmp_path / "x.pkl")

@@ -11,8 +11,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from flray.data import DataSet, load_dataset
-from flray.errors import DataError, FlrayError
 from flray.runs import runner
+from tests.messages import refused
 
 SHADES = {"birds": 30, "cats": 120, "dogs": 220}
 
@@ -125,39 +125,34 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     assert found.classes == ("one", "zero")
     assert sizes(found) == dict.fromkeys(("w0", "w1", "w2"), (10, 2))
     assert found.domains[0].train_x.shape[1:] == (3, 16, 16)
-    with pytest.raises(DataError, match="no column 'image'"):
-        load("huggingface", path="set")
-    with pytest.raises(DataError, match="holds str in row 0, not images"):
-        load("huggingface", path="set", image="writer", label="digit")
+    refused(load, "huggingface", path="set")
+    refused(load, "huggingface", path="set", image="writer", label="digit")
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"path": "none.csv"}, "none.csv cannot be read"),
-    ({"path": "patients.txt"}, "neither a .csv nor a .parquet"),
-    ({"label": "il"}, "no column 'il'; did you mean 'ill'"),
-    ({"by": "ward"}, "no column 'ward'"),
-    ({}, "'hospital' of patients.csv is no column of numbers"),
-    (
-        {"path": "holes.csv", "by": "hospital"},
-        "'pressure' of holes.csv is empty, infinite .* in row 1;",
-    ),
-    ({"columns": ["age"], "part": "hospital"}, "has the part 'h0'; only train and test"),
-    ({"path": "zip.parquet"}, "zip.parquet cannot be read"),
-    ({"label": "same", "path": "one.csv", "by": "hospital"}, "has 1 class; two at least"),
-    ({"label": "pressure", "by": "hospital", "columns": ["age"]}, "fractions .* not classes"),
-    ({"columns": ["age", "ill"]}, "data.columns has 'ill', which is data.label already"),
-    ({"columns": ["hospital"], "by": "hospital"}, "'hospital', which is data.by already"),
-    ({"path": "twice.csv", "label": "a"}, "'a.1' of twice.csv says the same as .* 'a'"),
-    ({"path": "again.csv", "by": "hospital"}, "'copy' of again.csv says the same as .* 'ill'"),
-    ({"path": "large.csv", "by": "hospital"}, "'pressure' .* above 3.4e38 in row 8"),
-    ({"label": "age", "columns": ["pressure"], "task": "binary"}, "2 classes, and column 'age' of"),
-    ({"columns": ["pressure"], "by": "age"}, "has no test samples"),
+WRONG: list[dict[str, Any]] = [
+    {"path": "none.csv"},
+    {"path": "patients.txt"},
+    {"label": "il"},
+    {"by": "ward"},
+    {},
+    {"path": "holes.csv", "by": "hospital"},
+    {"columns": ["age"], "part": "hospital"},
+    {"path": "zip.parquet"},
+    {"label": "same", "path": "one.csv", "by": "hospital"},
+    {"label": "pressure", "by": "hospital", "columns": ["age"]},
+    {"columns": ["age", "ill"]},
+    {"columns": ["hospital"], "by": "hospital"},
+    {"path": "twice.csv", "label": "a"},
+    {"path": "again.csv", "by": "hospital"},
+    {"path": "large.csv", "by": "hospital"},
+    {"label": "age", "columns": ["pressure"], "task": "binary"},
+    {"columns": ["pressure"], "by": "age"},
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), WRONG, ids=[said for _, said in WRONG])
+@pytest.mark.parametrize("options", WRONG)
 def test_what_is_wrong_with_a_table_is_said_in_one_line(
-    tmp_cwd: Path, options: dict[str, Any], said: str
+    tmp_cwd: Path, options: dict[str, Any]
 ) -> None:
     hospitals(Path("patients.csv"))
     hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
@@ -167,22 +162,15 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
-    with pytest.raises(FlrayError, match=said) as caught:
-        load("table", **{"path": "patients.csv", "label": "ill", **options})
-    assert len(str(caught.value).splitlines()) == 1
+    refused(load, "table", **{"path": "patients.csv", "label": "ill", **options})
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:
     photographs(Path("photos"))
     photograph(Path("photos/anna/cats/1.png"), 3, 0)
     photograph(Path("single/cats/1.png"), 3, 0)
-    for path, said in (
-        ("none", "is missing"),
-        ("photos", "several depths, such as anna/cats/1.png; lay them out"),
-        ("single", "has 1 class; two at least"),
-    ):
-        with pytest.raises(DataError, match=said):
-            load("folder", path=path)
+    for path in ("none", "photos", "single"):
+        refused(load, "folder", path=path)
 
 
 CASES = ("case", "control"), ("0", "1"), ("YES", "no")
@@ -224,16 +212,12 @@ def test_the_positive_class_is_named_or_evident(tmp_cwd: Path, names: tuple[str,
             assert found.task == "binary" and found.classes[1] == positive
             ones = np.concatenate([one.train_y for one in found.domains])
             assert 0 < ones.sum() < len(ones)
-        with pytest.raises(DataError, match=r"data.positive is .*only a binary task.*task: binary"):
-            load(kind, **options, positive=names[0])
+        refused(load, kind, **options, positive=names[0])
         if evident:
             assert load(kind, **options, task="binary").classes[1].lower() in ("1", "yes")
             continue
-        with pytest.raises(DataError, match=r"is not evident; write data\.positive: ") as caught:
-            load(kind, **options, task="binary")
-        assert len(str(caught.value).splitlines()) == 1
-        with pytest.raises(DataError, match=r"and not ill; write data\.positive: "):
-            load(kind, **options, task="binary", positive="ill")
+        refused(load, kind, **options, task="binary")
+        refused(load, kind, **options, task="binary", positive="ill")
 
 
 def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
@@ -275,8 +259,7 @@ def test_the_positive_class_stands_wherever_values_are_shown(
     assert "positive class: case" in tags["mlflow.note.content"]
     plain = federation(name="table", **options)
     plain["experiment"]["evaluation"] = {"metrics": ["auc"]}
-    with pytest.raises(FlrayError, match=r"found 'auc'; a task measures it.*data\.task: binary"):
-        runner.run(plain)
+    refused(runner.run, plain)
 
 
 def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
@@ -287,8 +270,7 @@ def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
     assert sizes(load("huggingface", path="one")) == {"all": (20, 4)}
     assert sizes(load("huggingface", path="both")) == {"all": (24, 4)}
     assert sizes(load("huggingface", path="other", splits=["learn", "check"])) == {"all": (24, 6)}
-    with pytest.raises(DataError, match=r"no split train; it has check, learn; name .*data.splits"):
-        load("huggingface", path="other")
+    refused(load, "huggingface", path="other")
 
 
 def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:
@@ -299,15 +281,11 @@ def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:
     Path("one").joinpath(state["_data_files"][0]["filename"]).rename("elsewhere.arrow")
     state["_data_files"][0]["filename"] = "../elsewhere.arrow"
     Path("one/state.json").write_text(json.dumps(state))
-    said = r"state.json names the file '../elsewhere.arrow', which is not a file beside it"
-    with pytest.raises(DataError, match=said):
-        load("huggingface", path="one")
+    refused(load, "huggingface", path="one")
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("int64"))
     image = {"path": "http://127.0.0.1:9/x.png", "bytes": None}
     rows = [{"image": image, "label": number % 2} for number in range(6)]
     Path("set").mkdir()
     held = datasets.Dataset.from_list(rows, features=features).data.table
     parquet.write_table(held, "set/train.parquet")
-    said = "row 0 of column 'image' of set has neither an image nor a file's name"
-    with pytest.raises(DataError, match=said):
-        load("huggingface", path="set")
+    refused(load, "huggingface", path="set")

@@ -19,9 +19,10 @@ from flray.data.partitions import (
     pathological,
     quantity,
 )
-from flray.errors import DataError, FlrayError
+from flray.errors import DataError
 from flray.federation.building import build_spec
 from flray.registry import Params, partitions, register_partition
+from tests.messages import refused
 
 SEEDS = st.integers(0, 2**32)
 LABELS = st.tuples(st.integers(2, 12), st.integers(60, 600), SEEDS).map(
@@ -193,8 +194,7 @@ def test_pathological_shares_of_a_class_are_similar() -> None:
 
 @pytest.mark.parametrize(("clients", "alpha", "min_size"), [(50, 0.01, 5), (300, 1.0, 1)])
 def test_impossible_dirichlet_names_the_settings(clients: int, alpha: float, min_size: int) -> None:
-    with pytest.raises(DataError, match=rf"alpha={alpha}.*clients={clients}.*min_size={min_size}"):
-        dirichlet(np.arange(200) % 10, 0, clients=clients, alpha=alpha, min_size=min_size)
+    refused(dirichlet, np.arange(200) % 10, 0, clients=clients, alpha=alpha, min_size=min_size)
 
 
 def test_quantity_has_sizes_from_the_dirichlet_distribution_and_labels_alike() -> None:
@@ -210,8 +210,7 @@ def test_quantity_has_sizes_from_the_dirichlet_distribution_and_labels_alike() -
         big = [part for parts in many for part in parts if len(part) > 2000]
         held = np.stack([np.bincount(labels[part], minlength=10) / len(part) for part in big])
         assert abs(held - 0.1).max() < 0.04
-    with pytest.raises(DataError, match=r"alpha=0.01.*clients=50.*min_size=5"):
-        quantity(labels[:200], 0, clients=50, alpha=0.01, min_size=5)
+    refused(quantity, labels[:200], 0, clients=50, alpha=0.01, min_size=5)
 
 
 def test_pachinko_shares_follow_both_levels() -> None:
@@ -229,8 +228,7 @@ def test_pachinko_shares_follow_both_levels() -> None:
     fine = large / large.sum(1, keepdims=True)
     # Dir(10 x 5) has variance 4 / (25 * 51); some 150 counted samples add (50 + n) / n - 1 of it.
     assert 4 / (25 * 51) < fine.var(0).mean() < 1.6 * 4 / (25 * 51)
-    with pytest.raises(DataError, match="two superclasses"):
-        pachinko(np.array([0, 0, 1]), np.array([0, 1, 1]), 0, clients=1)
+    refused(pachinko, np.array([0, 0, 1]), np.array([0, 1, 1]), 0, clients=1)
 
 
 def test_a_kept_part_is_skewed_and_its_size_random() -> None:
@@ -240,9 +238,7 @@ def test_a_kept_part_is_skewed_and_its_size_random() -> None:
     assert np.allclose(shares.sum(0), 1)
     # Dir(0.3 x 3): variance of a share 2 / (9 * 1.9) = 0.117.
     assert 0.06 < shares.var() < 0.2
-    said = r"10 samples with alpha=0\.3 and parts=3 .*keep=1 at least min_size=11"
-    with pytest.raises(DataError, match=said):
-        domain_dirichlet(np.arange(10), np.zeros(10, dtype=np.int64), 0, min_size=11)
+    refused(domain_dirichlet, np.arange(10), np.zeros(10, dtype=np.int64), 0, min_size=11)
 
 
 BASE = {
@@ -265,8 +261,7 @@ def test_a_partition_s_own_seed_takes_the_place_of_the_run_s() -> None:
     assert "seed" not in chosen.model_dump() and chosen.seed(5) == 5
     written = load({"experiment": BASE}, ["partition.seed=3"]).experiment.partition
     assert written.model_dump()["seed"] == 3 and written.seed(5) == 3
-    with pytest.raises(FlrayError, match=r"partition\.seed"):
-        load({"experiment": BASE}, ["partition.seed=-1"])
+    refused(load, {"experiment": BASE}, ["partition.seed=-1"])
 
 
 def test_a_partition_with_a_seed_option_keeps_it_for_itself(

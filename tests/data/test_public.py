@@ -9,12 +9,13 @@ from PIL import Image
 from flray.config.loader import load, schema
 from flray.data import load_dataset
 from flray.data.loading import fit_to_shape, load_once, public_images
-from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.tuning.resources import data_key
+from tests.helpers import built
+from tests.messages import refused
 
 
 def world_of(**changes: Any) -> FederationSpec:
@@ -27,7 +28,7 @@ def world_of(**changes: Any) -> FederationSpec:
         "resources": {"executor": "inline"},
         **changes,
     }
-    return build_spec(load({"experiment": content}).experiment)
+    return built(content)
 
 
 def test_a_choice_of_training_images_of_all_domains() -> None:
@@ -59,8 +60,7 @@ def test_colours_become_their_luma() -> None:
     found = fit_to_shape(image, (1, 6, 6))
     # 0.299 250 + 0.587 100 + 0.114 40.
     assert found.shape == (1, 1, 6, 6) and set(found.ravel().tolist()) == {138}
-    with pytest.raises(ConfigError, match="2 channels"):
-        fit_to_shape(image, (2, 6, 6))
+    refused(fit_to_shape, image, (2, 6, 6))
 
 
 def test_an_experiment_names_its_public_data_and_trains_on_it() -> None:
@@ -104,17 +104,16 @@ ALONE = {"data": RANDOM, "partition": {"name": "iid", "clients": 2}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"public": "photo"}, "did you mean 'photos'"),
-        ({"public": {"name": "photos", "samples": 1}}, r"public\.samples: found 1"),
-        ({"public": {"name": "photos", "sample": 100}}, "no option 'sample'"),
-        ({"public": {"name": "photos", "crops": 50, "samples": 90}}, "50 training images"),
-        ({"public": {"name": "random", "samples": 10}}, "taken from images"),
-        ({**ALONE, "public": {"name": "photos", "crops": 50}}, "private images only"),
-        (ALONE, r"experiment\.public: photos"),
+        {"public": "photo"},
+        {"public": {"name": "photos", "samples": 1}},
+        {"public": {"name": "photos", "sample": 100}},
+        {"public": {"name": "photos", "crops": 50, "samples": 90}},
+        {"public": {"name": "random", "samples": 10}},
+        {**ALONE, "public": {"name": "photos", "crops": 50}},
+        ALONE,
     ],
 )
-def test_what_cannot_serve_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FlrayError, match=message):
-        world_of(**changes)
+def test_what_cannot_serve_is_refused(changes: dict[str, Any]) -> None:
+    refused(world_of, **changes)

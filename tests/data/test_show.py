@@ -6,11 +6,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flray import registry
-from flray.cli.main import invoke
 from flray.data import DataSet, Domain, federate, load_dataset
 from flray.data.federated import partition_table
 from flray.drawing.canvas import LIGHT, save_figure
 from flray.drawing.grids import PartitionCounts, draw_partition
+from tests.helpers import printed
+from tests.messages import mistyped
 
 
 def test_the_table_counts_what_clients_hold() -> None:
@@ -64,17 +65,11 @@ def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
     assert dark > 1000
 
 
-def test_a_picture_that_cannot_be_is_refused_before_anything_is_read(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_read(tmp_cwd: Path) -> None:
     Path("file").write_text("in the way")
-    for data, name, said in (
-        ("nothing.yaml", "chart.xyz", "chart.xyz: a picture's name ends in .png, .svg or .pdf\n"),
-        ("nothing.yaml", ".", ".: a picture's name ends in .png, .svg or .pdf\n"),
-        ("digits-sklearn", "file/chart.png", "file/chart.png: cannot be written"),
-    ):
-        assert invoke(["data", "show", data, "--plot", name]) == 2
-        assert capsys.readouterr().err.startswith(f"flray: {said}")
+    mistyped("data", "show", "nothing.yaml", "--plot", "chart.xyz")
+    mistyped("data", "show", "nothing.yaml", "--plot", ".")
+    mistyped("data", "show", "digits-sklearn", "--plot", "file/chart.png")
 
 
 SITES = ("amazon", "dslr", "webcam")
@@ -106,11 +101,7 @@ SHIFT = "long_tail: 10, ratio: 0.5, sizes: {dslr: 30}, noise: 0.1"
     ("name", "shift"), [*((name, "") for name in registry.partitions.names()), ("domains", SHIFT)]
 )
 def test_the_command_draws_every_partition(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    shift: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shift: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     clients = CLIENTS.get(name, 6)
@@ -120,8 +111,7 @@ def test_the_command_draws_every_partition(
     )
     monkeypatch.setattr(registry.datasets, "_entries", {**registry.datasets._entries})
     registry.datasets.register("two-levels")(two_levels)
-    assert invoke(["data", "show", "x.yaml", "--plot", "chart.png"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed("data", "show", "x.yaml", "--plot", "chart.png").splitlines()
     assert lines[0].split()[:4] == ["client", "domain", "origin", "train"]
     rows = [line.split() for line in lines[1 : 1 + clients]]
     assert [row[2] for row in rows] == ["random"] * clients

@@ -11,10 +11,10 @@ from torch import Tensor
 from flray.config.sections import Shift
 from flray.data import FederatedData, load_dataset
 from flray.data.federated import federate
-from flray.errors import ConfigError, DataError, FlrayError
 from flray.functional import dice_loss
 from flray.models import build
 from flray.tasks import NAMES, make_task
+from tests.messages import refused
 
 
 def measured(
@@ -30,9 +30,7 @@ def of_masks() -> FederatedData:
 
 def test_names_and_unknown_ones() -> None:
     assert [make_task(name).name for name in NAMES] == list(NAMES)
-    said = "unknown task 'regression'; one of classification, binary"
-    with pytest.raises(FlrayError, match=said):
-        make_task("regression")
+    refused(make_task, "regression")
 
 
 def test_binary_has_two_logits_and_their_difference_as_score() -> None:
@@ -82,24 +80,21 @@ def test_a_network_for_classes_is_refused_in_segmentation() -> None:
     kind = make_task("segmentation", data.classes)
     options = {"width": 1, "depth": 2}
     kind.check_network("unet", build("unet", data.shape, 2, options, 0, torch.float64), data)
-    said = r"found lenet; .*\[2, 16, 16\], and it returns \[2\]; for example unet"
-    with pytest.raises(ConfigError, match=said):
-        kind.check_network("lenet", build("lenet", data.shape, 2, {}, 0), data)
+    refused(kind.check_network, "lenet", build("lenet", data.shape, 2, {}, 0), data)
 
 
 def test_data_of_another_kind_are_refused() -> None:
     masks = of_masks()
     digits = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
-    for name, classes, data, said in (
-        ("classification", (), masks, "classification needs class labels"),
-        ("binary", (), masks, "binary needs class labels"),
-        ("few-shot", (), masks, "few-shot needs class labels"),
-        ("binary", (), digits, "a binary task has 2 classes, found 10"),
-        ("segmentation", digits.classes, digits, r"uint8 \[10, 32, 32\] .* found int64 \[\]"),
-        ("segmentation", ("disc",), masks, r"\[1, 16, 16\] per .* found uint8 \[2, 16, 16\]"),
+    for name, classes, data in (
+        ("classification", (), masks),
+        ("binary", (), masks),
+        ("few-shot", (), masks),
+        ("binary", (), digits),
+        ("segmentation", digits.classes, digits),
+        ("segmentation", ("disc",), masks),
     ):
-        with pytest.raises(DataError, match=said):
-            make_task(name, classes).check(data)
+        refused(make_task(name, classes).check, data)
     make_task("segmentation", masks.classes).check(masks)
     make_task("classification").check(digits)
 
@@ -114,12 +109,8 @@ def test_masks_are_partitioned_without_classes() -> None:
     assert 8 <= first < 16 and np.array_equal(data.y[first], dataset.domains[1].train_y[first - 8])
     assert len(federate(dataset, "iid", {"clients": 3}, 0).clients) == 3
     for partition in ("dirichlet", "dirichlet-equal", "pathological"):
-        said = f"partition {partition}: splits by class.*take domains or iid"
-        with pytest.raises(DataError, match=said):
-            federate(dataset, partition, {}, 0)
-    with pytest.raises(DataError, match="have masks, not classes to count"):
-        data.class_counts()
+        refused(federate, dataset, partition, {}, 0)
+    refused(data.class_counts)
     classes, counts = data.class_table()
     assert classes == ("with masks of disc, cup",) and counts.tolist() == [[4]] * 12
-    with pytest.raises(ConfigError, match=r"shift\.long_tail: found 10.*have masks, not classes"):
-        federate(dataset, "domains", {}, 0, shift=Shift(long_tail=10))
+    refused(federate, dataset, "domains", {}, 0, shift=Shift(long_tail=10))

@@ -10,14 +10,13 @@ import pytest
 import flray
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.cli.main import invoke
-from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.interrupts import InterruptedRunError
 from flray.records import directory
 from flray.runs.extend import parse_rounds
 from flray.runs.runner import Result
 from tests.helpers import small
+from tests.messages import mistyped, refused
 
 MEASURED = ("time/", "memory/", "system/", "train/seconds")
 
@@ -63,35 +62,28 @@ def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds
                 flray.resume(one.folder, rounds=4)
     longer = flray.resume(begun.folder)
     assert isinstance(longer, Result) and longer.sha256 == run(4).sha256
-    with pytest.raises(FlrayError, match="has done 3; from 3 to"):
-        flray.resume(other.folder, rounds=2)
+    refused(flray.resume, other.folder, rounds=2)
     result = flray.resume(other.folder, rounds=3)
     assert isinstance(result, Result) and result.sha256 == whole.sha256
     assert len(result.history) == 3
 
 
-def test_refused_with_the_reason(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_with_the_reason(tmp_cwd: Path) -> None:
     begun = run(3, evaluation={"every": 2})
-    with pytest.raises(FlrayError, match=r"round 3 .* was evaluated as the last one"):
-        flray.resume(begun.folder, rounds=4)
+    refused(flray.resume, begun.folder, rounds=4)
     for rounds in (1, 10**23):
-        with pytest.raises(FlrayError, match="has done 3; from 3 to 1,000,000,000"):
-            flray.resume(begun.folder, rounds=rounds)
+        refused(flray.resume, begun.folder, rounds=rounds)
     same = flray.resume(begun.folder, rounds=3)
     assert isinstance(same, Result) and same.sha256 == begun.sha256
     method = {"name": "fccl", "variant": "released", "public_size": 16, "public_batch_size": 8}
     photos = {"name": "photos", "size": 8, "samples": 16}
     scheduled = run(1, algorithm=method, public=photos, normalisation="none")
-    with pytest.raises(FlrayError, match=r"algorithm.lr_schedule: linear, which depends"):
-        flray.resume(scheduled.folder, rounds=2)
+    refused(flray.resume, scheduled.folder, rounds=2)
     assert directory.read(scheduled.folder)["status"] == "finished"
-    assert invoke(["resume", str(begun.folder), "local.lr=1"]) == 2
-    assert "a resume keeps all settings but one" in capsys.readouterr().err
+    mistyped("resume", str(begun.folder), "local.lr=1")
     assert parse_rounds(["rounds=7"]) == 7
-    with pytest.raises(FlrayError, match="a whole number"):
-        parse_rounds(["rounds=many"])
-    with pytest.raises(FlrayError, match="rounds: found 9 and 8; give it once"):
-        parse_rounds(["rounds=9", "rounds=8"])
+    refused(parse_rounds, ["rounds=many"])
+    refused(parse_rounds, ["rounds=9", "rounds=8"])
 
 
 def test_what_reads_the_number_of_rounds_says_so() -> None:

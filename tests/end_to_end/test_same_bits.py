@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from flray import registry
-from flray.config.loader import load
-from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.ray_backend.handle import RayFederation
@@ -16,6 +14,7 @@ from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.pool import Pools
+from tests.helpers import built
 
 TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
 
@@ -24,7 +23,7 @@ def world_of(
     digits: dict[str, Any], method: str | dict[str, Any], **changes: Any
 ) -> FederationSpec:
     digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
-    return build_spec(load({"experiment": digits}).experiment)
+    return built(digits)
 
 
 def inline_digest(spec: FederationSpec) -> str:

@@ -5,18 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import yaml
 
 from flray import register_callback
 from flray.callbacks import RunInfo
-from flray.errors import ConfigError
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
-from flray.runs.progress import NullProgress
-from tests.helpers import inline
+from tests.helpers import StopAfter, inline
+from tests.messages import refused
 
 PLUGIN = """
 import os, signal
@@ -90,19 +89,10 @@ def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
 def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    class Stop(NullProgress):
-        lines: ClassVar[list[str]] = []
-
-        def say(self, line: str) -> None:
-            self.lines.append(line)
-
-        def round(self, result: Any, metric: str) -> None:
-            if result.number == 3:
-                raise KeyboardInterrupt
-
+    progress = StopAfter(3)
     with pytest.raises(InterruptedRunError):
-        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=Stop())
-    (told,) = [line for line in Stop.lines if "raises-once" in line]
+        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=progress)
+    (told,) = [line for line in progress.lines if "raises-once" in line]
     assert "the log is full" in told and "not called again" in told
     folder = tmp_cwd / "runs" / "digits" / "001"
     assert (folder / "seen.txt").read_text() == "1 "
@@ -179,8 +169,6 @@ def test_what_cannot_be_called_is_refused_before_anything_is_made(
     item: Any, tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     register_callback("wrong")(item)
-    with pytest.raises(ConfigError, match=r"^experiment.callbacks.0: found wrong; "):
-        runner.run(inline(digits, callbacks=["wrong"]))
-    with pytest.raises(ConfigError, match="named twice"):
-        runner.run(inline(digits, callbacks=["raises-once", "raises-once"]))
+    refused(runner.run, inline(digits, callbacks=["wrong"]))
+    refused(runner.run, inline(digits, callbacks=["raises-once", "raises-once"]))
     assert not Path("runs").exists()

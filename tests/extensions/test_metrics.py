@@ -7,10 +7,10 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from flray import register_metric, registry
-from flray.cli.main import invoke
-from flray.errors import ConfigError, FlrayError, MethodError
 from flray.metrics.names import lower_is_better
 from tests.algorithms import helpers as tiny
+from tests.helpers import printed
+from tests.messages import refused
 
 
 @register_metric("hits")
@@ -64,33 +64,18 @@ def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["accuracy"], "metrics.0\n.*a task measures it by itself"),
-        (["hits", "hits"], "it is measured already"),
-        (["takes-nothing"], "metric\\(targets, outputs"),
-        ([{"name": "hits", "time": 2}], "hits has no option 'time'; did you mean 'times'"),
-    ],
+    "names", [["accuracy"], ["hits", "hits"], ["takes-nothing"], [{"name": "hits", "time": 2}]]
 )
-def test_what_cannot_be_measured_is_refused(names: list[Any], said: str) -> None:
-    with pytest.raises((ConfigError, FlrayError, ValueError), match=said):
-        tiny.spec_of("fedavg", evaluation={"metrics": names})
+def test_what_cannot_be_measured_is_refused(names: list[Any]) -> None:
+    refused(tiny.spec_of, "fedavg", evaluation={"metrics": names})
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("wrong-result", "metric 'wrong-result' returned str, not a number"),
-        ("raises", r"metric 'raises' raised ValueError: no such luck \(.*test_metrics.py:\d+\)"),
-    ],
-)
-def test_a_metric_that_fails_is_named(name: str, said: str) -> None:
+@pytest.mark.parametrize("name", ["wrong-result", "raises"])
+def test_a_metric_that_fails_is_named(name: str) -> None:
     federation = tiny.fresh("fedavg", evaluation={"metrics": [name]})
-    with pytest.raises(MethodError, match=said):
-        federation.step()
+    refused(federation.step)
 
 
-def test_metrics_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["list", "metrics"]) == 0
-    shown = capsys.readouterr().out
+def test_metrics_are_listed() -> None:
+    shown = printed("list", "metrics")
     assert "balanced-accuracy" in shown and "calibration-error" in shown and "hits" in shown

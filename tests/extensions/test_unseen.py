@@ -22,6 +22,7 @@ from flray.results.load import load_folder
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
+from tests.messages import refused
 
 SIZES = (12, 9, 15, 6, 10)
 UNSEEN = ["client1", "client3"]
@@ -166,23 +167,19 @@ def test_without_the_setting_nothing_is_kept_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "settings", "said"),
+    ("unseen", "settings"),
     [
-        (5, {}, "that is 5 of the 5 clients"),
-        (0.01, {}, "that is 0 of the 5 clients"),
-        (["cleint1"], {}, "did you mean 'client1'"),
-        (0, {}, "adapt_steps: found 3; no client is kept out"),
-        (2, {"method": "fedbn", "evaluation": {"adapt_steps": 0}}, "personal models alone"),
-        (None, {"models": {"client0": "one-layer"}}, "there are 2 networks"),
-        (2, {"participation": {"clients": 4}}, "the partition has 3 clients"),
+        (5, {}),
+        (0.01, {}),
+        (["cleint1"], {}),
+        (0, {}),
+        (2, {"method": "fedbn", "evaluation": {"adapt_steps": 0}}),
+        (None, {"models": {"client0": "one-layer"}}),
+        (2, {"participation": {"clients": 4}}),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
-    unseen: Any, settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        spec_with(unseen=unseen, **settings)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+def test_what_is_wrong_is_told_in_one_line(unseen: Any, settings: dict[str, Any]) -> None:
+    refused(spec_with, unseen=unseen, **settings)
 
 
 def test_actors_give_the_values_of_one_process(pools: Pools) -> None:

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from flray import trees
-from flray.config.loader import load
 from flray.federation import checkpoint
-from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
@@ -21,13 +19,13 @@ from flray.records.journal import Journal
 from flray.runs.callbacks import RoundRecorder
 from flray.runs.loop import RoundLoop
 from flray.runs.progress import NullProgress
+from tests.helpers import built
+from tests.messages import refused
 
 
 @pytest.fixture
 def spec(digits: dict[str, Any]) -> FederationSpec:
-    return build_spec(
-        load({"experiment": {**digits, "model": "linear", "local": {"lr": 0.05}}}).experiment
-    )
+    return built(digits, model="linear", local={"lr": 0.05})
 
 
 def federation_of(spec: FederationSpec, rounds_done: int) -> Federation:
@@ -73,8 +71,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(
     ((name, digest),) = manifest["files"].items()
     (tmp_path / "here" / name).rename(tmp_path / name)
     path.write_text(json.dumps({**manifest, "files": {f"../{name}": digest}}))
-    with pytest.raises(checkpoint.DamagedCheckpointError, match="list of files is damaged"):
-        checkpoint.restore(federation_of(spec, 0), tmp_path / "here")
+    refused(checkpoint.restore, federation_of(spec, 0), tmp_path / "here")
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -96,7 +93,7 @@ def with_states(digits: dict[str, Any]) -> FederationSpec:
         "partition": {"name": "iid", "clients": 6},
         "local": {"lr": 0.05},
     }
-    return build_spec(load({"experiment": settings}).experiment)
+    return built(settings)
 
 
 def trained(federation: Federation, clients: list[int]) -> Federation:
@@ -174,8 +171,7 @@ def test_a_manifest_that_names_a_client_its_file_lacks_is_damaged(
         {**manifest["clients"], "3": "clients-of-no-file.safetensors"},
     ):
         path.write_text(json.dumps({**manifest, "clients": clients}))
-        with pytest.raises(checkpoint.DamagedCheckpointError, match="list of files is damaged"):
-            checkpoint.restore(inline_federation(with_states, print), tmp_path)
+        refused(checkpoint.restore, inline_federation(with_states, print), tmp_path)
 
 
 class SlowlySaved(Federation):
@@ -200,7 +196,7 @@ def test_writing_takes_a_tenth_of_the_time_at_most(
     digits: dict[str, Any], tmp_path: Path, min_seconds: float, writing: float, saved: list[int]
 ) -> None:
     settings = {"model": "linear", "rounds": 4, "checkpoint": {"min_seconds": min_seconds}}
-    spec = build_spec(load({"experiment": {**digits, **settings}}).experiment)
+    spec = built(digits, **settings)
     federation = SlowlySaved(spec, writing)
     with Journal(tmp_path / "journal.jsonl") as journal:
         recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)

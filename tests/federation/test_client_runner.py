@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from flray.config.experiment import Config
-from flray.federation.building import build_spec
 from flray.federation.worker.client_runner import ClientRunner
+from tests.helpers import built
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
@@ -16,9 +15,7 @@ def test_images_are_normalised_per_channel(
     digits: dict[str, Any], layout: str, precision: str
 ) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
-    runner = ClientRunner(
-        build_spec(Config.model_validate({"experiment": digits}).experiment), torch.device("cpu"), 1
-    )
+    runner = ClientRunner(built(digits), torch.device("cpu"), 1)
     data, dtype = runner.spec.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
     x, y = runner._resources.samples(rows).take(torch.arange(7))

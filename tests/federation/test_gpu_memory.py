@@ -15,7 +15,6 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.devices.settings import CONTEXT_BYTES
-from flray.errors import ConfigError, FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.ray_backend.memory_probe import (
@@ -31,6 +30,8 @@ from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of
 from tests.end_to_end.pool import Pools
+from tests.helpers import built
+from tests.messages import refused
 
 GIB = 2**30
 
@@ -88,10 +89,7 @@ def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
         federation.step()
         digests.append(federation.sha256())
     assert digests[0] == digests[1]
-    with pytest.raises(
-        FlrayError, match=r"client 1 .*out of memory \(OutOfMemoryError: injected\)"
-    ):
-        federation_of(spec_of(method(tmp_path, 2))).step()
+    refused(federation_of(spec_of(method(tmp_path, 2))).step)
 
 
 @pytest.mark.parametrize(("error", "count"), [("OutOfMemoryError", 2), ("AcceleratorError", 1)])
@@ -99,9 +97,8 @@ def test_a_trial_gets_the_error_itself_and_is_tried_again(
     tmp_path: Path, error: str, count: int
 ) -> None:
     spec = spec_of(method(tmp_path, count, error))
-    with pytest.raises(FlrayError) as caught:
-        federation_of(spec, InlineExecutor(spec, exhausted="raise")).step()
-    assert isinstance(caught.value.__cause__, getattr(torch, error))
+    caught = refused(federation_of(spec, InlineExecutor(spec, exhausted="raise")).step)
+    assert isinstance(caught.__cause__, getattr(torch, error))
     assert issubclass(getattr(torch, error), TRANSIENT_ERRORS)
 
 
@@ -110,8 +107,7 @@ def test_an_actor_ends_and_its_task_is_run_elsewhere(
     tmp_path: Path, digits: dict[str, Any], pools: Pools
 ) -> None:
     whole, own = (
-        build_spec(load({"experiment": {**digits, "algorithm": algorithm}}).experiment)
-        for algorithm in ("fedavg", method(tmp_path, 2))
+        built(digits, algorithm=algorithm) for algorithm in ("fedavg", method(tmp_path, 2))
     )
     ship_user_modules()
     federation, inline = pools[2].federation(own), inline_federation(whole, print)
@@ -143,7 +139,7 @@ def test_measured_is_what_is_reserved_in_the_heaviest_round(
         "evaluation": {"validation": 0.3, "every": 5},
         "local": {"epochs": 2, "batch_size": 8},
     }
-    spec = build_spec(load({"experiment": content}).experiment)
+    spec = built(content)
     need = measure_footprint(spec, torch.device("cpu"))
     assert need.gpu == int(1.2 * GIB) + CONTEXT_BYTES
     assert seen == [("stage", 0, 0, 2), ("stage", 1, 5, 2), ("personal", 2, 0, 0)]
@@ -158,12 +154,8 @@ def test_no_room_for_a_step_ends_before_the_run_begins(
     tmp_path: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     content = {**digits, "algorithm": method(tmp_path, 2, client=-1)}
-    spec = build_spec(load({"experiment": content}).experiment)
-    with pytest.raises(
-        ConfigError,
-        match=r"local\.batch_size: found .*one step alone has no room on the CPU of .*: injected",
-    ):
-        survey_nodes(spec, node_resources())
+    spec = built(content)
+    refused(survey_nodes, spec, node_resources())
 
 
 def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
@@ -178,10 +170,7 @@ def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
         "(what an actor takes could not be measured, not within 0.01 s, so no GPU is shared)"
     )
     asked = load({"experiment": {**digits, "resources": {"actors": 4}}}).experiment
-    with pytest.raises(
-        ConfigError, match=r"could not be measured \(not within 0\.01 s\), and 8 CPUs"
-    ):
-        make_plan(asked, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
+    refused(make_plan, asked, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
 
 
 def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str, Any]) -> None:

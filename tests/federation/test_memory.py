@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from flray.config.loader import load
 from flray.devices.memory import resident_bytes
-from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.trees import Packed
+from tests.helpers import built
 
 SIZE = 200 * 2**20
 
@@ -50,7 +49,7 @@ def test_a_round_leaves_nothing_to_the_search_for_cycles(
 ) -> None:
     """Replies and states of large networks would fill the memory before Python looks for them."""
     content = {**digits, "algorithm": algorithm, "aggregation": {"block": block}}
-    federation = inline_federation(build_spec(load({"experiment": content}).experiment))
+    federation = inline_federation(built(content))
     federation.step()
     gc.collect()
     gc.disable()

@@ -6,12 +6,11 @@ import pytest
 
 from flray import trees
 from flray.algorithms.types import Stage
-from flray.config.loader import load
-from flray.federation.building import build_spec
 from flray.federation.messages import ClientTask, TaskBlock, TaskInput
 from flray.federation.ray_backend import executor as scheduling
 from flray.federation.ray_backend.executor import SCHEDULING_WINDOW, TaskScheduler
 from tests.end_to_end.pool import Pools
+from tests.helpers import built
 
 CLIENTS = 192
 
@@ -31,7 +30,7 @@ def test_replies_do_not_pile_up(
         "partition": {"name": "iid", "clients": CLIENTS},
         "local": {"epochs": 1, "batch_size": 2},
     }
-    spec = build_spec(load({"experiment": config}).experiment)
+    spec = built(config)
     executor = pools[2].executor_for(spec)
     weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from flray import registry
-from flray.config.loader import load
 from flray.data.types import DataSet, Domain
-from flray.errors import ConfigError
-from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
+from tests.helpers import built
+from tests.messages import refused
 
 SIZES = {"lonely": 1, "pair": 2, "five": 5}
 
@@ -55,7 +54,7 @@ def federation(model: Any, **settings: Any) -> Federation:
         "tracking": {"uri": None},
         **settings,
     }
-    spec = build_spec(load({"experiment": content}).experiment)
+    spec = built(content)
     return Federation(spec, InlineExecutor(spec), lambda line: None)
 
 
@@ -68,9 +67,7 @@ def federation(model: Any, **settings: Any) -> Federation:
     ],
 )
 def test_a_client_of_one_sample_is_named(model: dict[str, Any]) -> None:
-    message = rf"experiment\.partition: found one training sample at lonely; {model['name']} has batch norm of single "
-    with pytest.raises(ConfigError, match=message + r".*min_size: 2.*norm: group"):
-        federation(model)
+    refused(federation, model)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +93,7 @@ def test_one_sample_is_trained_on_where_that_is_possible(
 
 def test_batches_of_one_are_named() -> None:
     small = {"data": {"name": "digits-sklearn", "samples": 20}, "local": {"batch_size": 1}}
-    with pytest.raises(
-        ConfigError, match=r"experiment\.local\.batch_size: found 1; lenet has batch norm of single"
-    ):
-        federation({"name": "lenet", "norm": "batch"}, **small)
+    refused(federation, {"name": "lenet", "norm": "batch"}, **small)
     federation({"name": "lenet", "norm": "group"}, **small)
 
 

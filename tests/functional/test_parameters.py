@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import flray.functional as fn
 from flray.functional.averaging import PIECE
 from tests.functional.helpers import near, normal
+from tests.messages import refused
 
 
 def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
@@ -85,30 +86,24 @@ def test_it_is_detached() -> None:
 
 
 @pytest.mark.parametrize(
-    "number, weights, message",
+    ("number", "weights"),
     [
-        (0, [], "none given"),
-        (2, [1.0], r"weights: shape \[1\], expected \[2\]"),
-        (2, [1.0, -1.0], "weight: -1.0"),
-        (2, [1.0, float("nan")], "weight: nan"),
-        (2, [1.0, float("inf")], "weight: inf"),
-        (2, [0.0, 0.0], "all zero"),
+        (0, []),
+        (2, [1.0]),
+        (2, [1.0, -1.0]),
+        (2, [1.0, float("nan")]),
+        (2, [1.0, float("inf")]),
+        (2, [0.0, 0.0]),
     ],
 )
-def test_unusable_weights_are_refused(number: int, weights: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fn.weighted_mean(trees(number), weights)
+def test_unusable_weights_are_refused(number: int, weights: list[float]) -> None:
+    refused(fn.weighted_mean, trees(number), weights)
 
 
 def test_unequal_trees_are_refused() -> None:
-    one = {"w": torch.zeros(2)}
-    for other, message in (
-        ({"v": torch.zeros(2)}, r"missing \['w'\], unexpected \['v'\]"),
-        ({"w": torch.zeros(3)}, r"tree\['w'\]: shape \[3\], expected \[2\]"),
-        ({"w": torch.zeros(2).double()}, "dtype torch.float64"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fn.weighted_mean([one, other], [1, 1])
+    zero = torch.zeros(2)
+    for other in ({"v": zero}, {"w": torch.zeros(3)}, {"w": zero.double()}):
+        refused(fn.weighted_mean, [{"w": zero}, other], [1, 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -143,8 +138,7 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
     clients, nothing, whole = trees(3), fn.WeightedMean(), fn.WeightedMean()
     nothing.add({name: torch.full_like(value, 5) for name, value in clients[0].items()}, 0.0)
     whole.merge(nothing.partial())
-    with pytest.raises(ValueError, match="all zero"):
-        whole.result()
+    refused(whole.result)
     pair = fn.WeightedMean()
     for client in clients[:2]:
         pair.add(client, 2.0)
@@ -155,9 +149,7 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
     other = fn.WeightedMean()
     for client in trees(2, torch.float64):
         other.add(client, 1.0)
-    said = r"partial\['w'\]: dtype torch.float64, expected torch.float32"
-    with pytest.raises(ValueError, match=said):
-        whole.merge(other.partial())
+    refused(whole.merge, other.partial())
 
 
 def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:

@@ -15,6 +15,7 @@ import yaml
 import flray
 from flray.cli.main import invoke
 from flray.tracking import client
+from tests.helpers import printed
 from tests.hostile.values import GOOD
 
 PATIENCE = 300
@@ -90,8 +91,9 @@ def test_a_server_that_drips_is_given_up(
     monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
     assert invoke(["sync", "sent", "--uri", dripping]) == 2
     assert "has not answered whole within 2 s" in capsys.readouterr().err
-    assert invoke(["sync", "sent", "--uri", "sqlite:///mlflow.db"]) == 0
-    assert " events of 1 run sent to sqlite:///" in capsys.readouterr().out
+    assert " events of 1 run sent to sqlite:///" in printed(
+        "sync", "sent", "--uri", "sqlite:///mlflow.db"
+    )
 
 
 def test_a_damaged_partition_is_told_before_the_rounds(

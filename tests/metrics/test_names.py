@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flray.cli.main import invoke
-from flray.errors import DataError
 from flray.metrics.names import check_clients, clean_name
+from tests.messages import mistyped, refused
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,10 @@ def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "name"),
-    [
-        ("hospital(1)", "hospital[1]", "hospital_1_"),
-        ("a\nb", "a_b", "a_b"),
-        ("x/./y", "x/y", "x/y"),
-    ],
+    ("one", "other"), [("hospital(1)", "hospital[1]"), ("a\nb", "a_b"), ("x/./y", "x/y")]
 )
-def test_clients_that_mlflow_takes_for_one_are_named(one: str, other: str, name: str) -> None:
-    with pytest.raises(DataError) as error:
-        check_clients(["fine", one, "fine too", other])
-    assert f"have one name in MLflow, {name!r}" in str(error.value)
-    assert repr(one)[1:-1].split("\\")[0] in str(error.value) and repr(other) in str(error.value)
-    assert str(error.value).isprintable()
+def test_clients_that_mlflow_takes_for_one_are_named(one: str, other: str) -> None:
+    refused(check_clients, ["fine", one, "fine too", other])
     check_clients([one, "fine"])
 
 
@@ -88,13 +79,10 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
     for name, domains in names.items():
         content["data"] = {"name": "hospitals", "names": domains}
         (tmp_cwd / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    assert invoke(["run", "two.yaml"]) == 2
-    out, err = capfd.readouterr()
-    assert "'hospital(1)' and 'hospital[1]' have one name in MLflow, 'hospital_1_'" in err
-    assert (len(err.splitlines()), out) == (1, "")
+    mistyped("run", "two.yaml")
     assert not (tmp_cwd / "runs").exists()
     assert invoke(["run", "odd.yaml"]) == 0
     assert invoke(["data", "show", "odd.yaml"]) == 0
-    out, err = capfd.readouterr()
+    out, _ = capfd.readouterr()
     for shown in ("[/x] hospital", "a\\nb\\x85", "=1+1"):
         assert sum(shown in line for line in out.splitlines()) == 1  # the rows of who holds what

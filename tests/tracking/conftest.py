@@ -14,12 +14,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of one database for all tests; runs are told apart by experiment."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def to(store: str, tmp_path: Path) -> Sending:
     """The runs of this test, and that database."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flray.errors import DataError, FlrayError
 from flray.records.events import history_of, read_events
 from flray.records.journal import Journal, listen
+from tests.messages import refused
 
 
 def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:
@@ -75,19 +75,19 @@ def test_a_tail_of_zeros_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "line"),
+    "change",
     [
-        (lambda data: data.decode().encode("utf-16"), 1),
-        (lambda data: b"{oops\n" + data, 1),
-        (lambda data: data.replace(b"\n", b"\r"), 1),
-        (lambda data: b"[1]\n[2]\n", 1),
-        (lambda data: data + b"[1]\n", 3),
-        (lambda data: data + b"words", 3),
-        (lambda data: data.replace(b"0.25}", b"0.25"), 2),
+        lambda data: data.decode().encode("utf-16"),
+        lambda data: b"{oops\n" + data,
+        lambda data: data.replace(b"\n", b"\r"),
+        lambda data: b"[1]\n[2]\n",
+        lambda data: data + b"[1]\n",
+        lambda data: data + b"words",
+        lambda data: data.replace(b"0.25}", b"0.25"),
     ],
 )
 def test_what_no_kill_leaves_is_damage_and_stays_as_it_is(
-    change: Callable[[bytes], bytes], line: int, tmp_path: Path
+    change: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
@@ -95,8 +95,7 @@ def test_what_no_kill_leaves_is_damage_and_stays_as_it_is(
             journal.record_round(round_, {"loss": loss})
     path.write_bytes(damaged := change(path.read_bytes()))
     for use in (Journal, read_events):
-        with pytest.raises(DataError, match=f"line {line}: not an event, and no line that a kill"):
-            use(path)
+        refused(use, path)
     assert path.read_bytes() == damaged
 
 
@@ -119,8 +118,7 @@ def test_start_is_written_once_and_by_one_writer_at_a_time(tmp_path: Path) -> No
     with Journal(path) as journal:
         assert journal.start(uid="u", experiment="e", name="n", params={"lr": "0.1"})
         assert not journal.start(uid="v", experiment="e", name="n")
-        with pytest.raises(FlrayError, match="still runs"):
-            Journal(path)
+        refused(Journal, path)
     with Journal(path) as journal:
         assert not journal.start(uid="w", experiment="e", name="n")
     (event,) = read_events(path)
@@ -130,8 +128,7 @@ def test_start_is_written_once_and_by_one_writer_at_a_time(tmp_path: Path) -> No
 
 def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with pytest.raises(FlrayError, match="one name"):
-            journal.record_round(0, {"a*": 1.0, "a?": 2.0})
+        refused(journal.record_round, 0, {"a*": 1.0, "a?": 2.0})
         assert journal.record_round(0, {"a*": 1.0})
         assert journal.history().columns.tolist() == ["round", "a_"]
 

@@ -28,12 +28,6 @@ def content(tmp_path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a database of MLflow, which takes seconds to make; tests name their experiments."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps end without figures and report, which take longer than the trials of these tests."""

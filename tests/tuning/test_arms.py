@@ -8,9 +8,9 @@ from flray.config.arms import flatten_setting, label
 from flray.config.loader import check_single, load
 from flray.config.suites import smoke
 from flray.config.yaml_files import read_with_base
-from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
+from tests.messages import refused
 from tests.tuning.helpers import specs
 
 
@@ -68,8 +68,7 @@ def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
     found = [label(setting) for setting in enumerate_settings(resolve_sweep(load(armed)))]
     assert found == ["fccl iid", "fccl skewed", "prox skewed"]
     armed["sweep"]["skip"] = [{"data": ["iid", "skewed"]}]
-    with pytest.raises(FlrayError, match="every combination"):
-        resolve_sweep(load(armed))
+    refused(resolve_sweep, load(armed))
 
 
 def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, Any]) -> None:
@@ -100,36 +99,26 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
     assert trials_of(smaller=True)["prox", "iid"][0] == 0.5
     rule = {"arms": {"method": ["fedavg"]}, "settings": {"algorithm": "scaffold"}}
     armed["sweep"]["where"], armed["arms"] = [rule], {"method": {"fedavg": None}}
-    with pytest.raises(FlrayError, match=r"a rule of sweep\.where sets the whole algorithm"):
-        load(armed, ["algorithm.mu=1"])
+    refused(load, armed, ["algorithm.mu=1"])
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value"),
     [
-        (
-            "sweep.where",
-            [{"arms": {"method": ["fcc"]}, "settings": {"local.lr": 1}}],
-            "sweep.where.0.arms.method: .*did you mean 'fccl'",
-        ),
-        (
-            "sweep.where",
-            [{"arms": {"method": ["fccl"]}, "settings": {"output": "x"}}],
-            "sweep.where.0.settings: found output.*cannot vary",
-        ),
-        ("sweep.only", {"metod": ["fccl"]}, "did you mean 'method'"),
-        ("sweep.only", {"method": ["fcc"]}, "did you mean 'fccl'"),
-        ("arms.method.prox.algorithm.nu", 1, "no option 'nu'"),
-        ("arms.method.prox.nothing", 1, "unknown key"),
-        ("arms.method.prox.output", "x", "cannot vary"),
-        ("sweep.search", "optuna", "with arms"),
-        ("arms.empty", {}, "no arms"),
-        ("algorithm.mu", 1, "arms.method.prox.algorithm.mu=VALUE"),
+        ("sweep.where", [{"arms": {"method": ["fcc"]}, "settings": {"local.lr": 1}}]),
+        ("sweep.where", [{"arms": {"method": ["fccl"]}, "settings": {"output": "x"}}]),
+        ("sweep.only", {"metod": ["fccl"]}),
+        ("sweep.only", {"method": ["fcc"]}),
+        ("arms.method.prox.algorithm.nu", 1),
+        ("arms.method.prox.nothing", 1),
+        ("arms.method.prox.output", "x"),
+        ("sweep.search", "optuna"),
+        ("arms.empty", {}),
+        ("algorithm.mu", 1),
     ],
 )
-def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any, said: str) -> None:
-    with pytest.raises(FlrayError, match=said):
-        specs(armed, [(path, value)])
+def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any) -> None:
+    refused(specs, armed, [(path, value)])
 
 
 def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
@@ -178,8 +167,7 @@ def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> Non
     file.write_text("base: common.yaml\npaper: {departures: [fewer rounds]}\n")
     assert read_with_base(file)["paper"]["departures"] == ["other data", "fewer rounds"]
     file.write_text("base: suite.yaml\n")
-    with pytest.raises(FlrayError, match="itself as its base"):
-        load(file)
+    refused(load, file)
 
 
 def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from flray import api, register_sampler
-from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
 from flray.records import directory
@@ -24,6 +23,7 @@ from flray.runs import identity
 from flray.samplers.sampling import Sampling
 from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
+from tests.helpers import printed
 from tests.tuning.helpers import Seen, digests
 
 LOCAL = {"local": {"algorithm": "local"}}
@@ -45,7 +45,7 @@ def _by_trial(result: SweepResult) -> dict[tuple[str, int], str]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_seed_and_a_method_more_and_only_they_are_run(
-    armed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    armed: dict[str, Any], tmp_path: Path
 ) -> None:
     first = api.tune(armed)
     armed["arms"]["method"] |= LOCAL
@@ -53,8 +53,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     file = tmp_path / "more.yaml"
     file.write_text(yaml.safe_dump(armed))
 
-    assert invoke(["tune", str(file), "--plan"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("tune", str(file), "--plan")
     assert "4 trials: 1 taken over, 3 to be run" in shown and "small/001/0001" in shown
     assert not (tmp_path / "runs" / "small" / "002").exists()
 
@@ -201,10 +200,7 @@ class Scaled(Algorithm):
 
 @pytest.mark.slow
 def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed(
-    content: dict[str, Any],
-    tmp_cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process of its own for each command, which imports the files as they are then."""
     helper, later, plugin = Path("lab/helper.py"), Path("later.py"), tmp_cwd / "mine.py"
@@ -230,8 +226,7 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def shown(*command: str) -> str:
-        assert invoke(command) == 0
-        return " ".join(capsys.readouterr().out.split())
+        return " ".join(printed(*command).split())
 
     run = ("run", "sweep.yaml", "sweep.seeds=[]", "name=single")
     assert flray(*run)[0] == flray("tune", "sweep.yaml")[0] == 0

@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ from flray.config.arms import flatten_setting, label
 from flray.config.components import DatasetChoice
 from flray.config.loader import check_single, load
 from flray.config.suites import smoke
-from flray.errors import ConfigErrors, FlrayError
 from flray.federation.building import build_spec
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from tests.messages import refused
 from tests.tuning.helpers import specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
@@ -80,20 +79,18 @@ def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("sweep", "found", "way"),
+    ("sweep", "way"),
     [
-        ({"seeds": [0, 5]}, "space and 2 seeds in sweep.seeds", ["space={}", "sweep.seeds=[]"]),
-        ({"seeds": [7]}, "space and seed 7 in sweep.seeds", ["space={}", "sweep.seeds=[]"]),
-        ({"seeds": [5]}, "found space;", ["space={}"]),
+        ({"seeds": [0, 5]}, ["space={}", "sweep.seeds=[]"]),
+        ({"seeds": [7]}, ["space={}", "sweep.seeds=[]"]),
+        ({"seeds": [5]}, ["space={}"]),
     ],
 )
 def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(
-    content: dict[str, Any], sweep: dict[str, Any], found: str, way: list[str]
+    content: dict[str, Any], sweep: dict[str, Any], way: list[str]
 ) -> None:
     content["experiment"]["seed"], content["sweep"] = 5, sweep
-    with pytest.raises(FlrayError, match=re.escape(found)) as said:
-        check_single(load(content), "x.yaml")
-    assert str(said.value).endswith(f"with {' '.join(way)}")
+    refused(check_single, load(content), "x.yaml")
     check_single(load(content, way), "x.yaml")
 
 
@@ -112,42 +109,27 @@ def test_whole_components_can_vary(content: dict[str, Any]) -> None:
 
 def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
     content["space"] = {"local.momentum": {"grid": [0.0, 0.9]}, "local.lr": {"grid": [0.1]}}
-    config = resolve_sweep(load(content))
-    with pytest.raises(ConfigErrors) as caught:
-        trial_specs(config, [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}])
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("space (momentum=1.5): experiment.local.momentum: found 1.5")
-    assert "lr=-1" in lines[1] and "greater than 0" in lines[1]
+    settings = [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}]
+    refused(trial_specs, resolve_sweep(load(content)), settings)
 
 
 @pytest.mark.parametrize(
-    ("space", "sweep", "line"),
+    ("space", "sweep"),
     [
-        (
-            {"local.lr": {"uniform": [0.1, 0.2]}},
-            {"search": "grid"},
-            "sweep.search: found 'grid', and local.lr is no grid",
-        ),
-        ({"local.lr": {"grid": [0.1]}}, {"samples": 4}, "sweep.samples: found 4"),
-        ({"seed": {"grid": [1, 2]}}, {}, "space.seed: found seeds as part of the space"),
-        ({"output": {"grid": ["a", "b"]}}, {}, "space.output: found a setting of the whole sweep"),
-        ({"experiment.seed": {"grid": [1, 2]}}, {}, "space.experiment.seed: found seeds as part"),
-        ({"experiment.tracking.uri": {"grid": [None]}}, {}, "space.experiment.tracking.uri"),
-        (
-            {"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}},
-            {},
-            "space.experiment.local.lr: found the setting of space.local.lr once more",
-        ),
-        ({}, {"search": "optuna", "samples": 3}, "sweep.search: found 'optuna' with an empty"),
+        ({"local.lr": {"uniform": [0.1, 0.2]}}, {"search": "grid"}),
+        ({"local.lr": {"grid": [0.1]}}, {"samples": 4}),
+        ({"seed": {"grid": [1, 2]}}, {}),
+        ({"output": {"grid": ["a", "b"]}}, {}),
+        ({"experiment.seed": {"grid": [1, 2]}}, {}),
+        ({"experiment.tracking.uri": {"grid": [None]}}, {}),
+        ({"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}}, {}),
+        ({}, {"search": "optuna", "samples": 3}),
     ],
 )
 def test_sweeps_that_make_no_sense_are_refused_in_one_line(
-    content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any], line: str
+    content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any]
 ) -> None:
-    with pytest.raises(FlrayError) as caught:
-        _settings(content, space, **sweep)
-    assert str(caught.value).startswith(line) and len(str(caught.value).splitlines()) == 1
+    refused(_settings, content, space, **sweep)
 
 
 @pytest.mark.parametrize("path", ["sweep", "sweep.tune"])
@@ -156,13 +138,7 @@ def test_a_scheduler_that_flray_lacks_is_refused_in_one_line(
     content: dict[str, Any], path: str, given: Any
 ) -> None:
     content["sweep"] = {"tune": {"scheduler": given}} if "tune" in path else {"scheduler": given}
-    name = given if isinstance(given, str) else given["name"]
-    with pytest.raises(FlrayError) as caught:
-        load(content)
-    assert str(caught.value) == (
-        f"{path}.scheduler: found {name!r}; asha is allowed, or none (pbt and median were removed in "
-        "0.2.0): write scheduler: asha, or leave it out, which runs all trials to the end"
-    )
+    refused(load, content)
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)

@@ -10,10 +10,10 @@ import pytest
 
 from flray import api
 from flray.cli.display import SweepProgress
-from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.tuning.space import trial_specs
 from flray.tuning.summary import REPORT_SECONDS, ReportPage, Standing
+from tests.helpers import printed
 from tests.tuning.helpers import Seen
 
 
@@ -76,8 +76,9 @@ def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
         def standing(self, line: str) -> None:
             super().standing(line)
             capsys.readouterr()
-            assert invoke(["ls", "--json", "--output", content["experiment"]["output"]]) == 0
-            (row,) = json.loads(capsys.readouterr().out)
+            (row,) = json.loads(
+                printed("ls", "--json", "--output", content["experiment"]["output"])
+            )
             listed.append(row["value"])
 
     progress = Watched()

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from flray import api
 from flray.cli.main import invoke
-from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.events import read_events
 from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
+from tests.messages import refused
 from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
 
 CURVES = ("score", "global/common/accuracy", "train/loss")
@@ -272,18 +272,17 @@ def test_values_are_shown_before_figures_are_drawn(content: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        ({"sweep": {"metric": "global/common/acuracy"}}, "did you mean 'global/common/accuracy'"),
-        ({"space": {"participation.clients": {"grid": [2, 50]}}}, "the partition has 4 clients"),
+        {"sweep": {"metric": "global/common/acuracy"}},
+        {"space": {"participation.clients": {"grid": [2, 50]}}},
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_created(
-    content: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
+    content: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(FlrayError, match=said) as caught:
-        api.tune({**content, **changes})
-    assert len(str(caught.value).splitlines()) == 1 and not (tmp_path / "runs").exists()
+    refused(api.tune, {**content, **changes})
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
