@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flray import functional
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V as W
 
@@ -64,3 +65,9 @@ def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
     federation = tiny.run({"name": "fedadagrad", **options}, **STEP)
     lengths = (federation.server.model[W] - tiny.start(federation)[W]).abs()
     tiny.close(lengths, torch.full_like(lengths, 0.2 * 0.5), rtol=1e-8)
+
+
+def test_momentum_moves_the_weights_by_its_rate() -> None:
+    update, m = {W: torch.tensor([2.0])}, {W: torch.tensor([1.0])}
+    step, m = functional.momentum_step(update, m, 0.3, 0.5)
+    tiny.close([m[W], step[W]], [torch.tensor([2.5]), torch.tensor([0.75])])

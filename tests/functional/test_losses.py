@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -381,3 +381,44 @@ def test_single_participant_and_poisoned_own_head() -> None:
     heads = [nn.Linear(3, 4).double() for _ in range(2)]
     nn.init.constant_(heads[0].weight, float("nan"))  # type: ignore[arg-type]
     assert torch.isfinite(fn.peer_classifier_loss(FEATURES[:1], FIVE[:1], heads, 0))
+
+
+SEEN, WEIGHTS = torch.ones(3, dtype=torch.bool), torch.ones(2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (fn.cross_correlation_loss, (4, 3), (4, 3)),
+        (fn.decomposition_penalty, {"w": (3,)}, {"w": (3,)}),
+        (fn.digest_loss, (4, 3), (4, 3)),
+        (fn.distillation_loss, (4, 3), (4, 3)),
+        (fn.ewc_penalty, {"w": (3,)}, {"w": (3,)}, {"w": (3,)}, 0.5),
+        (fn.helper_consistency_loss, (4, 3), (2, 4, 3), torch.ones(4, dtype=torch.bool)),
+        (fn.hyper_feature_loss, (4, 3), LABELS, (3, 3), SEEN),
+        (fn.hyper_prediction_loss, (3, 3), (3, 3), SEEN),
+        (fn.instance_similarity_loss, (4, 3), (4, 3)),
+        (fn.local_contrastive_loss, (4, 3), LABELS, (3, 3), SEEN),
+        (fn.model_contrastive_loss, (4, 3), (4, 3), (4, 3)),
+        (fn.peer_distillation_loss, (4, 3), (2, 4, 3), WEIGHTS, 0),
+        (fn.prototype_contrastive_loss, (4, 3), LABELS, (3, 3), SEEN),
+        (fn.prototype_loss, (4, 3), LABELS, (3, 3), SEEN),
+        (fn.proximal_penalty, {"w": (3,)}, {"w": (3,)}, 0.5),
+    ],
+    ids=lambda row: row[0].__name__,
+)
+def test_a_gradient_reaches_the_own_argument_alone(row: tuple[Any, ...]) -> None:
+    loss, *arguments = row
+    leaves: list[torch.Tensor] = []
+
+    def made(value: Any) -> Any:
+        """Return an argument of a shape, and others as they are."""
+        if isinstance(value, dict):
+            return {name: made(shape) for name, shape in value.items()}
+        if not isinstance(value, tuple):
+            return value
+        leaves.append(normal(*value, seed=len(leaves)).requires_grad_())
+        return leaves[-1]
+
+    loss(*map(made, arguments)).backward()
+    assert [leaf.grad is not None for leaf in leaves] == [True, *[False] * (len(leaves) - 1)]
