@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from flray.results.paired import Difference
+from flray.results.paired import Difference, compare
 from flray.results.power import ALPHA, UNSURE, detectable_difference, seeds_of_signs
-from flray.results.study import DRAWS, TUNINGS, Ranks, Studies, Study
+from flray.results.ranks import Ranks, elsewhere
+from flray.results.study import DRAWS, TUNINGS, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
+_MARGIN, _RIVALS = 1.0, 3
+"""Points that do not matter between data sets unless ``sweep.until`` has a margin; compared settings there."""
 _ALL_PAIRS, _LINES, _WORTH = 6, 24, 100
 """Pairs up to which each has a sentence, with more only those of the best setting; sentences in all; seeds up to which
 more of them are advised."""
@@ -30,11 +33,42 @@ def conclude(found: Studies) -> list[str]:
     for measure, ranks in found.ranks.items():
         head = f"{measure}: " if len(measures) > 1 else ""
         lines.append(head + rank_sentence(ranks))
+        lines += [head + line for line in _elsewhere(found, measure, ranks)]
     for study in found.each:
         heads = [study.place, study.measure if len(measures) > 1 else ""]
         head = " · ".join(filter(None, heads))
         lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
     return [*lines, *_held_fixed(found), *_until(found), *found.left_out]
+
+
+def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
+    """Yield how the best-ranked setting would do against the next ones in a further place like these."""
+    studies = [one for one in found.each if one.measure == measure and one.place in ranks.places]
+    if math.isinf(ranks.critical) or not all(study.unit for study in studies):
+        return
+    margin = next((study.rule.margin for study in studies if study.rule), _MARGIN)
+    best, *others = ranks.names
+    for other in others[:_RIVALS]:
+        pairs = [
+            one
+            for study in studies
+            for one in compare(
+                {name: study.values[name] for name in (best, other)}, study.lower, other
+            )
+        ]
+        sign = -1.0 if studies[0].lower else 1.0
+        answer = elsewhere(
+            [sign * one.mean for one in pairs],
+            [one.std for one in pairs],
+            [one.seeds for one in pairs],
+            margin,
+        )
+        if answer is not None:
+            yield (
+                f"in a further place like these {len(pairs)}: {best} better than {other} by more than "
+                f"{margin:g} point{'s' * (margin != 1)} with probability {answer.better:.2f}, within that "
+                f"{answer.equivalent:.2f}, worse {answer.worse:.2f}"
+            )
 
 
 def _held_fixed(found: Studies) -> Iterator[str]:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from flray.errors import one_line
 from flray.results.measures import Cost
-from flray.results.study import Ranks, Variance, win_matrix
+from flray.results.ranks import Ranks, win_matrix
+from flray.results.study import Variance
 from flray.results.table import Cell, Table
 
 MISSING, NOT_REACHED = "–", "never"

@@ -1,5 +1,6 @@
 """Statistics against values that were worked out by hand or by another way, and a test per kind of sentence."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -18,17 +19,9 @@ from flray.results.power import (
     seeds_of_signs,
     sign_flip_p,
 )
+from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
 from flray.results.sequential import half_width
-from flray.results.study import (
-    Studies,
-    Study,
-    behind_best,
-    critical_difference,
-    profile,
-    rank,
-    split_variance,
-    win_matrix,
-)
+from flray.results.study import Studies, Study, behind_best, profile, split_variance
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
 
@@ -154,9 +147,14 @@ def test_ranks_by_hand() -> None:
     )
     assert found is not None
     assert found.names == ("a", "b", "c") and found.means == (1.25, 1.875, 2.875)
-    # Friedman, divided by 1 - Σ(t³ - t) / (N k (k² - 1)) for the one tie of two.
-    chi = 12 * 4 / 12 * (1.25**2 + 1.875**2 + 2.875**2 - 3 * 16 / 4) / (1 - 6 / (4 * 3 * 8))
-    assert found.p == pytest.approx(math.exp(-chi / 2))  # chi-square with two degrees of freedom
+    # Friedman's statistic under each of the 6^4 orders within the places.
+    ranks = np.array([[1, 2, 3], [2, 1, 3], [1, 2.5, 2.5], [1, 2, 3]])
+    orders = itertools.product(itertools.permutations(range(3)), repeat=4)
+    sums = [
+        (np.array([ranks[i, o] for i, o in enumerate(order)]).sum(0) ** 2).sum() for order in orders
+    ]
+    exact = np.mean(np.array(sums) >= (ranks.sum(0) ** 2).sum())
+    assert found.p == permutation_p(ranks) == pytest.approx(exact, abs=0.006)
     assert win_matrix(found) == [
         ["", "3/0/1", "4/0/0"],
         ["1/0/3", "", "3/1/0"],
@@ -188,6 +186,33 @@ def test_settings_that_are_not_told_apart_stand_together() -> None:
         "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
     )
     assert mixed is not None and rank_sentence(mixed).endswith("not decided (Friedman p = 1.00)")
+
+
+@pytest.mark.parametrize(("places", "seeds"), [(3, 3), (8, 3)])
+def test_the_probabilities_of_a_further_place_come_true(places: int, seeds: int) -> None:
+    draws = np.random.default_rng(0)
+    said, true = [], []
+    for _ in range(600):
+        mean, between = draws.normal(0, 2), abs(draws.normal(0, 1.5))
+        own, further = draws.normal(mean, between, places), draws.normal(mean, between)
+        values = draws.normal(own[:, None], 1.0, (places, seeds))
+        stds = values.std(axis=1, ddof=1).tolist()
+        answer = elsewhere(values.mean(axis=1).tolist(), stds, [seeds] * places, 1.0)
+        assert answer is not None and sum(answer) == pytest.approx(1)
+        said.append(answer)
+        true.append((further > 1, abs(further) <= 1, further < -1))
+    shares, came = np.array(said), np.array(true)
+    assert shares.mean(axis=0) == pytest.approx(came.mean(axis=0), abs=0.1)
+    for low, high in ((0.5, 0.8), (0.8, 0.95), (0.95, 1.0)):
+        chosen = (shares[:, 0] >= low) & (shares[:, 0] <= high)
+        assert came[chosen, 0].mean() >= shares[chosen, 0].mean() - 0.12
+
+
+def test_a_further_place_needs_three_and_a_spread() -> None:
+    assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None
+    assert elsewhere([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3, 3, 3], 1.0) is None
+    clear = elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)
+    assert clear is not None and clear.better > 0.98
 
 
 # One per kind of sentence.

@@ -9,8 +9,9 @@ import pytest
 from flray.results.build_studies import Observation, build_studies, group_observations
 from flray.results.conclusions import conclude, rank_sentence
 from flray.results.paired import compare
+from flray.results.ranks import rank
 from flray.results.result_set import ResultSet
-from flray.results.study import DRAWS, TUNINGS, rank
+from flray.results.study import DRAWS, TUNINGS
 from tests.report.conftest import Edited
 
 STUDIES = 1000
