@@ -1,5 +1,6 @@
 """Evidence that seeds can give: the sign-flip test, the power of t-tests, and the seeds that a difference needs."""
 
+import functools
 import math
 from bisect import bisect_left
 
@@ -85,13 +86,18 @@ def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float
         return math.nan
     if std == 0:
         return 0.0
+    return std * _detectable_deviations(seeds, alpha)
+
+
+@functools.cache
+def _detectable_deviations(seeds: int, alpha: float) -> float:
     low, high = 0.0, 1.0
     while power(1.0, high, seeds, alpha) < POWER:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if power(1.0, middle, seeds, alpha) < POWER else (low, middle)
-    return std * high
+    return high
 
 
 def seeds_to_detect(std: float, difference: float, alpha: float = ALPHA) -> int | None:
