@@ -31,13 +31,19 @@ def sign_flip_p(differences: NDArray[np.float64]) -> float:
     count = len(differences)
     if not count:
         return math.nan
+    sums = np.abs(_signs(count) @ differences)
+    return float(np.mean(sums >= abs(differences.sum()) * (1 - 1e-12)))
+
+
+@functools.lru_cache(maxsize=8)
+def _signs(count: int) -> NDArray[np.int8]:
+    """Return rows of signs, 1 and -1: all that there are for few differences, else many that are drawn."""
     if count <= _EXACT:
         patterns = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
     else:
         patterns = np.random.default_rng(0).integers(0, 2, size=(20_000, count))
         patterns[0] = 1
-    sums = np.abs((2.0 * patterns - 1) @ differences)
-    return float(np.mean(sums >= abs(differences.sum()) * (1 - 1e-12)))
+    return (2 * patterns - 1).astype(np.int8)
 
 
 def seeds_of_signs(level: float) -> int:
