@@ -170,9 +170,10 @@ def _without_failures(one: Difference, unit: str) -> str:
     if one.decided:
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         alone = "; by the t-test alone: the sign-flip test does not decide"
+        doubt = f"; look at the seeds: their differences are {one.doubt}" if one.doubt else ""
         return (
             f"{one.first} is better than {one.second}{how} ({interval})"
-            f"{alone if one.on_normality == 'alone' else ''}"
+            f"{alone if one.on_normality == 'alone' else ''}{doubt}"
         )
     among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < one.alpha else ""
     return (

@@ -24,6 +24,8 @@ METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided; tests and intervals are "
     "corrected after Bonferroni for all pairs that are compared"
 )
+_CHECKED, _DOUBT = 5, 0.01
+"""Differences that can be checked for normality and drift, and the level that says something."""
 _OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 
 Values = Mapping[str, Mapping[Any, float]]
@@ -88,6 +90,8 @@ class Difference:
         The number of seeds that each failed at, and the reason; empty without failures. The remaining
         seeds may be the easy ones. Therefore a setting that failed at a seed can be worse than
         another, but neither better nor equivalent.
+    doubt : str
+        Of a decided pair, a sign that its differences are not normal, or not independent of each other.
     """
 
     first: str
@@ -114,6 +118,7 @@ class Difference:
     first_failed: str = ""
     second_failed: str = ""
     p_signs: float = math.nan
+    doubt: str = ""
 
     @property
     def sequential(self) -> bool:
@@ -248,6 +253,7 @@ def compare(
         own = rule or (Rule(math.nan, ALPHA, before) if before else None)
         own = replace(own, at_most=None) if own is not None and before else own
         one = one if own is None else _sequential(one, differences, own)
+        one = replace(one, doubt=_doubt(differences)) if one.decided else one
         found.append(_with_failures(one, values, failed or {}))
     return found
 
@@ -318,6 +324,18 @@ def _difference(
         verdict=_verdict(*corrected, lower),
         p_signs=sign_flip_p(differences),
     )
+
+
+def _doubt(differences: NDArray[np.float64]) -> str:
+    """Return the test that rejects normal or independent differences at 1 %, with its p-value; else nothing."""
+    from scipy import stats
+
+    if len(differences) < _CHECKED:
+        return ""
+    normal = float(stats.shapiro(differences).pvalue)
+    drift = float(stats.pearsonr(differences[:-1], differences[1:]).pvalue)
+    found = {"not normal (Shapiro-Wilk": normal, "not independent (neighbouring seeds": drift}
+    return "; ".join(f"{text}, p = {p:.1g})" for text, p in found.items() if p < _DOUBT)
 
 
 def _crossed(seeds: Sequence[Any], levels: Levels) -> dict[str, NDArray[np.int64]]:

@@ -261,6 +261,22 @@ def test_one_of_each_kind_of_sentence() -> None:
     assert said({0: 1.0}, {1: 2.0}) == "a and b: not decided, no common seed"
 
 
+@pytest.mark.parametrize(
+    ("gains", "doubt"),
+    [
+        ([2.0, 2.1, 1.9, 2.0, 2.05, 1.95, 9.0], "not normal (Shapiro-Wilk, p = 8e-06)"),
+        ([1.0, 2.0, 3.1, 4.2, 5.0, 6.1, 7.2], "not independent (neighbouring seeds, p = "),
+        ([2.0, 2.3, 1.9, 2.1, 2.6, 1.7, 2.2], ""),
+        ([2.0, 2.1, 2.0, 9.0], ""),
+    ],
+)
+def test_differences_that_the_tests_do_not_suit_are_said(gains: list[float], doubt: str) -> None:
+    (pair,) = compare({"a": dict(enumerate(gains)), "b": dict.fromkeys(range(len(gains)), 0.0)})
+    assert pair.doubt.startswith(doubt) and bool(pair.doubt) == bool(doubt)
+    text = sentence(pair, "points")
+    assert (f"; look at the seeds: their differences are {doubt}" in text) == bool(doubt)
+
+
 def test_the_seeds_that_it_would_take_and_the_pairs_that_are_compared() -> None:
     std, normal = math.sqrt(13 / 3), stats.norm.ppf(0.8)
     below, enough = half_width(std, [13, 14], 0.05) + normal * std / np.sqrt([13, 14])
