@@ -246,13 +246,8 @@ class Client(TaskRecord):
                 self.samples_seen += len(where)
                 x, y = samples.take(where)
                 if local.augment != "none":
-                    x, y = augment_pair(
-                        x,
-                        y,
-                        local.augment,
-                        self.generator("augmentation", f"{stream}/{step}"),
-                        samples.normalisation,
-                    )
+                    draws = self.generator("augmentation", f"{stream}/{step}")
+                    x, y = augment_pair(x, y, local.augment, draws, samples.normalisation)
                 yield Batch(self.model, x, y, step, phase, last, epoch), optimizer
         finally:
             for parameter in self.parameters.values():

@@ -51,14 +51,8 @@ class FedProc(Algorithm):
             return loss
         grown = min(client.round / self.hp.ramp, 1.0)
         alpha = grown if self.hp.alpha is None else self.hp.alpha
-        contrast = functional.prototype_contrastive_loss(
-            batch.features,
-            batch.y,
-            known["vectors"],
-            known["present"],
-            self.hp.temperature,
-            self.hp.cosine,
-        )
+        given = (known["vectors"], known["present"], self.hp.temperature, self.hp.cosine)
+        contrast = functional.prototype_contrastive_loss(batch.features, batch.y, *given)
         return alpha * loss + (1 - alpha) * contrast
 
     def report(self, client: Client) -> Message:

@@ -54,15 +54,10 @@ class FedRCL(Algorithm):
         hp = self.hp
         with collect_taps(client.model) as layers:
             loss = super().loss(client, batch)
-        return loss + hp.weight * functional.relaxed_contrastive_loss(
-            [mean_over_positions(layer) for layer in layers],
-            batch.y,
-            hp.tau,
-            hp.threshold,
-            hp.beta,
-            hp.negatives,
-            hp.pairs,
-        )
+        features = [mean_over_positions(layer) for layer in layers]
+        settings = (hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs)
+        term = functional.relaxed_contrastive_loss(features, batch.y, *settings)
+        return loss + hp.weight * term
 
 
 @contextmanager

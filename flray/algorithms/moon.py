@@ -49,12 +49,10 @@ class MOON(Algorithm):
         with torch.no_grad():
             received = client.scratch["received"](batch.x)
             previous = client.scratch["previous"](batch.x)
-        contrast = functional.model_contrastive_loss(
-            mean_over_positions(batch.features),
-            mean_over_positions(received),
-            mean_over_positions(previous),
-            self.hp.tau,
+        features, positive, negative = (
+            mean_over_positions(one) for one in (batch.features, received, previous)
         )
+        contrast = functional.model_contrastive_loss(features, positive, negative, self.hp.tau)
         return super().loss(client, batch) + self.hp.mu * contrast
 
     def report(self, client: Client) -> Message:

@@ -65,12 +65,10 @@ class RHFL(PublicCollaboration):
 
     def public_loss(self, client: Client, outputs: Outputs, reduced: Tree) -> Tensor:
         """Return the confidence-weighted divergence from the peers."""
-        members = list(reduced["probabilities"])
+        own = list(reduced["probabilities"]).index(str(client.id))
+        peers = torch.stack(list(reduced["probabilities"].values()))
         return functional.peer_distillation_loss(
-            outputs["logits"],
-            torch.stack(list(reduced["probabilities"].values())),
-            reduced["confidence"],
-            members.index(str(client.id)),
+            outputs["logits"], peers, reduced["confidence"], own
         )
 
     def phases(self, client: Client) -> Sequence[Phase]:

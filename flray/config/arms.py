@@ -148,11 +148,8 @@ def resolve_arm_path(
     arm: Plain = content
     for parent in parents[:3]:
         arm = arm.get(parent) if isinstance(arm, Mapping) else None
-    whole = (
-        next((key for key in arm if inner.startswith(f"{key}.")), None)
-        if isinstance(arm, Mapping)
-        else None
-    )
+    settings = arm if isinstance(arm, Mapping) else {}
+    whole = next((key for key in settings if inner.startswith(f"{key}.")), None)
     if whole is None:
         return parents[:3], inner
     *rest, last = inner.removeprefix(f"{whole}.").split(".")

@@ -61,13 +61,8 @@ class RandInt(Interval):
 
 def _domain_tag(value: Plain) -> str | None:
     """Return a domain's form, identified by its keyword."""
-    if isinstance(value, Mapping):
-        return next((word for word in FORMS if word in value), None)
-    return (
-        next((word for word in FORMS if word in type(value).model_fields), None)
-        if isinstance(value, Section)
-        else None
-    )
+    words = value if isinstance(value, Mapping) else getattr(type(value), "model_fields", ())
+    return next((word for word in FORMS if word in words), None)
 
 
 FORMS = ("grid", "choice", "uniform", "loguniform", "randint")

@@ -271,11 +271,8 @@ def random_resized_crop(
 def _resample(images: Tensor, rows: Sequence[Sequence[Tensor]], outside: str) -> Tensor:
     """Return images [B, C, H, W] at the places of affine maps, two rows of three entries [B], bilinearly."""
     theta = torch.stack([torch.stack(list(row), 1) for row in rows], 1)
-    grid = F.affine_grid(
-        transfers.to_device(theta.to(images.dtype), images.device),
-        list(images.shape),
-        align_corners=False,
-    )
+    theta = transfers.to_device(theta.to(images.dtype), images.device)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
 

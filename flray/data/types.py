@@ -274,11 +274,8 @@ class FederatedData(_ZeroCopyPickle):
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "partition_fingerprint",
-            partition_fingerprint(self.clients, self.noise, self.unseen),
-        )
+        made = partition_fingerprint(self.clients, self.noise, self.unseen)
+        object.__setattr__(self, "partition_fingerprint", made)
 
     @property
     def everyone(self) -> tuple[ClientIndices, ...]:

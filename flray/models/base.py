@@ -62,19 +62,15 @@ def as_split(module: nn.Module) -> SplitModel:
         be neither shared nor kept by a method that shares one part and keeps the other.
     """
     name = type(module).__name__
-    children = dict(module.named_children())
-    missing = [part for part in ("features", "classifier") if part not in children]
+    children, parts = dict(module.named_children()), ("features", "classifier")
+    missing = [part for part in parts if part not in children]
     if missing:
         found = ", ".join(children) or "none"
         raise FlrayError(
             f"model {name}: this needs a feature/classifier split, but there is no child called {' or '.join(missing)} "
             f"(its children: {found}); build it as flray.models.SplitModel(features, classifier)"
         )
-    outside = [
-        entry
-        for entry in module.state_dict()
-        if entry.split(".")[0] not in ("features", "classifier")
-    ]
+    outside = [entry for entry in module.state_dict() if entry.split(".")[0] not in parts]
     if outside:
         raise FlrayError(
             f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one of them"

@@ -130,13 +130,11 @@ class WithMetrics:
             If a metric raises or returns no number.
         """
         outputs, targets = predictions[OUTPUTS], predictions[TARGETS]
-        return {
-            **self._task.summarise(predictions),
-            **{
-                name: _measure(name, options, targets, outputs) if len(targets) else math.nan
-                for name, options in self._metrics
-            },
+        added = {
+            name: _measure(name, options, targets, outputs) if len(targets) else math.nan
+            for name, options in self._metrics
         }
+        return {**self._task.summarise(predictions), **added}
 
 
 def _measure(name: str, options: Mapping[str, Any], targets: Any, outputs: Any) -> float:

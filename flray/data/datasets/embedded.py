@@ -356,11 +356,8 @@ def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
     # Legible: too close to the paper in brightness, the colour moves away from it.
     weights = np.array([0.299, 0.587, 0.114])
     difference = (colour - (paper + far) / 2) @ weights
-    push = np.where(
-        np.abs(difference) < 70,
-        np.where((paper + far) @ weights / 2 < 128, 1, -1) * 90 - difference,
-        0,
-    )
+    away = np.where((paper + far) @ weights / 2 < 128, 1, -1) * 90 - difference
+    push = np.where(np.abs(difference) < 70, away, 0)
     colour = np.clip(colour + push[:, None], 0, 255)
 
     direction = generator.uniform(0, 2 * np.pi, n)[:, None, None]
@@ -448,11 +445,8 @@ def render(character: str, size: int, generator: np.random.Generator) -> NDArray
     )
     canvas = Image.new("L", (size, size))
     left, top, right, bottom = font.getbbox(character)
-    corner = (
-        size / 2
-        - np.array([left + right, top + bottom]) / 2
-        + size * generator.uniform(-0.08, 0.08, 2)
-    )
+    middle = np.array([left + right, top + bottom]) / 2
+    corner = size / 2 - middle + size * generator.uniform(-0.08, 0.08, 2)
     ImageDraw.Draw(canvas).text(
         (float(corner[0]), float(corner[1])), character, fill=255, font=font
     )
@@ -460,10 +454,7 @@ def render(character: str, size: int, generator: np.random.Generator) -> NDArray
     ink = gaussian_filter(
         np.asarray(canvas, dtype=np.float64), generator.uniform(0, 0.8) * size / 32
     )
-    image = (
-        ink * generator.uniform(0.5, 1.0)
-        + 20 * generator.standard_normal(ink.shape)
-        + generator.uniform(0, 40)
-    )
+    image = ink * generator.uniform(0.5, 1.0) + 20 * generator.standard_normal(ink.shape)
+    image = image + generator.uniform(0, 40)
     pixels: NDArray[np.uint8] = np.clip(np.rint(image), 0, 255).astype(np.uint8)
     return pixels

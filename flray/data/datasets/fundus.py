@@ -129,11 +129,9 @@ def draw(
     inner = radius * generator.uniform(*source.ratio)
     # The cup's middle moves by so little that the cup stays within the disc, whatever the ellipses'
     # axes.
-    shift = (
-        0.4 * (0.8 * radius - inner) * generator.uniform(-1, 1, 2)
-        if inner < 0.8 * radius
-        else np.zeros(2)
-    )
+    shift = np.zeros(2)
+    if inner < 0.8 * radius:
+        shift = 0.4 * (0.8 * radius - inner) * generator.uniform(-1, 1, 2)
     turn = generator.uniform(0, np.pi)
     disc = _ellipse(across, down, middle, radius, generator.uniform(0.85, 1.0), turn)
     cup = _ellipse(across, down, middle + shift, inner, generator.uniform(0.85, 1.0), turn)
@@ -171,11 +169,8 @@ def _vessels(size: int, middle: Floats, generator: np.random.Generator) -> Float
     for start in generator.uniform(0, 2 * np.pi, 6):
         angle = start + generator.uniform(-1.5, 1.5) * steps
         x, y = middle[0] + size * steps * np.cos(angle), middle[1] + size * steps * np.sin(angle)
-        pen.line(
-            list(zip(x.tolist(), y.tolist(), strict=True)),
-            fill=255,
-            width=max(1, round(size / 64 * generator.uniform(1, 2.5))),
-        )
+        width = max(1, round(size / 64 * generator.uniform(1, 2.5)))
+        pen.line(list(zip(x.tolist(), y.tolist(), strict=True)), fill=255, width=width)
     return np.asarray(canvas, dtype=np.float64) / 255
 
 

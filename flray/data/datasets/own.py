@@ -381,11 +381,8 @@ def _table(
     above = [step[0] if len(step) == 3 else "photos" for step in steps]
     if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
         test = np.array([_PARTS[name.lower()] for name in above])
-        return (
-            image_sets.Table(list(images), labels, np.zeros(len(images), dtype=np.int64), test),
-            ("photos",),
-            classes,
-        )
+        same = np.zeros(len(images), dtype=np.int64)
+        return image_sets.Table(list(images), labels, same, test), ("photos",), classes
     names = tuple(sorted(set(above)))
     numbers = np.array([names.index(name) for name in above], dtype=np.int64)
     return image_sets.Table(list(images), labels, numbers), names, classes

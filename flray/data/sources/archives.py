@@ -126,11 +126,8 @@ class Files(Source):
         for name in names:
             facts = (folder / name).stat()
             digest.update(os.fsencode(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}"))
-        return decoded(
-            root / self.name / digest.hexdigest()[:16],
-            self.name,
-            lambda _: self._decode(folder, names),
-        )
+        place = root / self.name / digest.hexdigest()[:16]
+        return decoded(place, self.name, lambda _: self._decode(folder, names))
 
     def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
         try:
