@@ -12,8 +12,7 @@ from flray.federation.building import build_spec
 from flray.federation.failures import error_summary
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.handle import RayFederation
-from flray.federation.ray_backend.memory_probe import survey_nodes
-from flray.federation.ray_backend.nodes import node_resources
+from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.session import ray_session
 from flray.federation.spec import FederationSpec

@@ -82,15 +82,14 @@ class RoundMetrics:
             result.outcome.metrics["loss"]
         ):
             self.diverged.add(result.client_task.client)
-        for name, value in result.outcome.metrics.items():
-            values, client = self.metrics.setdefault(name, {}), result.client_task.client
-            if name in ADDITIVE_METRICS:
+        client = result.client_task.client
+        for name, value in {**result.outcome.metrics, "seconds": result.outcome.seconds}.items():
+            values = self.metrics.setdefault(name, {})
+            if name in (*ADDITIVE_METRICS, "seconds"):
                 values[client] = values.get(client, 0.0) + value
             elif client not in values or not math.isnan(value):
                 values[client] = value
-        self.metrics.setdefault("seconds", {}).setdefault(result.client_task.client, 0.0)
-        self.metrics["seconds"][result.client_task.client] += result.outcome.seconds
-        self.resident[result.client_task.client] = float(result.outcome.usage.resident)
+        self.resident[client] = float(result.outcome.usage.resident)
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -62,11 +62,9 @@ class EarlyStop:
         if settings.target is not None and self._sign * (value - settings.target) >= 0:
             self.reason = f"{self._metric} is {value:.4g}, as good as stop.target"
         elif settings.patience is not None and self._waited >= settings.patience:
-            self.reason = (
-                f"{self._metric} was not above {self._best:.4g}"
-                if self._sign > 0
-                else f"{self._metric} was not below {self._best:.4g}"
-            ) + f" in {self._waited} evaluations"
+            side = "above" if self._sign > 0 else "below"
+            found = f"{self._metric} was not {side} {self._best:.4g}"
+            self.reason = f"{found} in {self._waited} evaluations"
 
     def state(self) -> dict[str, Any]:
         """Return the state that `restore` needs, as a plain tree."""

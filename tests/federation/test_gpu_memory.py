@@ -17,14 +17,15 @@ from flray.config.loader import load
 from flray.devices.settings import CONTEXT_BYTES
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
-from flray.federation.ray_backend.memory_probe import (
+from flray.federation.ray_backend.nodes import (
     Gpu,
     ResourceSurvey,
     joined,
     measure_footprint,
+    node_resources,
+    ship_user_modules,
     survey_nodes,
 )
-from flray.federation.ray_backend.nodes import node_resources, ship_user_modules
 from flray.federation.ray_backend.placement import make_plan
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.tuning.trial import TRANSIENT_ERRORS
@@ -161,7 +162,7 @@ def test_no_room_for_a_step_ends_before_the_run_begins(
 def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
     digits: dict[str, Any], ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flray.federation.ray_backend.memory_probe.GPU_PROBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("flray.federation.ray_backend.nodes.GPU_PROBE_TIMEOUT_S", 0.01)
     config = load({"experiment": digits}).experiment
     survey = survey_nodes(build_spec(config), node_resources())
     plan = make_plan(config, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)

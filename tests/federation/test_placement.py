@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flray.config.loader import load
-from flray.federation.ray_backend.memory_probe import UNMEASURED, Gpu, ResourceSurvey, should_probe
+from flray.federation.ray_backend.nodes import UNMEASURED, Gpu, ResourceSurvey, should_probe
 from flray.federation.ray_backend.placement import Plan, make_plan
 from tests.helpers import built
 from tests.messages import refused
@@ -116,7 +116,7 @@ def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
 
 PROBE = """
 import torch
-from flray.federation.ray_backend.memory_probe import measure_footprint
+from flray.federation.ray_backend.nodes import measure_footprint
 from flray.federation.building import build_spec
 from flray.config.loader import load
 torch.set_num_threads(1)

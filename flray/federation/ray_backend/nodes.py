@@ -1,15 +1,29 @@
-"""A cluster's nodes: resources, models of GPU, the wait for the first that can work, and the user's modules there."""
+"""A cluster's nodes: their resources, the first that can work, and the memory that a client's task takes there."""
 
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import psutil
+import torch
 
 from flray import registry
 from flray.config.experiment import Experiment
 from flray.config.plugins import MODULE_PREFIX
+from flray.devices import memory
+from flray.devices.memory import peak_bytes
+from flray.devices.settings import CONTEXT_BYTES
 from flray.errors import ConfigError, FlrayError
+from flray.federation.evaluation import personal_tasks
+from flray.federation.federation import Federation
+from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
+from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
+from flray.federation.worker.client_runner import InlineExecutor
 
 # Resources of one node of the cluster by name, its ``id`` and its ``name``.
 Node = Mapping[str, Any]
@@ -173,3 +187,258 @@ def ship_user_modules() -> None:
         path = getattr(module, "__file__", None)
         if module and path and not path.startswith((installed["purelib"], installed["platlib"])):
             cloudpickle.register_pickle_by_value(module)
+
+
+SAFETY_FACTOR = 1.2
+"""Safety factor on measured memory: other clients may need a little more."""
+
+PROBE_ROUNDS = 2
+"""Rounds that are run to measure: in the second clients hold what the first has left, and get what the
+server has learnt in it."""
+
+PROBE_REPLIES = 8
+"""Clients whose replies the server gets, all those of one: more than any method sends on to a client."""
+
+PROBE_SECONDS = 40.0
+"""Seconds after which nothing more is run to measure, as steps may be slow."""
+
+GPU_PROBE_TIMEOUT_S = 60.0
+"""Seconds to wait for the GPUs of a node, and for the measurement on them."""
+
+COMPILE_TIMEOUT_S = 240.0
+"""The same where networks are compiled first."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: its node, its index there, and its free bytes."""
+
+    node: str
+    index: int
+    free: int
+
+
+@dataclass(frozen=True)
+class ResourceSurvey:
+    """The measured memory need of one client actor, and the cluster's GPUs.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of main memory, without memory shared with other processes; 0 if not measured.
+    gpu : int
+        Bytes of GPU memory; 0 on the CPU.
+    gpus : tuple of Gpu
+        Every GPU of the cluster; empty if torch sees none.
+    problem : str
+        The reason for a missing measurement, in a few words.
+    """
+
+    memory: int = 0
+    gpu: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    problem: str = ""
+
+
+UNMEASURED = ResourceSurvey()
+
+
+def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSurvey:
+    """Run the first steps of the longest task of every stage in two rounds, evaluate, and return the peak memory.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The federation.
+    device : torch.device
+        The device for client tasks. If it has no room for them, that is the problem.
+
+    Notes
+    -----
+    Call it in a separate process: the result is the peak over the process's lifetime.
+    """
+    try:
+        _run_heaviest(_shortened(spec), device)
+    except Exception as error:
+        for one in (error, error.__cause__):
+            if isinstance(one, torch.OutOfMemoryError):
+                return ResourceSurvey(problem=str(one).splitlines()[0])
+        # What else fails here fails in the run too, which says so; measured is what went before.
+    reserved = memory.reserved_bytes(device)
+    gpu = int(reserved * SAFETY_FACTOR) + CONTEXT_BYTES if reserved else 0
+    peak = peak_bytes() - psutil.Process().memory_info().shared
+    return ResourceSurvey(int(peak * SAFETY_FACTOR), gpu)
+
+
+def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
+    began = time.monotonic()
+    executor = _ShortExecutor(spec, device)
+    federation = Federation(spec, executor, lambda line: None, device)
+    try:
+        for _ in range(PROBE_ROUNDS):
+            federation.step()
+            if time.monotonic() - began > PROBE_SECONDS:
+                return
+        if spec.has_common:
+            list(executor.run_tasks(federation.model_tasks()))
+        if "personal" in spec.algorithm.views or not spec.has_common:
+            list(executor.run_tasks(personal_tasks(federation)))
+    finally:
+        federation.close()
+
+
+def _shortened(spec: FederationSpec) -> FederationSpec:
+    """Return a federation that has one batch of test samples and never evaluates by itself."""
+    size = spec.config.evaluation.batch_size
+    clients = tuple(replace(one, test=one.test[:size]) for one in spec.data.clients)
+    few = np.concatenate([one.test for one in clients])[:size]
+    evaluation = spec.config.evaluation.model_copy(update={"every": 10**9})
+    config = spec.config.model_copy(update={"evaluation": evaluation, "rounds": 10**9})
+    return replace(spec, config=config, data=replace(spec.data, clients=clients, test=few))
+
+
+class _ShortExecutor(InlineExecutor):
+    """Runs two steps of the longest job of each architecture, and returns its reply for the other clients too.
+
+    Two steps, because an optimiser holds its state from the second step on.
+    """
+
+    def __init__(self, spec: FederationSpec, device: torch.device) -> None:
+        super().__init__(spec, device, exhausted="raise")
+        self._spec = spec
+
+    def run_blocks(
+        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
+    ) -> Iterator[TaskBlockResult]:
+        """Run the longest tasks; those of the same architecture have the same results.
+
+        A block is as many of them as share a step, and at least two, so that weights are summed.
+        """
+        jobs = [job for block in blocks for job in block.jobs]
+        by_length = sorted(jobs, key=lambda job: job.cost)
+        longest = {job.client_task.architecture: job for job in by_length}
+        summed = any(block.summed for block in blocks)
+        most = max((len(block.jobs) for block in blocks), default=0)
+        together = max(2, min(self._spec.config.local.clients_per_step, most)) if summed else 1
+        heaviest = [
+            TaskBlock((self._two_steps(job),) * together, summed) for job in longest.values()
+        ]
+        done = dict(zip(longest, super().run_blocks(heaviest), strict=True))
+        if summed:
+            yield from done.values()
+            return
+        own = {id(job) for job in longest.values()}
+        answering = sorted(jobs, key=lambda job: id(job) not in own)[:PROBE_REPLIES]
+        for job in sorted(answering, key=lambda job: job.client_task.client):
+            (result,) = done[job.client_task.architecture].results
+            outcome = replace(result.outcome, client=job.client_task.client)
+            result = replace(result, client_task=job.client_task, outcome=outcome)
+            yield TaskBlockResult((result,))
+
+    def _two_steps(self, job: TaskInput) -> TaskInput:
+        """Return a job reduced to two steps of local training, and to one of any other phase."""
+        local, task = self._spec.config.local, job.client_task
+        count = len(self._spec.training_rows(task.client)) if task.client >= 0 else 0
+        batches = -(-count // local.batch_size)
+        steps = local.steps or -int(-local.epochs * batches // 1)
+        work = 1.5 / steps if steps > 1 else 1.0
+        return replace(job, client_task=replace(task, work=min(work, task.work)))
+
+
+def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
+    """Return whether memory may limit the number of actors: always on GPUs, seldom on CPUs."""
+    settings = spec.config.resources
+    if settings.actors != "auto" and settings.gpus_per_actor != "auto":
+        return False
+    if settings.gpus_per_actor != 0 and any(node.get("GPU", 0) >= 1 for node in nodes):
+        return True
+    largest = max(
+        sum(value.numel() * value.element_size() for value in spec.build(key).state_dict().values())
+        for key in spec.architectures
+    )
+    rough = (
+        2**30 + 16 * largest
+    )  # weights, gradients, messages and replies; activations are left to the probe
+    return settings.actors == "auto" and any(
+        node.get("memory", float("inf")) < rough * node.get("CPU", 0.0) / settings.cpus_per_actor
+        for node in nodes
+    )
+
+
+def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
+    """Measure one task on every node with GPUs, and their free memory; without GPUs, on the largest node.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The federation.
+    nodes : sequence of dict
+        From `node_resources`.
+
+    Raises
+    ------
+    ConfigError
+        If one step has no room on a GPU.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    holders = (
+        [node for node in nodes if node.get("GPU", 0) >= 1]
+        if spec.config.resources.gpus_per_actor != 0
+        else []
+    )
+    ship_user_modules()
+    reference = ray.put(spec)
+    task = ray.remote(max_calls=1, max_retries=1)(_survey_node)
+    calls = []
+    for node in holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]:
+        here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
+        gpus = int(node.get("GPU", 0)) if holders else 0
+        calls.append(
+            task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
+                reference, node["name"]
+            )
+        )
+    limit = COMPILE_TIMEOUT_S if spec.config.local.compile else GPU_PROBE_TIMEOUT_S
+    try:
+        results: list[ResourceSurvey] = ray.get(calls, timeout=limit)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+        for call in calls:
+            ray.cancel(call, force=True)
+        late = isinstance(error, ray.exceptions.GetTimeoutError)
+        return ResourceSurvey(problem=f"not within {limit:g} s" if late else type(error).__name__)
+    if full := next((found.problem for found in results if found.problem), ""):
+        raise ConfigError(
+            "experiment.local.batch_size",
+            f"{spec.config.local.batch_size}",
+            f"{full}; lower it, end what else runs there, or leave that GPU out "
+            "(CUDA_VISIBLE_DEVICES)",
+        )
+    return joined(results)
+
+
+def joined(surveys: Sequence[ResourceSurvey]) -> ResourceSurvey:
+    """Return several nodes' surveys as one, whose footprint is the largest of theirs."""
+    return ResourceSurvey(
+        max(one.memory for one in surveys),
+        max(one.gpu for one in surveys),
+        tuple(gpu for one in surveys for gpu in one.gpus),
+    )
+
+
+def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
+    """Return the free memory of a node's GPUs, and a task's footprint there."""
+    torch.set_num_threads(1)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = tuple(Gpu(node, index, memory.free_bytes(index)) for index in range(count))
+    device, place = torch.device("cpu"), f"the CPU of {node}"
+    if gpus:
+        # The GPU with the least room is the one that limits the actors.
+        least = min(gpus, key=lambda gpu: gpu.free)
+        device = torch.device("cuda", least.index)
+        place = f"GPU {least.index} of {node} ({least.free / 2**30:.1f} GiB free)"
+    found = measure_footprint(spec, device)
+    if found.problem:
+        return ResourceSurvey(problem=f"one step alone has no room on {place}: {found.problem}")
+    return replace(found, gpus=gpus)

@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
-from flray.federation.ray_backend.memory_probe import (
+from flray.federation.ray_backend.nodes import (
+    MODEL_RESOURCE,
     UNMEASURED,
+    Node,
     ResourceSurvey,
+    node_resources,
+    only_model,
     should_probe,
     survey_nodes,
 )
-from flray.federation.ray_backend.nodes import MODEL_RESOURCE, Node, node_resources, only_model
 from flray.federation.spec import FederationSpec
 
 MOST_PER_GPU = 4

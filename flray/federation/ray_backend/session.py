@@ -204,8 +204,9 @@ class _Processes:
             return
         # Its agents would print its log, and Ray's native code soon ends this process.
         for process in self._known:
-            if _name(process).startswith("ray::"):
-                _kill(process)
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("ray::"):
+                    process.kill()
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread), ctypes.py_object(RayLostError)
         )
@@ -222,13 +223,6 @@ class _Processes:
             for process in self.look():
                 _kill(process)
             psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return str(process.name())
-    except psutil.Error:
-        return ""
 
 
 def _runs(process: psutil.Process) -> bool:
