@@ -1,12 +1,18 @@
 """Run a sweep, resume a sweep or a run, and write reports: what the commands do, for Python."""
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flray.config import suites
 from flray.config.experiment import Config
+from flray.config.loader import load
+from flray.data.inventory import stood_in_for
 from flray.errors import FlrayError
+from flray.files.tracking_address import check
+from flray.interrupts import resume_hint
 from flray.records import directory
 from flray.results import measures
 from flray.results.build_table import build_table
@@ -14,11 +20,14 @@ from flray.results.export import build_export_table, read_export
 from flray.results.load import load_folder
 from flray.results.question import forecast
 from flray.results.sweep import SweepResult
-from flray.runs import runner
-from flray.runs.progress import Progress
+from flray.runs import resume_checks, runner
+from flray.runs.code import check_code
+from flray.runs.loop import NullProgress, Progress
 from flray.runs.runner import Result
-from flray.tuning import sweep
+from flray.tuning.space import resolve_sweep
 from flray.tuning.summary import SweepProgress
+from flray.tuning.sweep import Sweep
+from flray.tuning.trial_store import TERMINAL_STATUSES, trial_folders
 
 
 class PlannedTrial(NamedTuple):
@@ -75,8 +84,28 @@ def tune(
     InterruptedRunError
         If the user stopped it; the message tells how to continue.
     """
-    config = sweep.resolved(source, overrides, smoke, replaced)
-    return sweep.tune(config, address=address, progress=progress, write_report=write_report)
+    config = _resolved(source, overrides, smoke, replaced)
+    experiment = config.experiment
+    with contextlib.ExitStack() as stack:
+        sweep = Sweep(config, address, progress or NullProgress(), stack, write_report)
+        sweep.check()
+        check(experiment.tracking.uri)
+        sweep.start_ray()
+        with directory.new_folder(experiment.output, experiment.name) as folder:
+            resume_checks.begin(folder, "sweep", config, sweep.code)
+        with resume_hint(folder):
+            return sweep.drive(folder)
+
+
+def _resolved(
+    source: str | Path | Mapping[str, Any] | Config,
+    overrides: Iterable[str],
+    smoke: bool,
+    replaced: Mapping[str, Any],
+) -> Config:
+    """Return the checked configuration of a sweep."""
+    config = load(source, [*overrides, *replaced.items()])
+    return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
 
 
 def plan(
@@ -113,11 +142,14 @@ def plan(
     FlrayError
         As `tune`.
     """
-    config = sweep.resolved(source, overrides, smoke, replaced)
-    return [
-        PlannedTrial(point.number, point.label, "" if taken is None else taken.name, point.phase)
-        for point, taken in sweep.plan(config, address)
-    ]
+    config = _resolved(source, overrides, smoke, replaced)
+    with contextlib.ExitStack() as stack:
+        sweep = Sweep(config, address, NullProgress(), stack, None)
+        sweep.check()
+        return [
+            PlannedTrial(p.number, p.label, "" if taken is None else taken.name, p.phase)
+            for p, taken in sweep.find()
+        ]
 
 
 def detect(config: Config, file: Path, difference: float) -> list[str]:
@@ -236,15 +268,21 @@ def resume_sweep(
     other_code: bool = False,
 ) -> SweepResult:
     """Continue an interrupted sweep, given its folder; see `resume`."""
-    return sweep.resume(
-        folder,
-        address=address,
-        progress=progress,
-        plugins=plugins,
-        other_cpu=other_cpu,
-        other_code=other_code,
-        write_report=write_report,
-    )
+    config = resolve_sweep(resume_checks.load_config(folder, plugins))
+    resume_checks.check_unchanged(folder, config)
+    with contextlib.ExitStack() as stack:
+        sweep = Sweep(config, address, progress or NullProgress(), stack, write_report)
+        if directory.read(folder)["status"] == "finished" and all(
+            trial.status in TERMINAL_STATUSES for trial in trial_folders(folder)
+        ):
+            return SweepResult(folder)
+        resume_checks.check_own(folder, config)
+        sweep.check(folder)
+        labels = check_code(folder, sweep.code, other_code)
+        labels |= resume_checks.check_cpu(folder, other_cpu)
+        sweep.other_gpus = other_cpu
+        with resume_hint(folder):
+            return sweep.drive(folder, labels)
 
 
 def write_report(folder: Path, output: Path) -> Sequence[Path]:

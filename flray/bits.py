@@ -176,17 +176,9 @@ def check_same(where: object, noted: Mapping[str, Any]) -> str:
         Its ``run.json``. One without a CPU record never differs; neither does one of other versions
         of the libraries, whose bits say nothing about the CPU.
     """
-    began = noted.get("cpu")
-    versions = noted.get("versions", {})
-    if (
-        not isinstance(began, Mapping)
-        or not isinstance(began.get("kinds"), Mapping)
-        or not isinstance(versions, Mapping)
-        or any(
-            str(versions.get(name)).partition("+")[0] != _version(name)
-            for name in ("torch", "numpy")
-        )
-    ):
+    began, known = noted.get("cpu") or {}, noted.get("versions", {})
+    there = tuple(known.get(name, "").partition("+")[0] for name in ("torch", "numpy"))
+    if not isinstance(began.get("kinds"), Mapping) or there != versions():
         return ""
     other = _other(began["kinds"])
     if not other:

@@ -170,7 +170,7 @@ def sync_command(
 ) -> None:
     """Upload pending tracking data to MLflow."""
     from flray.records import directory
-    from flray.tracking.sync import sync
+    from flray.tracking.background import sync
 
     folder = directory.find(target, output)
     uri = uri or directory.tracking_uri(folder)

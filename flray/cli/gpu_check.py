@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from flray.config.loader import load
-from flray.devices.identity import gpu_identity
+from flray.devices.process import gpu_identity
 from flray.federation.building import build_spec
 from flray.federation.failures import error_summary
 from flray.federation.federation import Federation

@@ -16,7 +16,7 @@ from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.metrics.names import PRIMARY_VIEWS
 from flray.records import directory
-from flray.records.events import JOURNAL, read_events
+from flray.records.events import JOURNAL, read_events, rounds_of
 from flray.records.journal import lock_journal
 
 _SILENT, _REFRESH = 600.0, 2.0
@@ -85,7 +85,7 @@ def _row(folder: Path) -> Iterator[str]:
             else:
                 yield f"so far: {record['best']}" if record.get("best") else ""
         else:
-            rounds = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
+            rounds = rounds_of(events)
             yield f"{method} on {_name(experiment.get('data'))}"
             yield f"{max(rounds, default=0)} of {experiment.get('rounds', '?')} rounds"
             yield _last_value(method, rounds)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flray.cli.arguments import Address, AsJson, ConfigFile, OutputFolder, Overrides, RunName
-from flray.errors import FlrayError, one_line
+from flray.errors import one_line
 from flray.startup import gc_disabled
 
 if TYPE_CHECKING:
@@ -146,40 +146,25 @@ def resume_command(
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run or sweep, to the same bits, or a finished run with more rounds."""
-    with gc_disabled("flray.cli.display", "flray.runs.runner"):
+    with gc_disabled("flray.cli.display", "flray.api"):
+        from flray import api
         from flray.cli import display
-        from flray.records import directory
-        from flray.runs import extend, runner
+        from flray.runs import resume_checks, runner
 
     display.to_stderr(as_json)
-    folder = directory.find(target, output)
-    rounds = extend.parse_rounds(settings or ())
-    if directory.folder_kind(folder) == "run":
-        with display.RunProgress() as progress:
-            result = runner.resume(
-                folder,
-                address=address,
-                progress=progress,
-                plugins=plugin or (),
-                other_cpu=other_cpu,
-                other_code=other_code,
-                rounds=rounds,
-            )
-        display.show_result(result, as_json)
-    elif rounds is not None:
-        raise FlrayError(
-            f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
+    with display.RunProgress() as progress, display.SweepProgress() as sweep_progress:
+        result = api.resume(
+            target,
+            base=output,
+            address=address,
+            progress=progress,
+            sweep_progress=sweep_progress,
+            plugins=plugin or (),
+            other_cpu=other_cpu,
+            other_code=other_code,
+            rounds=resume_checks.parse_rounds(settings or ()),
         )
+    if isinstance(result, runner.Result):
+        display.show_result(result, as_json)
     else:
-        from flray import api as sweeps
-
-        with display.SweepProgress() as sweep_progress:
-            swept = sweeps.resume_sweep(
-                folder,
-                address=address,
-                progress=sweep_progress,
-                plugins=plugin or (),
-                other_cpu=other_cpu,
-                other_code=other_code,
-            )
-        _show_sweep(swept, sweep_progress.has_values, as_json)
+        _show_sweep(result, sweep_progress.has_values, as_json)

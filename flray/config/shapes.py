@@ -43,7 +43,7 @@ _PARTITION = TypeAdapter(PartitionRecord)
 
 
 def read_partition(path: Path) -> PartitionRecord:
-    """Read a partition written by `flray.federation.diagnostic_files.save_partition`.
+    """Read a partition written by `flray.records.directory.save_partition`.
 
     Raises
     ------

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from flray import bits, rng
 from flray.algorithms.types import Stage
-from flray.devices import identity
-from flray.devices.identity import GpuIdentity
+from flray.devices import process
+from flray.devices.process import GpuIdentity
 from flray.federation import checkpoint
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
@@ -105,8 +104,8 @@ class Federation(FederationState):
     """The rounds of one experiment, as the server runs them.
 
     Used directly in this process; on Ray it lives in
-    `flray.federation.ray_backend.handle.ServerActor`. Both are driven through
-    `flray.federation.federation.FederationHandle`.
+    `flray.federation.ray_backend.handle.ServerActor`, whose handle
+    `flray.federation.ray_backend.handle.RayFederation` has the same methods.
     """
 
     def reset(self) -> None:
@@ -219,8 +218,8 @@ class Federation(FederationState):
 
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that clients are computed on, and the server's if it trains."""
-        own = identity.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
-        return identity.distinct([own, *self.executor.gpus()])
+        own = process.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
+        return process.distinct([own, *self.executor.gpus()])
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""
@@ -241,7 +240,7 @@ class Federation(FederationState):
                 "is no finite number, training has diverged: lower local.lr, or set "
                 "local.clip_norm, for example to 1",
             )
-        mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{identity.MIXED}; {identity.ADVICE}"}
+        mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{process.MIXED}; {process.ADVICE}"}
         for kinds, line in mixed.items():
             if len(getattr(self.executor, kinds, ())) > 1:
                 self.warn_once(kinds, line)
@@ -250,44 +249,3 @@ class Federation(FederationState):
 def inline_federation(spec: FederationSpec, warn: Notify = print) -> Federation:
     """Return a federation whose clients run in this process."""
     return Federation(spec, InlineExecutor(spec), warn)
-
-
-class FederationHandle(Protocol):
-    """A running federation, in this process or on Ray."""
-
-    @property
-    def between_rounds(self) -> bool:
-        """Whether its state is that of a finished round, not of an interrupted one."""
-
-    def step(self) -> RoundResult:
-        """Run one round."""
-
-    def wait_for_round(self) -> RoundResult | None:
-        """After an interrupt: wait for the current round and return it; None if it was cut short or there is none."""
-
-    def restart(self) -> None:
-        """Restart after a loss; the caller restores the last checkpoint."""
-
-    def save(self, folder: Path, keep: int) -> None:
-        """Write a checkpoint."""
-
-    def restore(self, folder: Path) -> int:
-        """Restore the newest checkpoint; return the rounds done."""
-
-    def has_ended(self) -> bool:
-        """Return whether no round remains."""
-
-    def sha256(self) -> str:
-        """Return the digest of the learned state."""
-
-    def diagnostics(self, final: bool) -> Diagnostics:
-        """Return the models' data for figures; see `flray.federation.evaluation.collect_diagnostics`."""
-
-    def gpus(self) -> list[GpuIdentity]:
-        """Return the kinds of GPU that the federation computes on."""
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process."""
-
-    def close(self) -> None:
-        """Release all resources."""

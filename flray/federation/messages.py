@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.types import Stage
-from flray.devices.identity import GpuIdentity
+from flray.devices.process import GpuIdentity
 from flray.federation.failures import Failure
 from flray.trees import FlatTree, Packed
 

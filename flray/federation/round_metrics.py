@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from flray.algorithms.server import Server
-from flray.devices.memory import peak_bytes, resident_bytes
+from flray.devices.process import peak_bytes, resident_bytes
 from flray.federation.messages import TaskResult
 
 MAX_CLIENT_METRICS = 100

@@ -14,8 +14,7 @@ from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
-from flray.devices.memory import keep_freed_memory
-from flray.devices.settings import make_repeatable
+from flray.devices.process import keep_freed_memory, make_repeatable
 from flray.federation.failures import method_hook
 from flray.federation.messages import ClientTask, Executor, Kind, Message, Ref, TaskInput
 from flray.federation.round_metrics import SystemUsage

@@ -117,7 +117,7 @@ def resolve_uri(uri: str) -> str:
     Raises
     ------
     FlrayError
-        If MLflow has no store for that kind of address.
+        If MLflow has no store for that kind of address, or cannot open a file of that name.
     """
     uri = _with_password(uri)
     scheme = "databricks" if uri == "databricks" else uri.partition(":")[0].split("+")[0].lower()
@@ -129,7 +129,14 @@ def resolve_uri(uri: str) -> str:
             "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
         )
     database = database_path(uri)
-    return uri if database is None else f"sqlite:///{database.absolute()}"
+    if database is None:
+        return uri
+    if set("?%") & set(str(database.absolute())):  # SQLAlchemy would open another file, or none
+        raise FlrayError(
+            f"tracking address {redact(uri)!r}: no ? and no % may be in a database's name or folder; "
+            "name another"
+        )
+    return f"sqlite:///{database.absolute()}"
 
 
 def database_path(uri: str) -> Path | None:
@@ -150,12 +157,12 @@ def database_path(uri: str) -> Path | None:
     return Path(path)
 
 
-def check(uri: str) -> None:
-    """Reject an address that can never track a run; an unreachable server is accepted.
+def check(uri: str | None) -> None:
+    """Reject an address that can never track a run; an unreachable server is accepted, and none at all.
 
     Parameters
     ----------
-    uri : str
+    uri : str or None
         As given by the user.
 
     Raises
@@ -166,6 +173,8 @@ def check(uri: str) -> None:
     from sqlalchemy.engine import make_url  # start-up
     from sqlalchemy.exc import ArgumentError
 
+    if uri is None:
+        return
     uri = resolve_uri(uri)
     database = database_path(uri)
     try:

@@ -15,7 +15,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -38,6 +37,8 @@ from flray.files.tracking_address import redact, resolve_uri
 FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
 CONFIG, JOURNAL, CHECKPOINT, FIGURES = "config.yaml", "journal.jsonl", "checkpoint", "figures"
+PARTITION = "partition.json"
+INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS = "portrait-before.npz", "portrait.npz"
 
 
 @with_config(ConfigDict(strict=True, extra="allow"))
@@ -369,38 +370,16 @@ def source() -> dict[str, str]:
     -------
     dict of str to str
         ``user`` and ``command``; ``commit`` and ``branch`` if the current folder is in a git
-        repository; ``changed`` if files differ from the commit.
+        repository.
     """
     program = Path(sys.argv[0])
     name = "flray" if program.name == "__main__.py" else program.name  # python -m flray
     found = {"user": _user(), "command": " ".join(map(redact, [name, *sys.argv[1:]]))}
-    asked = ("--show-toplevel", "--git-path", "index", "--git-path", "objects", "HEAD")
+    command = ["git", "rev-parse", "HEAD", "--abbrev-ref", "HEAD"]
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-        answer = _git("rev-parse", *asked, "--abbrev-ref", "HEAD")
-        top, index, objects, commit, branch = answer.split("\n")
-        found |= {"commit": commit, "branch": branch}
-        found["changed"] = str(_differs(top, index, objects, commit)).lower()
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        found["commit"], found["branch"] = asked.stdout.split()
     return found
-
-
-def _differs(top: str, index: str, objects: str, commit: str) -> bool:
-    """Return whether tracked files differ from a commit.
-
-    The repository's own settings are not read, as a downloaded one may name programs in them:
-    git is given a bare repository without settings, and the real one's index and objects.
-    """
-    with tempfile.TemporaryDirectory() as bare:
-        for folder in ("objects", "refs"):
-            (Path(bare) / folder).mkdir()
-        (Path(bare) / "HEAD").write_text(f"{commit}\n")
-        places = {"DIR": bare, "WORK_TREE": top, "INDEX_FILE": index, "OBJECT_DIRECTORY": objects}
-        return bool(
-            _git(
-                *("--no-optional-locks", "status", "--porcelain", "--untracked-files=no"),
-                "--ignore-submodules=all",
-                **{f"GIT_{name}": str(Path(place).absolute()) for name, place in places.items()},
-            )
-        )
 
 
 def _user() -> str:
@@ -410,30 +389,13 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _git(*arguments: str, **environment: str) -> str:
-    """Return the output of a git command in the current folder.
-
-    Raises
-    ------
-    OSError, subprocess.SubprocessError
-        If git is not installed or the folder is not in a repository.
-    """
-    done = subprocess.run(
-        ["git", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=True,
-        env={**os.environ, "GIT_NO_LAZY_FETCH": "1", **environment},
-    )
-    return done.stdout.strip()
-
-
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
-    names = ("flray", "torch", "torchvision", "numpy", "ray", "mlflow")
-    found = {name: metadata.version(name) for name in names if _installed(name)}
-    return {"python": platform.python_version(), **found}
+    found = {"python": platform.python_version()}
+    for name in ("flray", "torch", "torchvision", "numpy", "ray", "mlflow"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def save_config(folder: Path, config: Config) -> None:
@@ -448,6 +410,11 @@ def save_config(folder: Path, config: Config) -> None:
     write_atomically(folder / CONFIG, dump(content).encode())
 
 
+def save_partition(summary: Mapping[str, Any], folder: Path) -> None:
+    """Write a summary from `flray.federation.spec.partition_summary`."""
+    (folder / PARTITION).write_text(json.dumps(summary), encoding="utf-8")
+
+
 def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield dotted path and text of every setting, without passwords in addresses."""
     for key, value in tree.items():
@@ -456,11 +423,3 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield from flatten_settings(value, f"{path}.")
         else:
             yield path, redact(str(value))
-
-
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

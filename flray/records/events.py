@@ -101,14 +101,16 @@ def read_events(path: Path) -> list[Event]:
     return parse_events(read(file), file)[0] if file.exists() else []
 
 
+def rounds_of(events: Iterable[Event]) -> dict[int, dict[str, float]]:
+    """Return the metrics of each round among `events`; later records of a round win."""
+    return {event["round"]: event["metrics"] for event in events if event["type"] == "round"}
+
+
 def history_of(events: Iterable[Event]) -> pd.DataFrame:
     """Return the rounds among `events` as a table: column ``round`` first, then one column per metric."""
     import pandas as pd  # takes a second; processes that only write journals do not need it
 
-    rounds = {
-        event["round"]: event["metrics"] for event in events if event["type"] == "round"
-    }  # later records win
-    rows = [{"round": round_, **metrics} for round_, metrics in rounds.items()]
+    rows = [{"round": round_, **metrics} for round_, metrics in rounds_of(events).items()]
     table = pd.DataFrame(rows) if rows else pd.DataFrame({"round": pd.Series(dtype="int64")})
     return table.sort_values("round", ignore_index=True)
 

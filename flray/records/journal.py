@@ -214,10 +214,6 @@ class Journal:
         """Record labels; the last value of a label wins."""
         self.append({"type": "tags", "tags": dict(tags)})
 
-    def params(self, params: Mapping[str, str]) -> None:
-        """Record further settings; a setting cannot change its value."""
-        self.append({"type": "params", "params": dict(params)})
-
     def data(self, name: str, digest: str, source: str, profile: Mapping[str, Any]) -> None:
         """Record, once, a data set that the run is trained and tested on.
 

@@ -14,8 +14,8 @@ from flray.config.arms import format_value
 from flray.drawing import charts
 from flray.drawing.canvas import plain_text
 from flray.drawing.grids import GridPanel, PointPanel, draw_table
-from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.metrics.names import is_share, lower_is_better
+from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import measures
 from flray.results.choices import Choices, is_logarithmic, is_number
 from flray.results.paired import Difference

@@ -11,11 +11,11 @@ from flray import registry
 from flray.config.arms import flatten_setting
 from flray.config.shapes import read_partition
 from flray.errors import FlrayError
-from flray.federation.diagnostic_files import PARTITION
 from flray.files.border import MAPPING, read_json
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
 from flray.records import directory
+from flray.records.directory import PARTITION
 from flray.records.events import history_of, read_events
 from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from flray.config.arms import PREFIX, setting_label
 from flray.config.shapes import read_partition
 from flray.config.sweep import PaperTable
-from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, PARTITION
 from flray.files.border import read_npz
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
+from flray.records.directory import FINAL_DIAGNOSTICS, PARTITION
 
 COMPARISON = "comparison"
 """The phase of trials that are compared."""

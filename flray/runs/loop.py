@@ -1,22 +1,170 @@
-"""The loop over a run's rounds: step, callbacks, checkpoint, recovery from losses and interrupts."""
+"""The loop over a run's rounds: step, journal and callbacks, checkpoint, recovery from losses and interrupts."""
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flray.config.experiment import Checkpointing
-from flray.federation.diagnostic_files import (
-    FINAL_DIAGNOSTICS,
-    INITIAL_DIAGNOSTICS,
-    encode,
-    save_encoded,
-)
+from flray import registry
+from flray.callbacks.base import RunInfo
+from flray.config.experiment import Checkpointing, Experiment
+from flray.errors import FlrayError
 from flray.federation.failures import ObjectLostError, ServerLostError
-from flray.federation.federation import FederationHandle, RoundResult
+from flray.federation.federation import Federation, RoundResult
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.diagnostics import encode, save_encoded
+from flray.metrics.names import clean_name
 from flray.records import directory
-from flray.runs.callbacks import RoundRecorder
-from flray.runs.progress import Progress, logged
+from flray.records.journal import Journal
+
+if TYPE_CHECKING:
+    from flray.federation.ray_backend.handle import RayFederation
+
+
+class RoundRecorder:
+    """Records the rounds of a run or trial in its journal, and gives them to the experiment's callbacks.
+
+    The journal records which rounds these have seen, so that a resumed run gives them the missed
+    rounds and none twice. A callback that raises is reported in one line and not called again
+    before a resume, because a log must not stop a run.
+
+    Parameters
+    ----------
+    journal : Journal
+        The run's. Writing wakes the exporter to MLflow.
+    experiment : Experiment
+        Its settings.
+    name, group : str
+        See `flray.callbacks.base.RunInfo`.
+    metric : str
+        The method's own metric.
+    say : callable
+        Called with lines that the user should see.
+
+    Raises
+    ------
+    FlrayError
+        If a callback cannot be made.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        experiment: Experiment,
+        *,
+        name: str,
+        group: str,
+        metric: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.journal, self._say = journal, say
+        self._seen = dict.fromkeys((one.name for one in experiment.callbacks), 0)
+        if self._seen:
+            self._seen |= {k: v for k, v in journal.called().items() if k in self._seen}
+        settings = dict(directory.flatten_settings(experiment.model_dump(mode="json")))
+        # In full: a service that callbacks write through may run in another folder.
+        folder = journal.path.parent.resolve()
+        self._items: dict[str, Any] = {}
+        for choice in experiment.callbacks:
+            info = RunInfo(
+                folder,
+                str(directory.read(folder)["uid"]),
+                name,
+                group,
+                settings,
+                metric,
+                self._seen[choice.name],
+            )
+            with registry.callbacks.guarded(choice.name):
+                self._items[choice.name] = registry.callbacks.get(choice.name)(
+                    info, **choice.options
+                )
+                has = int(getattr(self._items[choice.name], "rounds_in_log", info.rounds_done))
+            self._seen[choice.name] = min(has, info.rounds_done)
+
+    def begin(self) -> None:
+        """Give the callbacks the rounds that are recorded and that they have not seen."""
+        if self._items:
+            for event in self.journal.rounds():
+                self._give(event["round"], event["metrics"])
+
+    def round(self, number: int, metrics: Mapping[str, float]) -> bool:
+        """Record a round, then give it to the callbacks; return whether the journal lacked it."""
+        recorded = self.journal.record_round(number, metrics)
+        self._give(number, metrics)
+        return recorded
+
+    def end(self, status: str) -> None:
+        """End the callbacks."""
+        for name, item in list(self._items.items()):
+            if (end := getattr(item, "end", None)) is not None:
+                self._call(name, partial(end, status))
+        self._items.clear()
+
+    def _give(self, number: int, metrics: Mapping[str, float]) -> None:
+        if not self._items:
+            return
+        cleaned = {clean_name(one): float(value) for one, value in metrics.items()}
+        for name, item in list(self._items.items()):
+            if number <= self._seen[name]:
+                continue
+            if self._call(name, partial(item.round, number, dict(cleaned))):
+                self._seen[name] = number
+                self.journal.record_call(name, number)
+
+    def _call(self, name: str, call: Callable[[], object]) -> bool:
+        """Call a callback; report what it raises, and forget it."""
+        try:
+            with registry.callbacks.guarded(name):
+                call()
+        except Exception as error:
+            text = str(error) if isinstance(error, FlrayError) else f"{name}: {error!r}"
+            self._say(f"{text}; it is not called again unless the run is resumed")
+            del self._items[name]
+            return False
+        return True
+
+
+_LOG = logging.getLogger("flray")
+
+
+def logged(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that shows a line and gives it to the logger ``flray`` too."""
+
+    def say_and_log(line: str) -> None:
+        _LOG.info(line)
+        say(line)
+
+    return say_and_log
+
+
+class Progress(Protocol):
+    """Displays the progress of a run."""
+
+    def begin(self, spec: FederationSpec, done: int) -> None:
+        """Show that the rounds start after `done`."""
+
+    def round(self, finished: RoundResult, metric: str) -> None:
+        """Show a finished round."""
+
+    def say(self, line: str) -> None:
+        """Show a line for the user."""
+
+    def end(self) -> None:
+        """Close the display."""
+
+
+def _ignore(self: object, *info: Any) -> None:
+    """Do nothing."""
+
+
+class NullProgress:
+    """A display that shows nothing, for runs and sweeps."""
+
+    begin = trial_started = round = trial_done = standing = values = say = end = _ignore
+
 
 MAX_LOSSES = 3
 """Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
@@ -61,7 +209,7 @@ class RoundLoop:
     ----------
     spec : FederationSpec
         The experiment.
-    federation : FederationHandle
+    federation : Federation or RayFederation
         Its federation.
     recorder : RoundRecorder
         Gets every round, before a checkpoint of it is written.
@@ -72,7 +220,7 @@ class RoundLoop:
     def __init__(
         self,
         spec: FederationSpec,
-        federation: FederationHandle,
+        federation: "Federation | RayFederation",
         recorder: RoundRecorder,
         progress: Progress,
     ) -> None:
@@ -143,13 +291,13 @@ class RoundLoop:
             self._recorder.begin()
             self._progress.begin(self._spec, self._done)
             if self._done == 0:
-                self._save_diagnostics(INITIAL_DIAGNOSTICS, final=False)
+                self._save_diagnostics(directory.INITIAL_DIAGNOSTICS, final=False)
         self._ended = self._federation.has_ended()
         while not self._ended:
             result = self._federation.step()
             self._take(result)
             self._checkpoint(result.leaving)
-        self._save_diagnostics(FINAL_DIAGNOSTICS, final=True)
+        self._save_diagnostics(directory.FINAL_DIAGNOSTICS, final=True)
         return self._federation.sha256()
 
     def _save_diagnostics(self, name: str, final: bool) -> None:

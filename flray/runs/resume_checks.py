@@ -1,22 +1,25 @@
-"""Checks before a resume: unchanged settings, the user's plug-ins, a CPU and GPUs that compute the same bits."""
+"""Checks before a resume: unchanged settings but the number of rounds, the user's plug-ins, the same bits here."""
 
+import inspect
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from flray import bits
-from flray.config.experiment import Config
-from flray.config.loader import load
+from flray import bits, registry
+from flray.config.experiment import MOST_ROUNDS, Config
+from flray.config.loader import load, parse_override
 from flray.config.shapes import read_partition
 from flray.config.yaml_files import read_yaml
-from flray.devices.identity import GpuIdentity, difference
-from flray.errors import FlrayError
-from flray.federation.diagnostic_files import PARTITION
+from flray.devices.process import GpuIdentity, difference
+from flray.errors import ConfigError, FlrayError
+from flray.federation.spec import FederationSpec
 from flray.files import storage
 from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
 from flray.records import directory
-from flray.records.events import read_events
+from flray.records.events import read_events, rounds_of
+from flray.runs.code import Code
 
 RESUMABLE_SETTINGS = (
     "callbacks",
@@ -82,6 +85,16 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     return load(content)
 
 
+def begin(
+    folder: Path, which: directory.FolderKind, config: Config, code: Code, **more: object
+) -> None:
+    """Write the configuration of a run or sweep, then its description, which makes the folder one."""
+    directory.save_config(folder, config)
+    identity = directory.new_identity(config.experiment.resources.bits)
+    settings = settings_text(config, which)
+    directory.write(folder, which, {**identity, "code": code, "settings": settings, **more})
+
+
 def check_own(folder: Path, config: Config) -> None:
     """Refuse to resume with another user's settings for output or tracking; see `check_settings`."""
     output = config.experiment.output
@@ -141,7 +154,10 @@ def check_unchanged(folder: Path, config: Config) -> None:
         Naming the differences; those in `RESUMABLE_SETTINGS` are allowed. Also if a recorded
         partition is damaged, which the figures need after all rounds.
     """
-    for recorded in (folder / PARTITION, *sorted(folder.glob(f"trials/*/{PARTITION}"))):
+    for recorded in (
+        folder / directory.PARTITION,
+        *sorted(folder.glob(f"trials/*/{directory.PARTITION}")),
+    ):
         if recorded.exists():
             read_partition(recorded)
     which = directory.folder_kind(folder) or "run"
@@ -267,3 +283,120 @@ def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
         )
     directory.update(folder, other_gpus=[*noted.get("other_gpus", ()), list(here)])
     return f"{folder} {differs}, with other last bits"
+
+
+ROUNDS = "rounds"
+
+
+def parse_rounds(settings: Iterable[str]) -> int | None:
+    """Return the number of rounds that a resume asks for; None if it asks for none.
+
+    Raises
+    ------
+    ConfigError
+        If another setting is named, or its value is not a number of rounds.
+    """
+    rounds = None
+    for text in settings:
+        path, value = parse_override(text)
+        if path.removeprefix("experiment.") != ROUNDS:
+            raise ConfigError(
+                path,
+                repr(text),
+                "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
+                "start a new run (flray run) or sweep (flray tune, which takes over what is finished)",
+            )
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(ROUNDS, repr(value), "a whole number, for example rounds=200")
+        if rounds is not None:
+            raise ConfigError(ROUNDS, f"{rounds} and {value}", "give it once")
+        rounds = value
+    return rounds
+
+
+def extended(folder: Path, config: Config, rounds: int) -> Config:
+    """Return a run's configuration with another number of rounds, which nothing in it depends on.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder; unchanged.
+    config : Config
+        Its configuration.
+    rounds : int
+        At least as many as are done.
+
+    Raises
+    ------
+    ConfigError
+        If more are done, or the evaluations differ from those of a run that had as many rounds from
+        the start.
+    """
+    before = config.experiment
+    done = max(rounds_of(read_events(folder)), default=0)
+    every = before.evaluation.every
+    if not max(done, 1) <= rounds <= MOST_ROUNDS:
+        raise ConfigError(
+            ROUNDS, str(rounds), f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
+        )
+    if rounds == done < before.rounds and rounds % every:
+        raise ConfigError(
+            ROUNDS,
+            str(rounds),
+            f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
+            f"a run is; more than {done}",
+        )
+    ended = directory.read(folder)["status"] == "finished"
+    if rounds > before.rounds and ended and before.rounds % every:
+        raise ConfigError(
+            ROUNDS,
+            str(rounds),
+            f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
+            f"{rounds} rounds with evaluation.every={every} would not have done; start a new run",
+        )
+    return config.model_copy(update={"experiment": before.model_copy(update={"rounds": rounds})})
+
+
+def check_extendable(spec: FederationSpec, before: int) -> None:
+    """Refuse another number of rounds where the method reads it.
+
+    Raises
+    ------
+    ConfigError
+        Naming what reads it.
+    """
+    config, algorithm = spec.config, spec.algorithm
+    reason = algorithm.needs_rounds()
+    if not reason and config.local.schedule == "cosine":
+        reason = "local.schedule: cosine"
+    name = config.algorithm.name
+    if not reason and registry.algorithms.is_own(name) and not _says(type(algorithm)):
+        module = sys.modules.get(type(algorithm).__module__)
+        source = inspect.getsource(module) if module is not None else ""
+        if f".{ROUNDS}" in source:
+            reason = (
+                f"your method {name}, whose file mentions .{ROUNDS} (if it does not depend on it, "
+                "let its needs_rounds return an empty text)"
+            )
+    if reason:
+        raise ConfigError(
+            ROUNDS,
+            str(config.rounds),
+            f"the first {before} rounds were trained with {reason}, which depends on the number "
+            "of rounds: a run that had as many from the start would have other bits; start a new "
+            "run",
+        )
+
+
+def record_rounds(folder: Path, config: Config) -> None:
+    """Write the new number into a run's folder: from here on it is an interrupted run of as many rounds."""
+    directory.save_config(folder, config)
+    (folder / directory.FINAL_DIAGNOSTICS).unlink(missing_ok=True)  # of models that go on learning
+    directory.update(
+        folder, status="interrupted", sha256=None, settings=settings_text(config, "run")
+    )
+
+
+def _says(method: type) -> bool:
+    """Return whether a user's method defines `needs_rounds` itself."""
+    return "needs_rounds" in vars(method)

@@ -15,11 +15,10 @@ from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
 from flray.config.shapes import read_partition
-from flray.devices.identity import check_alike
+from flray.devices.process import check_alike
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
-from flray.federation.diagnostic_files import PARTITION, save_partition
-from flray.federation.federation import FederationHandle, inline_federation
+from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import NO_GPU_NOW, await_first_node, own_node
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
@@ -30,15 +29,21 @@ from flray.interrupts import resume_hint
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import Reported, summarise_history
 from flray.records import directory
+from flray.records.events import history_of, read_events
 from flray.records.mirror import mirrored
-from flray.runs import extend, resume_checks
-from flray.runs.callbacks import RoundRecorder
+from flray.runs import resume_checks
 from flray.runs.code import check_code
-from flray.runs.figures import draw_figures
 from flray.runs.identity import code_of, save_provenance
-from flray.runs.loop import RoundLoop
-from flray.runs.progress import NullProgress, Progress, logged
-from flray.runs.session import NOTE, POSITIVE, RunSession, record_data, recording_failure, tracking
+from flray.runs.loop import NullProgress, Progress, RoundLoop, RoundRecorder, logged
+from flray.runs.session import (
+    NOTE,
+    POSITIVE,
+    RunSession,
+    draw_figures,
+    record_data,
+    recording_failure,
+    tracking,
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Result:
     @property
     def positive(self) -> str:
         """The class that sensitivity, F1 and so on are about; empty unless the task is binary."""
-        held = self.folder / PARTITION
+        held = self.folder / directory.PARTITION
         return str(read_partition(held).get("positive") or "") if held.is_file() else ""
 
     def _repr_html_(self) -> str:
@@ -160,37 +165,27 @@ def start(
     config: Config, *, address: str | None = None, progress: Progress | None = None
 ) -> Result:
     """Run a federation from a checked configuration; see `run`."""
-    experiment = config.experiment
+    experiment, progress = config.experiment, progress or NullProgress()
+    say = logged(progress.say)
     if uses_ray(experiment):
-        address = chosen_address(address, logged((progress or NullProgress()).say))
+        address = chosen_address(address, say)
     check_address(experiment, address)
     bits.require(experiment)
     spec = build_spec(experiment)
     if uses_ray(experiment) and address is None:
         PoolPlanner(spec, local_resources()).plan()
-    if experiment.tracking.uri is not None:
-        check(experiment.tracking.uri)
+    check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if uses_ray(experiment):  # before anything is created: it may be missing or too small
             available = stack.enter_context(ray_session(address, bits.variables(experiment)))
         if address is not None:
-            say = logged((progress or NullProgress()).say)
             PoolPlanner(spec, await_first_node(experiment, available, say)).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
-            directory.save_config(folder, config)
-            save_partition(partition_summary(spec), folder)
+            directory.save_partition(partition_summary(spec), folder)
             save_provenance(spec, folder)
-            directory.write(
-                folder,
-                "run",
-                {
-                    **directory.new_identity(experiment.resources.bits),
-                    **data_identity(spec),
-                    "code": code_of(experiment),
-                    "settings": resume_checks.settings_text(config, "run"),
-                },
-            )
-        return _run_to_end(spec, folder, address, progress or NullProgress())
+            code = code_of(experiment)
+            resume_checks.begin(folder, "run", config, code, **data_identity(spec))
+        return _run_to_end(spec, folder, address, progress)
 
 
 def resume(
@@ -237,21 +232,20 @@ def resume(
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds
     if rounds is not None:
-        config = extend.extended(folder, config, rounds)
+        config = resume_checks.extended(folder, config, rounds)
     experiment = config.experiment
     other = experiment.rounds != before
     if directory.read(folder)["status"] == "finished" and not other:
         return _result(folder, build_spec(experiment))
     resume_checks.check_own(folder, config)
-    if experiment.tracking.uri is not None:
-        check(experiment.tracking.uri)
+    check(experiment.tracking.uri)
     bits.require(experiment)
     labels = check_code(folder, code_of(experiment), other_code)
     labels |= resume_checks.check_cpu(folder, other_cpu)
     spec = build_spec(experiment)
     if other:
-        extend.check_extendable(spec, before)
-        extend.record(folder, config)
+        resume_checks.check_extendable(spec, before)
+        resume_checks.record_rounds(folder, config)
         labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
     return _run_to_end(spec, folder, address, progress or NullProgress(), labels, other_cpu)
 
@@ -344,7 +338,6 @@ def _federate(
     """Run the remaining rounds and return the digest."""
     say = logged(progress.say)
     with contextlib.ExitStack() as stack:
-        federation: FederationHandle
         if uses_ray(spec.config):
             # Imported here: Ray takes two seconds, which a run without it saves.
             from flray.federation.ray_backend.handle import RayFederation
@@ -356,7 +349,7 @@ def _federate(
             say(str(plan))
             if joined and plan.lacks_gpus(spec.config):
                 say(NO_GPU_NOW)
-            federation = RayFederation(spec, plan, say)
+            federation: Federation | RayFederation = RayFederation(spec, plan, say)
         else:
             federation = inline_federation(spec, say)
         stack.callback(federation.close)
@@ -380,11 +373,7 @@ def _federate(
 
 
 def _result(folder: Path, spec: FederationSpec) -> Result:
-    from flray.records.events import history_of, read_events
-
-    history = history_of(
-        event for event in read_events(folder / directory.JOURNAL) if event["type"] == "round"
-    )
+    history = history_of(read_events(folder))
     digest, metric = directory.read(folder).get("sha256"), spec.primary_metric
     if metric not in history or digest is None:
         raise FlrayError(

@@ -1,18 +1,28 @@
-"""Sessions of a run, trial or sweep: start or resume it, track it, record its end."""
+"""Sessions of a run, trial or sweep: start or resume it, track it, draw its figures, record its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flray.config.shapes import read_partition
+from flray.metrics.names import TEST_VIEWS, measure_name
+from flray.records import directory
+from flray.records.journal import Journal
+from flray.runs.identity import DATA, PLUGINS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from flray.config.experiment import Experiment
-from flray.config.shapes import read_partition
 from flray.errors import RayNotStartedError
-from flray.federation.diagnostic_files import PARTITION
 from flray.files.tracking_address import redact
-from flray.records import directory
 from flray.records.directory import RunStatus
-from flray.records.journal import Journal
 from flray.records.journal import Status as JournalStatus
 
 NOTE = "mlflow.note.content"
@@ -193,8 +203,8 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
 
 def record_held(journal: Journal, folder: Path) -> None:
     """Record the data set from an existing partition.json."""
-    if (folder / PARTITION).exists():
-        record_data(journal, read_partition(folder / PARTITION))
+    if (folder / directory.PARTITION).exists():
+        record_data(journal, read_partition(folder / directory.PARTITION))
 
 
 def identity_tags(folder: Path) -> dict[str, str]:
@@ -213,10 +223,80 @@ def identity_tags(folder: Path) -> dict[str, str]:
             ("mlflow.source.name", "command"),
             ("mlflow.source.git.commit", "commit"),
             ("mlflow.source.git.branch", "branch"),
-            ("git.changed", "changed"),
         )
         if source.get(part)
     }
     tags |= {"mlflow.source.type": "LOCAL"} if source else {}
     tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
     return {**tags, "flray.folder": str(folder)}
+
+
+_FURTHER_MEASURES = ("auc", "hausdorff95")
+"""Measures besides the task's primary one that get a figure if the task has them."""
+
+
+def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
+    """Draw the figures of a run or of a sweep's trial from the files in its folder, and list them for MLflow.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder.
+    journal : Journal
+        Its journal.
+    metric : str
+        The primary metric; empty if nothing was measured.
+    """
+    # Imported here: matplotlib takes a second, and only the end of a run needs it.
+    from flray.drawing.canvas import save_figure
+    from flray.drawing.grids import PartitionCounts, draw_partition
+
+    figures = _draw_metrics(journal.history(), measure_name(metric))
+    if (folder / directory.PARTITION).exists():
+        record = read_partition(folder / directory.PARTITION)
+        figures["partition.png"] = draw_partition(PartitionCounts.from_record(record))
+    for name, figure in figures.items():
+        save_figure(figure, folder / directory.FIGURES / name)
+        journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)
+    journal.artifact(directory.CONFIG)
+    for name in (
+        directory.PARTITION,
+        DATA,
+        directory.INITIAL_DIAGNOSTICS,
+        directory.FINAL_DIAGNOSTICS,
+    ):
+        if (folder / name).exists():
+            journal.artifact(name)
+    if (folder / PLUGINS).is_dir():
+        journal.artifact(PLUGINS, PLUGINS)
+
+
+def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:
+    """Return the learning curves and the clients' last values by the names of their files."""
+    from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines  # start-up
+
+    figures: dict[str, Figure] = {}
+    for name in (measure, *(other for other in _FURTHER_MEASURES if other != measure)):
+        lines = []
+        for view in TEST_VIEWS:
+            if f"{view}/{name}" in history:
+                measured = history[["round", f"{view}/{name}"]].dropna()
+                lines.append(Line(f"{view}/{name}", *measured.to_numpy(dtype=float).T))
+        if lines:
+            file = "curves.png" if name == measure else f"curves-{name}.png"
+            figures[file] = draw_lines([LinePanel("", lines)], "round", name)
+    for view in ("personal/local", "global/local"):
+        metric = f"{view}/{measure}"
+        evaluated = history[history[metric].notna()] if metric in history else history.iloc[:0]
+        if len(evaluated):
+            prefix = f"{metric}/client/"
+            last = evaluated.iloc[-1].dropna()
+            values = {
+                str(name).removeprefix(prefix): float(value)
+                for name, value in last.items()
+                if str(name).startswith(prefix)
+            }
+            if values:
+                figures["clients.png"] = draw_clients(values, metric)
+            break
+    return figures

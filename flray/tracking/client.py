@@ -160,8 +160,7 @@ def connect(uri: str) -> Any:
         if database is None:
             return call(uri, mlflow.MlflowClient, tracking_uri=uri)
         _prepare_database(uri, database)
-        with _store_address(database) as address:
-            return call(uri, mlflow.MlflowClient, tracking_uri=address)
+        return call(uri, mlflow.MlflowClient, tracking_uri=f"sqlite:///{database}")
 
 
 def _import_mlflow() -> Any:
@@ -194,37 +193,14 @@ def _prepare_database(uri: str, database: Path) -> None:
             made = database.with_name(f".{database.name}.new")
             for rest in (made, made.with_name(f"{made.name}-journal")):  # left by a killed process
                 rest.unlink(missing_ok=True)
-            with _store_address(made) as address:
-                store = call(uri, SqlAlchemyStore, address, str(database.parent / "mlruns"))
+            artifacts = str(database.parent / "mlruns")
+            store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", artifacts)
             store.engine.dispose()
             made.replace(database)
     except OSError as error:
         raise TrackingRejectedError(
             f"tracking database {database}: {error.strerror or error}; name another one"
         ) from error
-
-
-@contextlib.contextmanager
-def _store_address(database: Path) -> Iterator[str]:
-    """Yield a file's address escaped for SQLAlchemy: a plain ? or % would open another file, or none."""
-    if not set("?%") & set(str(database)):
-        yield f"sqlite:///{database}"
-        return
-    from sqlalchemy.engine import URL, make_url
-
-    address = str(URL.create("sqlite", database=str(database)).render_as_string())
-    if make_url(address).database != str(database):  # before 2.1 it could not escape them
-        raise TrackingRejectedError(
-            f"tracking database {database}: SQLAlchemy takes no name with ? or %; name another"
-        )
-    try:
-        yield address
-    finally:
-        # MLflow takes the address for a path and makes the folders of it.
-        for stray in Path(address.removeprefix("sqlite:///")).parents:
-            with contextlib.suppress(OSError):
-                if stray not in database.parents:
-                    stray.rmdir()
 
 
 @contextlib.contextmanager
@@ -318,37 +294,22 @@ def _one_line(text: str) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-_limits_lock = threading.Lock()
-_limits_held = 0
-_limits_stack = contextlib.ExitStack()
-
-
 @contextlib.contextmanager
 def http_limits() -> Iterator[None]:
     """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
 
     MLflow reads these limits from the environment at every request, so the environment changes
-    while at least one such context is open and is restored by the last one. A timeout that the
-    user has set stays.
+    during the block. A timeout that the user has set stays.
     """
-    global _limits_held
-    with _limits_lock:
-        _limits_held += 1
-        if _limits_held == 1:
-            timeout = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT))
-            limits = {
-                "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-                "MLFLOW_HTTP_REQUEST_TIMEOUT": timeout,
-                "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-            }
-            _limits_stack.enter_context(environment(limits))
-    try:
+    limits = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": os.environ.get(
+            "MLFLOW_HTTP_REQUEST_TIMEOUT", str(HTTP_TIMEOUT)
+        ),
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    }
+    with environment(limits):
         yield
-    finally:
-        with _limits_lock:
-            _limits_held -= 1
-            if _limits_held == 0:
-                _limits_stack.close()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Tune callback: record every round in the trial's journal."""
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -12,20 +13,12 @@ from ray.tune import Callback
 
 from flray.config.experiment import Config
 from flray.errors import one_line
-from flray.federation.diagnostic_files import (
-    FINAL_DIAGNOSTICS,
-    INITIAL_DIAGNOSTICS,
-    PARTITION,
-    save_encoded,
-    save_partition,
-)
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
+from flray.federation.worker.diagnostics import save_encoded
 from flray.records import directory
-from flray.runs.callbacks import RoundRecorder
-from flray.runs.progress import logged
+from flray.runs.loop import RoundRecorder, logged
 from flray.runs.session import EndStatus, RunSession, record_data
-from flray.tracking.background import Tracker
-from flray.tracking.sync import parent_of
+from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
 from flray.tuning.summary import ReportPage, Standing, SweepProgress
@@ -139,22 +132,18 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         for line in report["lines"]:
             self._say(f"trial {number}: {line}")
         self._save_diagnostics(number, report)
+        # Rounds of the trial's checkpoint that the journal lacks, and then those of the step: a
+        # checkpoint is written before its rounds are reported.
         rounds = report["rounds"]
-        # Rounds of the trial's checkpoint that the journal lacks: it is written before they are
-        # reported.
-        for round_, metrics in report["carried"]:
+        newest = enumerate(rounds, start=done - len(rounds) + 1)
+        for round_, metrics in itertools.chain(report["carried"], newest):
             self._left -= recorder.round(round_, metrics)
             self._settings.add(number, round_, metrics)
+        self._done[number] = max(self._done[number], done)
         if not rounds:
-            self._done[number] = max(self._done[number], done)
             return
-        for round_, metrics in enumerate(rounds, start=done - len(rounds) + 1):
-            recorder.round(round_, metrics)
-            self._settings.add(number, round_, metrics)
         recorder.journal.sync()
-        self._done[number] = done
         self._rounds_run += len(rounds)
-        self._left -= len(rounds)
         pace = (time.monotonic() - (self._begun or 0.0)) / self._rounds_run
         self._progress.round(
             number,
@@ -168,9 +157,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def _save_diagnostics(self, number: str, report: Mapping[str, Any]) -> None:
         """Save diagnostics for the report's figures."""
         folder = TrialFolder(self._sweep, number).path
-        if report.get(PARTITION):
-            save_partition(report[PARTITION], folder)
-            held = report[PARTITION]
+        if report.get(directory.PARTITION):
+            directory.save_partition(report[directory.PARTITION], folder)
+            held = report[directory.PARTITION]
             record_data(self._sessions[number].journal, held)
             self._settings.data(number, held)
             self._sessions[number].journal.tags(
@@ -182,7 +171,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
                     **{f"origin.{name}": origin for name, origin in held["origins"].items()},
                 }
             )
-        for name in (INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
+        for name in (directory.INITIAL_DIAGNOSTICS, directory.FINAL_DIAGNOSTICS):
             if report.get(name):
                 save_encoded(report[name], folder / name)
 

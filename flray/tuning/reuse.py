@@ -25,13 +25,12 @@ from flray.config.experiment import Config, Experiment
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
-from flray.federation.diagnostic_files import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.federation.federation import inline_federation
 from flray.files import storage
 from flray.files.border import FILE_BYTES, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.events import read_events
+from flray.records.events import read_events, rounds_of
 from flray.records.trial_checkpoints import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
@@ -39,7 +38,7 @@ from flray.runs.session import record_held
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 
-FILES = (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS)
+FILES = (directory.PARTITION, directory.INITIAL_DIAGNOSTICS, directory.FINAL_DIAGNOSTICS)
 """What a trial leaves besides its history and its checkpoints."""
 _READERS = 16
 
@@ -75,6 +74,8 @@ class FinishedRecord(TypedDict):
     rounds: int
     metric: str
     gpus: NotRequired[list[dict[str, str]]]
+    cpu: NotRequired[dict[str, Any]]
+    versions: NotRequired[dict[str, str]]
     code: NotRequired[Code | None]
 
 
@@ -243,7 +244,8 @@ def _check_values(folder: Path, source: Path, metric: str, experiment: Experimen
         here = federation.evaluate()
     finally:
         federation.close()
-    last = max(_rounds(source), key=lambda event: int(event["round"]))["metrics"]
+    rounds = rounds_of(read_events(source))
+    last = rounds[max(rounds)]
     if experiment.evaluation.protocol == "last" and metric in here:
         here["score"] = here[metric]
     evaluated = [name for name in last if name in here or name.rpartition("/")[0] in VIEWS]
@@ -295,10 +297,7 @@ def file_digests(folder: Path) -> dict[str, Any]:
             if (folder / name).is_file()
         },
         "history": hashlib.sha256(
-            json.dumps(
-                sorted((event["round"], event["metrics"]) for event in _rounds(folder)),
-                sort_keys=True,
-            ).encode()
+            json.dumps(sorted(rounds_of(read_events(folder)).items()), sort_keys=True).encode()
         ).hexdigest(),
     }
 
@@ -319,12 +318,6 @@ def verify_files(folder: Path, record: Mapping[str, Any]) -> None:
             raise FlrayError(f"{folder / name} is not what it left (SHA-256)")
 
 
-def _rounds(folder: Path) -> list[dict[str, Any]]:
-    """Return the rounds of a journal, the last record of each."""
-    events = read_events(folder / directory.JOURNAL)
-    return list({event["round"]: event for event in events if event["type"] == "round"}.values())
-
-
 def _copy(
     source: Path,
     found: FinishedTrial,
@@ -341,7 +334,8 @@ def _copy(
     session = folder.begin(point, directory.read(sweep), config)
     try:
         record_held(session.journal, folder.path)
-        for event in _rounds(source):
+        events = read_events(source)
+        for event in {e["round"]: e for e in events if e["type"] == "round"}.values():
             session.journal.append(event)
         session.journal.tags({**_tags(source), "taken_over": found.name})
         kept = ("sha256", "rounds", "metric", "files", "history", "gpus")

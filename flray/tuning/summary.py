@@ -27,8 +27,7 @@ from flray.records.events import read_events
 from flray.records.journal import Journal
 from flray.results.choices import tuning_frame
 from flray.results.sweep import TEST, SweepResult
-from flray.runs.figures import draw_figures
-from flray.runs.session import NOTE
+from flray.runs.session import NOTE, draw_figures
 from flray.startup import usable_cpus
 from flray.tuning.space import TrialSpec, setting_title
 from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder, complete_settings, trial_folders

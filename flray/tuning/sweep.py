@@ -2,9 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -12,14 +11,10 @@ from flray import bits
 from flray.config import suites
 from flray.config.arms import flatten_setting
 from flray.config.experiment import Config
-from flray.config.loader import load
 from flray.config.selection import choice_line
-from flray.data.inventory import stood_in_for
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
-from flray.files.tracking_address import check
-from flray.interrupts import resume_hint
 from flray.records import directory
 from flray.records.mirror import mirrored
 from flray.records.trial_checkpoints import TUNE
@@ -27,24 +22,16 @@ from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult
 from flray.runs import resume_checks
-from flray.runs.code import Code, check_code
+from flray.runs.code import Code
 from flray.runs.identity import code_of, run_identity
-from flray.runs.progress import NullProgress, logged
+from flray.runs.loop import logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
-from flray.tracking.background import Tracker
-from flray.tracking.sync import run_directories
+from flray.tracking.background import Tracker, run_directories
+from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.space import (
-    TrialSpec,
-    enumerate_settings,
-    first_values,
-    resolve_sweep,
-    sweep_tags,
-    trial_specs,
-)
 from flray.tuning.summary import ReportWriter, SweepProgress, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
@@ -54,83 +41,7 @@ from flray.tuning.trial_store import (
 )
 
 
-def tune(
-    config: Config,
-    *,
-    address: str | None = None,
-    progress: SweepProgress | None = None,
-    write_report: ReportWriter | None = None,
-) -> SweepResult:
-    """Run a sweep, given its `resolved` configuration; see `flray.api.tune`, which passes the report writer."""
-    with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
-        sweep.check()
-        if config.experiment.tracking.uri is not None:
-            check(config.experiment.tracking.uri)
-        sweep.start_ray()
-        with directory.new_folder(config.experiment.output, config.experiment.name) as folder:
-            directory.save_config(folder, config)
-            directory.write(
-                folder,
-                "sweep",
-                {
-                    **directory.new_identity(config.experiment.resources.bits),
-                    "code": sweep.code,
-                    "settings": resume_checks.settings_text(config, "sweep"),
-                },
-            )
-        with resume_hint(folder):
-            return sweep.drive(folder)
-
-
-def plan(config: Config, address: str | None) -> list[tuple[TrialSpec, FinishedTrial | None]]:
-    """Return the trials of a sweep, given its `resolved` configuration; see `flray.api.plan`."""
-    with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, NullProgress(), stack, None)
-        sweep.check()
-        return sweep.find()
-
-
-def resolved(
-    source: str | Path | Mapping[str, Any] | Config,
-    overrides: Iterable[str],
-    smoke: bool,
-    replaced: Mapping[str, Any],
-) -> Config:
-    """Return the checked configuration of a sweep; see `flray.api.tune`."""
-    config = load(source, [*overrides, *replaced.items()])
-    return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
-
-
-def resume(
-    folder: Path,
-    *,
-    address: str | None = None,
-    progress: SweepProgress | None = None,
-    plugins: Sequence[str] = (),
-    other_cpu: bool = False,
-    other_code: bool = False,
-    write_report: ReportWriter | None = None,
-) -> SweepResult:
-    """Continue a sweep; see `flray.api.resume`."""
-    config = resolve_sweep(resume_checks.load_config(folder, plugins))
-    resume_checks.check_unchanged(folder, config)
-    with contextlib.ExitStack() as stack:
-        sweep = _Sweep(config, address, progress or NullProgress(), stack, write_report)
-        if directory.read(folder)["status"] == "finished" and all(
-            f.status in TERMINAL_STATUSES for f in trial_folders(folder)
-        ):
-            return SweepResult(folder)
-        resume_checks.check_own(folder, config)
-        sweep.check(folder)
-        labels = check_code(folder, sweep.code, other_code)
-        labels |= resume_checks.check_cpu(folder, other_cpu)
-        sweep.other_gpus = other_cpu
-        with resume_hint(folder):
-            return sweep.drive(folder, labels)
-
-
-def _check_reference(config: Config, points: Sequence[TrialSpec]) -> None:
+def _check_reference(config: Config, points: Sequence[space.TrialSpec]) -> None:
     """Refuse a reference that is not one of the compared settings."""
     reference = config.sweep.reference
     if reference is None:
@@ -158,8 +69,8 @@ def _check_reference(config: Config, points: Sequence[TrialSpec]) -> None:
         )
 
 
-class _Sweep:
-    """A sweep from its checked configuration to its result.
+class Sweep:
+    """A sweep from its checked configuration to its result; `flray.api` drives it.
 
     Parameters
     ----------
@@ -194,7 +105,7 @@ class _Sweep:
         self._notify = logged(progress.say)
         self._address = chosen_address(address, self._notify)
         self._write_report = write_report
-        self._points: dict[str, TrialSpec] = {}
+        self._points: dict[str, space.TrialSpec] = {}
         self._phases: Phases | None = None
         self._others = FinishedTrials(
             config.experiment.output, self._notify, empty=not config.sweep.reuse
@@ -217,15 +128,15 @@ class _Sweep:
         if sweep.search == "optuna":
             known = suggested_settings(folder, len(sweep.seeds)) if folder is not None else []
         else:
-            known = enumerate_settings(self._config) if sweep.tune is None else []
+            known = space.enumerate_settings(self._config) if sweep.tune is None else []
         if sweep.tune is not None or sweep.until is not None:
             self._phases = Phases(self._config, known)
             probes = list(self._phases.probes())
         else:
-            self._points = {point.number: point for point in trial_specs(self._config, known)}
+            self._points = {point.number: point for point in space.trial_specs(self._config, known)}
             probes = list(self._points.values())
             if not known:  # a search has suggested none so far
-                probes = trial_specs(self._config, [first_values(self._config.space)])
+                probes = space.trial_specs(self._config, [space.first_values(self._config.space)])
         if known or self._phases is not None:
             _check_reference(self._config, probes)
         import ray
@@ -257,7 +168,7 @@ class _Sweep:
             name=f"{experiment.name} {folder.name}",
             # Names of arms are the user's own words, not names of parameters.
             params={key: v for key, v in settings.items() if not key.startswith("arms.")},
-            tags={**sweep_tags(config), "flray.kind": "sweep"},
+            tags={**space.sweep_tags(config), "flray.kind": "sweep"},
             labels=labels,
         )
         self._stack.callback(session.close)
@@ -292,7 +203,7 @@ class _Sweep:
             session.end("finished", tracked_as="FAILED" if result.all_failed else None)
         return result
 
-    def find(self) -> list[tuple[TrialSpec, FinishedTrial | None]]:
+    def find(self) -> list[tuple[space.TrialSpec, FinishedTrial | None]]:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
         first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
         points = first.points if first is not None else ()
@@ -309,14 +220,14 @@ class _Sweep:
         while (batch := self._phases.next(folder)) is not None:
             yield batch
 
-    def _sought(self, point: TrialSpec) -> Sought:
+    def _sought(self, point: space.TrialSpec) -> Sought:
         experiment = point.experiment
         data, metric = self._resources.fingerprint(experiment), metric_of(self._config, point)
         identity, gpus = run_identity(experiment, metric, data), self._resources.gpus(experiment)
         return Sought(identity, gpus, code_of(experiment))
 
     def _create(
-        self, folder: Path, points: Sequence[TrialSpec], notify: Callable[[str], None]
+        self, folder: Path, points: Sequence[space.TrialSpec], notify: Callable[[str], None]
     ) -> None:
         """Create the folders of trials, and take over what other sweeps have finished of them."""
         taken: list[str] = []

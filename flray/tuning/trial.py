@@ -18,29 +18,23 @@ from ray import tune
 from flray import bits, registry
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
-from flray.devices.identity import GpuIdentity, check_alike, difference
+from flray.devices.process import GpuIdentity, check_alike, difference
 from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
-from flray.federation.diagnostic_files import (
-    FINAL_DIAGNOSTICS,
-    INITIAL_DIAGNOSTICS,
-    PARTITION,
-    encode,
-)
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.client_actor import granted_device
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.handle import publish
-from flray.federation.ray_backend.handles import ObjectRef
 from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
+from flray.federation.ray_backend.pool import ObjectRef, granted_device
 from flray.federation.spec import FederationSpec, SharedDataset, partition_summary
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.federation.worker.diagnostics import encode
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
 from flray.metrics.summary import RunningReport, score_metric
+from flray.records import directory
 from flray.runs.loop import CheckpointPolicy
 from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.resources import Bundles, data_key
@@ -208,7 +202,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         if federation.rounds_done == 0:
             self._first = [self._diagnose(False)]
         for found in self._first:
-            report |= {PARTITION: partition_summary(federation.spec), INITIAL_DIAGNOSTICS: found}
+            report |= {
+                directory.PARTITION: partition_summary(federation.spec),
+                directory.INITIAL_DIAGNOSTICS: found,
+            }
         until = time.monotonic() + self._step_seconds
         while not self._is_over():
             report["rounds"].append(self._round())
@@ -221,7 +218,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             report |= {
                 "sha256": federation.sha256(),
                 "gpus": self._gpus,
-                FINAL_DIAGNOSTICS: self._diagnose(True),
+                directory.FINAL_DIAGNOSTICS: self._diagnose(True),
             }
 
     def _is_over(self) -> bool:
@@ -230,7 +227,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _round(self) -> dict[str, float]:
         """Run one round and return its metrics."""
         result = self._federation.step()
-        publish(self._federation.spec, result)
         metrics = result.metrics
         self._check_measured(metrics)
         metrics["score"] = self._course.add(metrics)
@@ -300,7 +296,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             len(clients),
             clients[0].get("GPU", 0.0),
             ray.util.get_current_placement_group(),
-            0,
+            int(bool(bundles[0])),  # Tune leaves an empty one out
             samples,
         )
 

@@ -17,12 +17,12 @@ from flray.errors import FlrayError
 from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.directory import RunStatus, TrialRecord
-from flray.records.events import JOURNAL, read_events
+from flray.records.events import JOURNAL, read_events, rounds_of
 from flray.records.journal import Journal
 from flray.records.trial_checkpoints import TRIALS
 from flray.runs.code import Code
 from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
-from flray.tracking.sync import SETTINGS
+from flray.tracking.background import SETTINGS
 from flray.tuning.space import (
     TrialSpec,
     Values,
@@ -163,18 +163,14 @@ class TrialFolder:
 
     def rounds_recorded(self) -> int:
         """Return the last round before the journal's first gap."""
-        there = {
-            event["round"] for event in read_events(self.path / JOURNAL) if event["type"] == "round"
-        }
+        there = rounds_of(read_events(self.path / JOURNAL))
         return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
 
     def scores(self) -> list[tuple[int, float]]:
         """Return round and score of every recorded round."""
-        return [
-            (event["round"], event["metrics"]["score"])
-            for event in read_events(self.path / JOURNAL)
-            if event["type"] == "round" and not math.isnan(event["metrics"].get("score", math.nan))
-        ]
+        rounds = rounds_of(read_events(self.path / JOURNAL))
+        scores = {number: metrics.get("score", math.nan) for number, metrics in rounds.items()}
+        return [(number, score) for number, score in scores.items() if not math.isnan(score)]
 
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:
@@ -301,7 +297,7 @@ def complete_settings(sweep: Path) -> None:
         events = read_events(path)
         if events and events[-1]["type"] == "end":
             continue
-        known = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
+        known = rounds_of(events)
         trials = members.get(path.parent.name, [])
         rounds = [found for trial in trials if (found := _recorded(sweep, trial.name))]
         with Journal(path) as journal:
@@ -342,8 +338,5 @@ def _compared(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _recorded(sweep: Path, trial: str) -> Rounds:
     """Return the rounds in a trial's journal."""
-    return {
-        event["round"]: _compared(event["metrics"])
-        for event in read_events(sweep / TRIALS / trial / JOURNAL)
-        if event["type"] == "round"
-    }
+    rounds = rounds_of(read_events(sweep / TRIALS / trial / JOURNAL))
+    return {number: _compared(metrics) for number, metrics in rounds.items()}

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import tempfile
 import uuid
 import warnings
@@ -28,6 +27,7 @@ from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 from flray.records import directory
 from flray.records.trial_checkpoints import TUNE, remove_old_checkpoints
+from flray.startup import environment
 from flray.tuning.callback import TrialRecorder, TuneTrial
 from flray.tuning.checkpoint_store import CheckpointStore, start_keeper
 from flray.tuning.phases import metric_of
@@ -335,22 +335,16 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
     """Keep Ray's and Tune's own reports off the terminal; the recorder notifies the user."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air", "ray.data")]
     levels = [logger.level for logger in loggers]
-    os.environ.update(ENVIRONMENT)
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with environment(ENVIRONMENT):
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from flray.tracking.sync import run_directories
+from flray.tracking.background import run_directories
 
 VARIES = ("time/", "memory/", "system/", "train/seconds")
 """Metrics that measure the machine."""

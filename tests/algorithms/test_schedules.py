@@ -7,7 +7,7 @@ import pytest
 
 from flray.algorithms.client import learning_rate
 from flray.config.experiment import Local
-from flray.runs.extend import check_extendable
+from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.messages import refused

@@ -16,7 +16,7 @@ import flray
 from flray import bits
 from flray.cli.main import invoke
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.client_actor import ClientActor
+from flray.federation.ray_backend.pool import ClientActor
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools

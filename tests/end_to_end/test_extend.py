@@ -13,7 +13,7 @@ from flray.algorithms.base import Algorithm
 from flray.federation.federation import Federation
 from flray.interrupts import InterruptedRunError
 from flray.records import directory
-from flray.runs.extend import parse_rounds
+from flray.runs.resume_checks import parse_rounds
 from flray.runs.runner import Result
 from tests.helpers import small
 from tests.messages import mistyped, refused

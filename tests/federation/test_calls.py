@@ -23,8 +23,8 @@ from flray.federation.messages import (
 )
 from flray.federation.ray_backend import executor as scheduling
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.handles import ReplyInCall
 from flray.federation.ray_backend.nodes import ship_user_modules
+from flray.federation.ray_backend.pool import ReplyInCall
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.functional import weighted_mean
 from tests.end_to_end.pool import Pools

@@ -16,9 +16,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.records.journal import Journal
-from flray.runs.callbacks import RoundRecorder
-from flray.runs.loop import RoundLoop
-from flray.runs.progress import NullProgress
+from flray.runs.loop import NullProgress, RoundLoop, RoundRecorder
 from tests.helpers import built
 from tests.messages import refused
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from flray import registry
-from flray.federation.diagnostic_files import encode, save_encoded
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.spec import partition_summary
-from flray.federation.worker.diagnostics import evenly_spaced
+from flray.federation.worker.diagnostics import encode, evenly_spaced, save_encoded
 from tests.algorithms.helpers import federation_of, gaussian_clients, settings_for, spec_of
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))

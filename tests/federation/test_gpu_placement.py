@@ -2,18 +2,21 @@
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from flray import api
 from flray.config.loader import load
 from flray.errors import DataError
 from flray.federation.building import build_spec
 from flray.federation.ray_backend import placement
-from flray.federation.ray_backend.client_actor import ClientActor
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import make_plan
+from flray.federation.ray_backend.pool import ClientActor
+from flray.records.events import read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
 
@@ -133,3 +136,23 @@ def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -
         actor = ray.remote(ClientActor).options(num_gpus=1, runtime_env=blind).remote(spec, 1)
         with pytest.raises(DataError, match=r"torch .* sees none: install a build of torch"):
             ray.get(actor.describe.remote())
+
+
+@pytest.mark.slow
+def test_the_actors_of_a_trial_leave_the_bundle_of_its_server_alone(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    """One that was put there would never start, and the others would do its work."""
+    trained = trained_at_the_server(digits).model_dump(mode="json")
+    resources = {"executor": "ray", "actors": 2, "gpus_per_actor": 0.25}
+    content = {
+        **digits,
+        **{name: trained[name] for name in ("algorithm", "public")},
+        "rounds": 2,
+        "resources": resources,
+        "tracking": {"uri": None},
+    }
+    with joined_cluster({"num_cpus": 3, "num_gpus": 1}):
+        result = api.tune({"experiment": content, "sweep": {"seeds": [0]}})
+    events = rounds_of(read_events(next((result.folder / "trials").iterdir())))
+    assert {"memory/peak/actor/0", "memory/peak/actor/1"} <= events[2].keys()

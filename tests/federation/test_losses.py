@@ -14,9 +14,7 @@ from flray.federation.ray_backend import losses
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal
 from flray.runs import runner
-from flray.runs.callbacks import RoundRecorder
-from flray.runs.loop import RoundLoop
-from flray.runs.progress import NullProgress
+from flray.runs.loop import NullProgress, RoundLoop, RoundRecorder
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
 from tests.messages import refused

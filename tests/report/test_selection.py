@@ -12,7 +12,7 @@ from flray.reporting.render import markdown
 from flray.results.build_table import build_table
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult
-from flray.runs.progress import NullProgress
+from flray.runs.loop import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
@@ -65,8 +65,8 @@ def test_the_sweep_says_so_before_it_starts(
     def stop(*_: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(sweeps._Sweep, "_connect", lambda self: {})
-    monkeypatch.setattr(sweeps._Sweep, "_run", stop)
+    monkeypatch.setattr(sweeps.Sweep, "_connect", lambda self: {})
+    monkeypatch.setattr(sweeps.Sweep, "_run", stop)
     settings = small(partition={"name": "iid", "clients": 2}, output=str(tmp_path / "runs"))
     content = {"experiment": settings, "space": RATES}
     chosen = (

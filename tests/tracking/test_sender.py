@@ -210,7 +210,7 @@ def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(to: Sending) ->
 def test_what_cannot_be_sent_does_not_hold_up_the_rest(to: Sending) -> None:
     (to.folder / "secret").write_text("not part of the run")
     journal = to.start(params={"lr": "0.1"})
-    journal.params({"lr": "0.2"})
+    journal.append({"type": "params", "params": {"lr": "0.2"}})  # of an older flray
     journal.artifact("gone.png")
     journal.artifact("../secret")
     journal.record_round(0, {"loss": 1.0})

@@ -14,8 +14,7 @@ import pytest
 
 from flray.records.journal import Journal
 from flray.tracking import client
-from flray.tracking.background import Tracker
-from flray.tracking.sync import sync
+from flray.tracking.background import Tracker, sync
 from tests.tracking.helpers import Sending, Server, recorded, wait
 
 pytestmark = pytest.mark.timeout(400)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from flray.tracking.background import SyncReport, sync
 from flray.tracking.exporter import MlflowExporter
-from flray.tracking.sync import SyncReport, sync
 from tests.messages import refused
 from tests.tracking.helpers import Sending
 

@@ -2,6 +2,10 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+import pytest
+
+from flray.errors import FlrayError
+from flray.files.tracking_address import check
 from flray.tracking.client import Cursor, save_cursor, ui_links
 from tests.tracking.helpers import Sending
 
@@ -22,8 +26,19 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
 
 
-def test_a_database_in_a_folder_of_any_name_is_the_one_that_is_written(tmp_path: Path) -> None:
-    folder = tmp_path / "100%20 what?x=1#y 'z' ü"
+def test_a_database_that_sqlalchemy_would_look_for_elsewhere_is_refused(tmp_path: Path) -> None:
+    for name in ("100%20", "what?x=1"):
+        with pytest.raises(
+            FlrayError, match=r"no \? and no % may be in a database's name or folder"
+        ):
+            check(f"sqlite:///{tmp_path / name / 'mlflow.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_in_a_folder_of_any_other_name_is_the_one_that_is_written(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "100 x=1#y 'z' ü"
     folder.mkdir()
     to = Sending(tmp_path, f"sqlite:///{folder / 'mlflow.db'}")
     with to.start() as journal:

@@ -17,10 +17,10 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.federation import checkpoint
-from flray.federation.diagnostic_files import INITIAL_DIAGNOSTICS, PARTITION
 from flray.metrics.summary import summarise_history
+from flray.records.directory import INITIAL_DIAGNOSTICS, PARTITION
 from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
-from flray.runs.progress import NullProgress
+from flray.runs.loop import NullProgress
 from flray.tuning import trial as trial_module
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
@@ -182,7 +182,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
 ) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
     one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
-    monkeypatch.setattr("flray.federation.worker.client_runner.gpu_identity", lambda device: one)
+    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: one)
     trial = trial_of(content, str(tmp_cwd), gpus=1.0)
     for _ in range(2):
         trial.step()
@@ -190,7 +190,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
     assert ended["gpus"] == [one]
 
     other = {**one, "model": "Other"}
-    monkeypatch.setattr("flray.federation.worker.client_runner.gpu_identity", lambda device: other)
+    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: other)
     refused = json.loads(trial_of(content, str(tmp_cwd), 1, 1.0).step()["report"])
     assert "began on One" in refused["failure"] and "--other-hardware" in refused["failure"]
     allowed = trial_of(content, str(tmp_cwd), 1, 1.0, others=True)

@@ -19,17 +19,15 @@ import ray.exceptions
 from flray.errors import DataError, RunFailedError
 from flray.federation.failures import Failure, ObjectLostError, error_summary
 from flray.federation.messages import Executor, Ref, TaskBlock, TaskBlockResult
-from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, Place, ReplyInCall
-from flray.federation.ray_backend.losses import (
-    ACTOR_DIED_ERRORS,
-    LOOK_SECONDS,
-    OBJECT_LOST_ERRORS,
-    OBJECT_LOST_MESSAGE,
-    cause_of_loss,
-    last_line,
-    node_is_gone,
+from flray.federation.ray_backend import losses
+from flray.federation.ray_backend.pool import (
+    ActorPool,
+    InFlight,
+    ObjectRef,
+    Place,
+    PoolWorker,
+    ReplyInCall,
 )
-from flray.federation.ray_backend.pool import ActorPool, InFlight, PoolWorker
 from flray.trees import Packed
 
 MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
@@ -74,8 +72,8 @@ class RayExecutor(ActorPool, Executor):
     def _get(self, reference: ObjectRef) -> Any:
         try:
             return ray.get(reference)
-        except OBJECT_LOST_ERRORS as error:
-            raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+        except losses.OBJECT_LOST_ERRORS as error:
+            raise ObjectLostError(losses.OBJECT_LOST_MESSAGE) from error
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
@@ -183,7 +181,7 @@ class TaskScheduler:
         }
         begun = time.monotonic()
         left = math.inf if self._deadline is None or not waiting else self._deadline - begun
-        seconds = max(0.0, min(left, LOOK_SECONDS))
+        seconds = max(0.0, min(left, losses.LOOK_SECONDS))
         ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=seconds)
         self._pool.look_at_nodes(ref for done in self._done.values() for ref in done.references)
         if self._deadline is not None and not waiting:
@@ -200,14 +198,14 @@ class TaskScheduler:
         worker, call = waiting[ready[0]]
         try:
             outcome = ray.get(call.outcome)
-        except ACTOR_DIED_ERRORS as error:
+        except losses.ACTOR_DIED_ERRORS as error:
             self._on_actor_died(worker, error)
             return
-        except OBJECT_LOST_ERRORS as error:
-            raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+        except losses.OBJECT_LOST_ERRORS as error:
+            raise ObjectLostError(losses.OBJECT_LOST_MESSAGE) from error
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, OBJECT_LOST_ERRORS):
-                raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+            if isinstance(error.cause, losses.OBJECT_LOST_ERRORS):
+                raise ObjectLostError(losses.OBJECT_LOST_MESSAGE) from error
             if len(call.positions) > 1:
                 self._run_alone(call)
             else:
@@ -217,7 +215,7 @@ class TaskScheduler:
             self._done.update(zip(call.positions, answers, strict=True))
             self._largest = max(self._largest, *(answer.up for answer in answers))
             if worker.node in self._pool.nodes.leaving:
-                self._pool.nodes.copy_here(ref for one in answers for ref in one.references)
+                self._pool.copy_here(ref for one in answers for ref in one.references)
         worker.waiting.remove(call)
         self._fill_queues()
 
@@ -244,14 +242,14 @@ class TaskScheduler:
             if isinstance(error.cause, DataError):
                 raise error.cause from None
             raise
-        except ACTOR_DIED_ERRORS as error:
+        except losses.ACTOR_DIED_ERRORS as error:
             self._failed_starts.append(error)
             most = self._pool.config.faults.attempts * len(self._pool.workers)
             if len(self._failed_starts) > most:
-                self._failed_starts = [e for e in self._failed_starts if not node_is_gone(e)]
+                self._failed_starts = [e for e in self._failed_starts if not losses.node_is_gone(e)]
             if len(self._failed_starts) > most:
                 raise RunFailedError(
-                    f"client actors die while they start: {last_line(error)}"
+                    f"client actors die while they start: {losses.last_line(error)}"
                 ) from error
             self._pool.replace(worker)
         self._fill_queues()
@@ -281,18 +279,20 @@ class TaskScheduler:
         self._pool.replace(worker)
         self._put_back(*queued)
         position = first.positions[0]
-        losses, most = self._losses[position], self._pool.config.faults.attempts
+        lost, most = self._losses[position], self._pool.config.faults.attempts
         if len(first.positions) > 1:
             self._run_alone(first)
             self._fill_queues()
             return
-        losses.append((error, node))
-        if len(losses) >= most:
-            losses[:] = [lost for lost in losses if not node_is_gone(*lost)]
-        if len(losses) >= most:
+        lost.append((error, node))
+        if len(lost) >= most:
+            lost[:] = [one for one in lost if not losses.node_is_gone(*one)]
+        if len(lost) >= most:
             unit = "block" if self._blocks[position].summed else "task"
-            what = f"its actor died {len(losses)} times while running this {unit}"
-            self._fail(position, Failure(f"{what} ({cause_of_loss(error)})", trace=str(error)))
+            what = f"its actor died {len(lost)} times while running this {unit}"
+            self._fail(
+                position, Failure(f"{what} ({losses.cause_of_loss(error)})", trace=str(error))
+            )
         else:
             self._put_back(first)
         self._fill_queues()
@@ -316,7 +316,7 @@ class TaskScheduler:
             self._fill_queues()
 
 
-def _send(actor: ClientHandle, blocks: Sequence[TaskBlock]) -> list[ObjectRef]:
+def _send(actor: Any, blocks: Sequence[TaskBlock]) -> list[ObjectRef]:
     """Call an actor with blocks; return references to its results, and to each task's state.
 
     Ray resolves a reference only if it is an argument itself, so the tasks hold their places among

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-from ray.util.metrics import Gauge
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -17,53 +16,20 @@ from ray.util.scheduling_strategies import (
 )
 
 from flray import bits
-from flray.devices.identity import GpuIdentity
-from flray.devices.memory import resident_bytes
+from flray.devices.process import GpuIdentity, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, ServerLostError
 from flray.federation.federation import Federation, RoundResult
-from flray.federation.ray_backend.client_actor import granted_device
+from flray.federation.ray_backend import losses
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.ray_backend.handles import ObjectRef, PlacementGroup, ServerHandle
-from flray.federation.ray_backend.losses import (
-    ACTOR_DIED_ERRORS,
-    OBJECT_LOST_ERRORS,
-    OBJECT_LOST_MESSAGE,
-    last_line,
-)
 from flray.federation.ray_backend.nodes import node_mark, own_node, ship_user_modules
 from flray.federation.ray_backend.placement import Plan
+from flray.federation.ray_backend.pool import ObjectRef, granted_device
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_GAUGES: dict[str, Gauge] = {}
-
-
-def publish(spec: FederationSpec, result: RoundResult) -> None:
-    """Set the gauges after a round; a Ray without an agent for metrics has none."""
-    config, found = spec.config, result.metrics
-    tags = {
-        "name": config.name,
-        "algorithm": config.algorithm.name,
-        "data": config.data.name,
-        "seed": str(config.seed),
-    }
-    with contextlib.suppress(Exception):  # whatever becomes of them, training goes on
-        for name, value, words in (
-            ("round", float(result.number), "rounds done"),
-            ("score", found.get(spec.primary_metric), "the main test value, when last measured"),
-            (
-                "samples_per_second",
-                found.get("time/samples_per_second"),
-                "training samples per second of the last round",
-            ),
-        ):
-            if value is not None:
-                gauge = _GAUGES.get(name) or Gauge(f"flray_{name}", words, tag_keys=tuple(tags))
-                _GAUGES[name] = gauge
-                gauge.set(value, tags=tags)
 
 
 class ServerActor(Federation):
@@ -79,25 +45,16 @@ class ServerActor(Federation):
         The same object, to pass to the client actors.
     plan : Plan
         The pool's size and shares.
-    group : PlacementGroup or None
+    group : placement group
         Placement of the client actors.
-    first_bundle : int
-        Bundle of the first client actor.
     """
 
     _title = ""  # Ray asks for it also where the constructor fails
 
     def __init__(
-        self,
-        spec: FederationSpec,
-        spec_ref: list[ObjectRef],
-        plan: Plan,
-        group: PlacementGroup,
-        first_bundle: int,
+        self, spec: FederationSpec, spec_ref: list[ObjectRef], plan: Plan, group: object
     ) -> None:
-        executor = RayExecutor(
-            spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group, first_bundle
-        )
+        executor = RayExecutor(spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group)
         self._pool = executor
         self._title = f"{spec.config.name} {spec.config.algorithm.name}"
         self._lines: list[str] = []
@@ -131,9 +88,8 @@ class ServerActor(Federation):
         return value, lines
 
     def step(self) -> RoundResult:
-        """Run a round, show it in Ray's metrics, and see whether this node is to be saved from."""
+        """Run a round, and see whether this node is to be saved from."""
         result = super().step()
-        publish(self.spec, result)
         result.leaving = self._pool.nodes.leaves()
         return result
 
@@ -202,17 +158,17 @@ class RayFederation:
         self._server = self._start()
         self._under_way: ObjectRef | None = None
 
-    def _start(self) -> ServerHandle:
+    def _start(self) -> Any:
         # It writes checkpoints to the folder of the run, so it is where the driver is.
         place: object = NodeAffinitySchedulingStrategy(own_node(), soft=False)
         if self._plan.server_gpu:
             place = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=self._plan.actors
             )
-        server: ServerHandle = (
+        server: Any = (
             ray.remote(ServerActor)
             .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)
-            .remote(self._spec, [self._spec], self._plan, self._group, 0)
+            .remote(self._spec, [self._spec], self._plan, self._group)
         )
         return server
 
@@ -252,10 +208,10 @@ class RayFederation:
         """Return the server's result, and pass on the lines that came with it."""
         try:
             value, lines = ray.get(reference)
-        except ACTOR_DIED_ERRORS as error:
-            raise ServerLostError(f"the server actor died: {last_line(error)}") from error
-        except OBJECT_LOST_ERRORS as error:
-            raise ObjectLostError(OBJECT_LOST_MESSAGE) from error
+        except losses.ACTOR_DIED_ERRORS as error:
+            raise ServerLostError(f"the server actor died: {losses.last_line(error)}") from error
+        except losses.OBJECT_LOST_ERRORS as error:
+            raise ObjectLostError(losses.OBJECT_LOST_MESSAGE) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, FlrayError) or disk_is_full(error.cause):
                 raise error.cause from None

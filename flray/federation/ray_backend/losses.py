@@ -2,13 +2,11 @@
 
 import contextlib
 import time
-from collections.abc import Iterable
 
 import ray
 import ray.exceptions
 
 from flray.federation.ray_backend import private
-from flray.federation.ray_backend.handles import ReplyInCall
 
 ACTOR_DIED_ERRORS = (
     ray.exceptions.RayActorError,
@@ -96,9 +94,6 @@ def last_line(error: BaseException) -> str:
 LOOK_SECONDS = 1.0
 """Seconds between two looks; a cloud gives notice of 30 seconds at least."""
 
-COPY_SECONDS = 30.0
-"""Seconds that are waited for copies; those under way then go on."""
-
 
 class NodeWatch:
     """Knows which nodes Ray drains; asks for them at most once in `LOOK_SECONDS`.
@@ -130,23 +125,3 @@ class NodeWatch:
         if self.leaving and not self._own:
             self._own = ray.get_runtime_context().get_node_id()
         return self._own in self.leaving
-
-    def copy_here(self, objects: Iterable[object]) -> int:
-        """Copy objects that only such nodes hold to this one; return how many there were.
-
-        When the node of an object dies, Ray continues with the copy. If this node is leaving too,
-        nothing is copied.
-        """
-        whole = [one.call if isinstance(one, ReplyInCall) else one for one in objects]
-        found = list({one for one in whole if isinstance(one, ray.ObjectRef)})
-        if not found or self.leaves():
-            return 0
-        places = ray.experimental.get_object_locations(found)
-        alone = [
-            one
-            for one in found
-            if places[one]["node_ids"] and self.leaving.issuperset(places[one]["node_ids"])
-        ]
-        if alone:
-            ray.wait(alone, num_returns=len(alone), timeout=COPY_SECONDS, fetch_local=True)
-        return len(alone)

@@ -1,33 +1,239 @@
-"""The pool of client actors: started in a trial's or run's bundles, replaced when they die."""
+"""The client actors: processes that run client tasks, each on its share of CPUs or of a GPU, and the pool of them.
+
+They are started in a trial's or run's bundles, and replaced when they die.
+"""
 
 import contextlib
 import math
+import os
+import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
+import numpy as np
+import psutil
 import ray
+import torch
+from numpy.typing import NDArray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flray import bits
+from flray import bits, registry
 from flray.config.experiment import Experiment
-from flray.devices.identity import GpuIdentity, distinct
+from flray.data.sources.cache import data_root, read_arrays, write_arrays
+from flray.data.types import Pooled
+from flray.devices.process import GpuIdentity, distinct, gpu_identity
+from flray.errors import DataError
 from flray.federation.messages import Ref, TaskBlock
-from flray.federation.ray_backend.client_actor import ClientActor, Description
-from flray.federation.ray_backend.handles import ClientHandle, ObjectRef, PlacementGroup
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
+from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import ClientRunner
 from flray.federation.worker.resources import thread_count
+from flray.files.atomic import hold_lock
 
-START_TIMEOUT_S = 60.0
-"""Seconds within which a process starts on an available node, even a busy one."""
+ObjectRef = object
+"""A reference to an object in Ray's store; Ray has no types."""
+
+
+class ReplyInCall(NamedTuple):
+    """A reference to one reply among those of a call."""
+
+    call: ObjectRef
+    place: int
+    number: int
+
+
+class Place(NamedTuple):
+    """The place of an object among the arguments of a call; `reply` finds one in a list of them."""
+
+    argument: int
+    reply: int | None
+
+
+def node_samples(config: Experiment, fingerprint: str) -> Pooled:
+    """Return a data set's samples from this node's disk, mapped into memory: one copy per node.
+
+    The first one on a node loads the data set (from ``$FLRAY_DATA``: the node's folder, one that
+    all nodes see, or object storage) and writes the samples next to it as one file.
+
+    Parameters
+    ----------
+    config : Experiment
+        Names the data set.
+    fingerprint : str
+        The expected fingerprint: the driver's.
+
+    Raises
+    ------
+    DataError
+        Naming the node, if they are missing there or differ.
+    """
+    name = config.data.name
+    folder = data_root() / "pooled" / socket.gethostname() / fingerprint[:32]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with hold_lock(folder.parent / ".lock"):
+            if not folder.exists():
+                _write_copy(folder, name, config, fingerprint)
+    except DataError as error:
+        raise DataError(
+            f"node {socket.gethostname()}: {error}; or let the head hand the data out "
+            "(resources.data=head)"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set "
+            "FLRAY_DATA there to a folder that can be written"
+        ) from None
+    arrays: dict[str, NDArray[Any]] = {
+        path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
+    }
+    x = arrays["x"]
+    return Pooled(np.moveaxis(x, -1, 1) if x.ndim == 4 else x, arrays["y"], arrays.get("public"))
+
+
+def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -> None:
+    dataset = registry.datasets.call(name, data_root(), **config.data.options)
+    if dataset.fingerprint != fingerprint:
+        raise DataError(
+            f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, "
+            f"there {fingerprint[:12]}); bring the same there"
+        )
+    pooled = Pooled.of(dataset)
+    x = np.moveaxis(pooled.x, 1, -1) if pooled.x.ndim == 4 else pooled.x
+    public = {} if pooled.public is None else {"public": pooled.public}
+    write_arrays(folder, {"x": np.ascontiguousarray(x), "y": pooled.y, **public})
+    read_arrays(folder, name)
+
+
+FAKE_GPUS = "FLRAY_FAKE_GPUS"
+"""Environment variable; 1: GPUs that Ray grants may be missing, as in tests, and the CPU stands for them."""
+
+
+def granted_device() -> torch.device:
+    """Return the GPU that Ray has granted to this process, or the CPU if it granted none.
+
+    Raises
+    ------
+    DataError
+        If torch sees no GPU where Ray granted one: it would be computed on the CPU without a word.
+    """
+    # Asked outside of a session, Ray would start one, or join any that it finds.
+    if not ray.is_initialized() or not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda:0")
+    if os.environ.get(FAKE_GPUS) == "1":
+        return torch.device("cpu")
+    raise DataError(
+        f"Ray has given this process a GPU, and torch {torch.__version__} sees none: install a build "
+        "of torch for its CUDA driver on every node, or set resources.gpus_per_actor=0"
+    )
+
+
+class Description(TypedDict):
+    """A client actor's description of itself after its start."""
+
+    pid: int
+    node: str
+    kind: str
+    gpu: GpuIdentity | None
+    resident: int
+
+
+class ClientActor:
+    """A process that runs client tasks one at a time, on its share of the CPUs or of a GPU."""
+
+    _title = ""  # Ray asks for it also where the constructor fails
+
+    def __init__(self, *arguments: Any) -> None:
+        self.reset(*arguments)
+
+    def __repr__(self) -> str:
+        """Return the name that Ray's dashboard and log lines show."""
+        return f"flray {self._title}: clients"
+
+    def reset(
+        self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
+    ) -> None:
+        """Switch to another federation; the process and its imports stay."""
+        self._title = f"{spec.config.name} {spec.config.algorithm.name}"
+        self._lacking = bits.problem(spec.config)
+        device = torch.device("cpu")
+        try:
+            device = granted_device()
+            if spec.config.resources.data == "node":
+                samples = node_samples(spec.config, spec.data.fingerprint)
+        except DataError as error:
+            self._lacking = str(error)
+        if samples is not None:
+            spec = spec.with_samples(samples)
+        self._runner = ClientRunner(spec, device, threads, share, "exit")
+
+    def run(self, blocks: Sequence[TaskBlock], *objects: Any) -> list[object]:
+        """Run blocks in sequence; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
+
+        Parameters
+        ----------
+        blocks : sequence of TaskBlock
+            With places among `objects` for references.
+        *objects : Packed, or list of Packed
+            The messages and states, and the large parts of whole calls.
+
+        Returns
+        -------
+        list
+            For each block its outcomes and the bytes of its large part (None without); these large
+            parts; and each task's state: separate objects.
+        """
+
+        def held(place: Place | None) -> Any:
+            if place is None:
+                return None
+            found = objects[place.argument]
+            return found if place.reply is None else found[place.reply]
+
+        done = [self._runner.run_block(block.with_references(held)) for block in blocks]
+        small = [
+            (outcomes, bulk.nbytes if bulk is not None else None) for outcomes, bulk, _ in done
+        ]
+        states = [state for *_, of_block in done for state in of_block]
+        return [small, [bulk for _, bulk, _ in done], *states]
+
+    def describe(self) -> Description:
+        """Return the process id, the node, the kinds of CPU and GPU and the resident bytes.
+
+        Raises
+        ------
+        DataError
+            If this node lacks the data, or its CPU cannot reproduce the requested bits.
+        """
+        if self._lacking:
+            raise DataError(self._lacking)
+        return {
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "kind": bits.kind(),
+            "gpu": gpu_identity(self._runner.device),
+            "resident": psutil.Process().memory_info().rss,
+        }
+
+    def networks(self) -> dict[str, int]:
+        """Return how many instances of each architecture this process holds."""
+        return self._runner.networks()
+
+
+START_TIMEOUT_S, COPY_SECONDS = 60.0, 30.0
+"""Seconds within which a process starts on an available node, even a busy one; and those that are waited for copies."""
 
 
 @dataclass
 class PoolWorker:
     """One actor with its queued jobs, oldest first; none until it has started, as its node may never come."""
 
-    actor: ClientHandle
+    actor: Any
     starting: ObjectRef | None
     number: int
     bundle: int
@@ -59,7 +265,7 @@ class ActorPool:
         Size of the pool.
     gpus : float
         GPUs of each actor.
-    group : PlacementGroup
+    group : placement group
         Placement of the actors, one bundle each.
     first_bundle : int
         Bundle of the first actor.
@@ -73,7 +279,7 @@ class ActorPool:
         config: Experiment,
         actors: int,
         gpus: float,
-        group: PlacementGroup | None = None,
+        group: object = None,
         first_bundle: int = 0,
         samples: ObjectRef | None = None,
     ) -> None:
@@ -142,7 +348,7 @@ class ActorPool:
                 ray.kill(worker.actor)
             self.workers = []
 
-    def _start(self, bundle: int) -> tuple[ClientHandle, ObjectRef]:
+    def _start(self, bundle: int) -> tuple[Any, ObjectRef]:
         """Return a new actor and a reference that is ready once it has started."""
         cpus = self.config.resources.cpus_per_actor
         options: dict[str, object] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
@@ -150,7 +356,7 @@ class ActorPool:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             )
-        actor: ClientHandle = ray.remote(ClientActor).options(**options).remote(*self._made_of())
+        actor: Any = ray.remote(ClientActor).options(**options).remote(*self._made_of())
         return actor, actor.describe.remote()
 
     def _made_of(self) -> tuple[object, ...]:
@@ -184,13 +390,33 @@ class ActorPool:
         """If Ray says that a node will be gone, copy what only it holds, the clients' states and these replies."""
         if not self.nodes.look():
             return
-        copied = self.nodes.copy_here([*self._states(), *replies])
+        copied = self.copy_here([*self._states(), *replies])
         actors = sum(worker.node in self.nodes.leaving for worker in self.workers)
         if actors or copied:
             self._warn(
                 f"a node will soon be gone (Ray drains it): {copied} states and replies were copied "
                 f"from it, and its {actors} client actors get no work while there are others"
             )
+
+    def copy_here(self, objects: Iterable[object]) -> int:
+        """Copy objects that only leaving nodes hold to this one; return how many there were.
+
+        When the node of an object dies, Ray continues with the copy. If this node is leaving too,
+        nothing is copied.
+        """
+        whole = [one.call if isinstance(one, ReplyInCall) else one for one in objects]
+        found = list({one for one in whole if isinstance(one, ray.ObjectRef)})
+        if not found or self.nodes.leaves():
+            return 0
+        places = ray.experimental.get_object_locations(found)
+        alone = [
+            one
+            for one in found
+            if places[one]["node_ids"] and self.nodes.leaving.issuperset(places[one]["node_ids"])
+        ]
+        if alone:
+            ray.wait(alone, num_returns=len(alone), timeout=COPY_SECONDS, fetch_local=True)
+        return len(alone)
 
     def ready_workers(self) -> list[PoolWorker]:
         """Return the workers to give work to: started, and on nodes that stay if there are any such."""

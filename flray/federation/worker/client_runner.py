@@ -22,9 +22,7 @@ from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
-from flray.devices.identity import GpuIdentity, distinct, gpu_identity
-from flray.devices.memory import again_without_cache, keep_freed_memory, peak_bytes, reserved_bytes
-from flray.devices.settings import make_repeatable
+from flray.devices import process
 from flray.federation.failures import MACHINE_ERRORS, Failure, describe_failure
 from flray.federation.messages import (
     ClientTask,
@@ -38,13 +36,7 @@ from flray.federation.messages import (
     split_small,
 )
 from flray.federation.spec import FederationSpec, evaluation_chunks
-from flray.federation.worker.diagnostics import (
-    MAX_CLIENTS,
-    MAX_FEATURE_SAMPLES,
-    MAX_PROBE_SAMPLES,
-    client_diagnostics,
-    evenly_spaced,
-)
+from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
 
@@ -83,8 +75,8 @@ class ClientRunner:
         self._exhausted = exhausted
         torch.set_num_threads(threads)
         tf32 = spec.config.local.precision == "tf32"
-        make_repeatable(device, tf32=tf32, share=share)
-        keep_freed_memory(large=True)
+        process.make_repeatable(device, tf32=tf32, share=share)
+        process.keep_freed_memory(large=True)
         spec.register_components()
         self.spec, self.device = spec, device
         self.task = spec.task
@@ -110,13 +102,13 @@ class ClientRunner:
                 )
                 rng.seed_default_generators(seed, self.device)
                 if task.kind == "stage":
-                    return again_without_cache(lambda: self._stage(job, started, sums))
+                    return process.again_without_cache(lambda: self._stage(job, started, sums))
                 added, predictions = None, {}
                 if task.kind == "sum":
                     added = add_up(job.entry, job.parts)
                 else:
                     evaluate = getattr(self, f"_{task.kind}")
-                    predictions = again_without_cache(lambda: evaluate(job))
+                    predictions = process.again_without_cache(lambda: evaluate(job))
             outcome = TaskOutcome(
                 task.client,
                 entries=("sum",) if added is not None else (),
@@ -186,7 +178,7 @@ class ClientRunner:
         """Run several clients' tasks in common steps; an error fails all of them."""
         started = time.perf_counter()
         try:
-            clients, values = again_without_cache(lambda: self._trained(jobs))
+            clients, values = process.again_without_cache(lambda: self._trained(jobs))
             share = (time.perf_counter() - started) / len(jobs)
         except Exception as error:
             self._end_if_exhausted(error)
@@ -259,8 +251,8 @@ class ClientRunner:
         """Return the resources that this process has used so far."""
         return ProcessUsage(
             resident=self._process.memory_info().rss,
-            peak=peak_bytes(),
-            gpu_peak=reserved_bytes(self.device),
+            peak=process.peak_bytes(),
+            gpu_peak=process.reserved_bytes(self.device),
             cpu=time.process_time(),
         )
 
@@ -361,15 +353,23 @@ class ClientRunner:
         client = self._client(job)
         algorithm.receive(client)
         predictor = algorithm.predictor(client, algorithm.views[0])
-        share = max(1, MAX_FEATURE_SAMPLES // min(len(data.clients), MAX_CLIENTS))
-        test = self._resources.samples(evenly_spaced(data.clients[client.id].test, share))
+        share = max(
+            1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS)
+        )
+        test = self._resources.samples(
+            diagnostics.evenly_spaced(data.clients[client.id].test, share)
+        )
         if data.public is None:
-            probes = self._resources.samples(evenly_spaced(data.test, MAX_PROBE_SAMPLES))
+            probes = self._resources.samples(
+                diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES)
+            )
         else:
             probes = self._resources.public_samples(
-                evenly_spaced(np.arange(len(data.public)), MAX_PROBE_SAMPLES)
+                diagnostics.evenly_spaced(
+                    np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES
+                )
             )
-        return {"diagnostics": client_diagnostics(client, predictor, probes, test)}
+        return {"diagnostics": diagnostics.client_diagnostics(client, predictor, probes, test)}
 
     @torch.no_grad()
     def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
@@ -434,9 +434,9 @@ class InlineExecutor(Executor):
         """Return the resident bytes of this process."""
         return {"inline": psutil.Process().memory_info().rss}
 
-    def gpus(self) -> list[GpuIdentity]:
+    def gpus(self) -> list[process.GpuIdentity]:
         """Return the kind of this process's GPU, if it computes on one."""
-        return distinct([gpu_identity(self._runner.device)])
+        return process.distinct([process.gpu_identity(self._runner.device)])
 
     def close(self) -> None:
         """Restore the process's number of torch threads."""

@@ -1,5 +1,9 @@
-"""One client's part of the diagnostics, computed in the process of its model."""
+"""One client's part of the diagnostics, computed in the process of its model, and their file."""
 
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +64,18 @@ def client_diagnostics(
         "personal": np.array([layer not in travels for layer in layers]),
         "distance": np.array(distance, dtype=np.float32),
     }
+
+
+def encode(diagnostics: Mapping[str, NDArray[Any]]) -> str:
+    """Encode diagnostics as base64 text that a worker reports."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **diagnostics)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def save_encoded(text: str, path: Path) -> None:
+    """Write diagnostics encoded by `encode` as an ``.npz`` file."""
+    path.write_bytes(base64.b64decode(text))
 
 
 def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from flray.algorithms.common.samples import ResidentModel, Samples
 from flray.config.experiment import Experiment
 from flray.data.sample_noise import sample_noise
 from flray.data.types import Rows
-from flray.devices import memory, transfers
+from flray.devices import process, transfers
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration
 
@@ -51,7 +51,7 @@ class WorkerResources:
 
     def __init__(self, spec: FederationSpec, device: torch.device, share: float = 1.0) -> None:
         self.spec, self.device = spec, device
-        self._capacity = memory.capacity(device, share)
+        self._capacity = process.capacity(device, share)
         self._residents: dict[str, ResidentModel] = {}
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
