@@ -88,9 +88,8 @@ def require(experiment: Experiment) -> None:
         raise ConfigError(
             SETTING,
             "portable",
-            f"in this process {', '.join(other)} compute other bits than portable "
-            "ones: loaded before the environment was set, or unknown here; start anew, or use "
-            "native",
+            f"in this process {', '.join(other)} compute other bits than portable ones: loaded before the environment "
+            "was set, or unknown here; start anew, or use native",
         )
 
 
@@ -111,9 +110,8 @@ def portable() -> dict[str, str]:
     loaded = [name for name in ("numpy", "torch") if name in sys.modules]
     if loaded and _lacking():
         raise FlrayError(
-            f"flray.portable(): found {' and '.join(loaded)} imported, with instructions chosen; "
-            f"call it "
-            "first of all, in a new Python"
+            f"flray.portable(): found {' and '.join(loaded)} imported, with instructions chosen; call it first of all, "
+            "in a new Python"
         )
     os.environ.update(VARIABLES)
     return dict(VARIABLES)
@@ -132,9 +130,8 @@ def problem(experiment: Experiment) -> str:
         require(experiment)
     except StartAgainError:
         return (
-            f"{SETTING}: found portable, and Ray's processes began without what it needs; let "
-            f"flray start or join "
-            "Ray, or give ray.init(runtime_env={'env_vars': flray.portable()})"
+            f"{SETTING}: found portable, and Ray's processes began without what it needs; let flray start or join Ray, "
+            "or give ray.init(runtime_env={'env_vars': flray.portable()})"
         )
     except FlrayError as error:
         return str(error)
@@ -185,8 +182,7 @@ def check_same(where: object, noted: Mapping[str, Any]) -> str:
         return ""
     here = identity()
     return (
-        f"{where} began on {began.get('model')} ({began.get('capability')}), and here, on "
-        f"{here['model']} "
+        f"{where} began on {began.get('model')} ({began.get('capability')}), and here, on {here['model']} "
         f"({here['capability']}), {', '.join(other)} compute other last bits"
     )
 
@@ -280,9 +276,8 @@ def _compute_samples() -> Iterator[tuple[str, list[bytes]]]:
 
 
 MIXED = (
-    "server and client actors compute with several kinds of CPU, so that the last bits depend on "
-    "which actor runs which client; "
-    "resources.bits=portable has them compute alike"
+    "server and client actors compute with several kinds of CPU, so that the last bits depend on which actor runs "
+    "which client; resources.bits=portable has them compute alike"
 )
 
 

@@ -36,10 +36,7 @@ class RayLostError(KeyboardInterrupt):
 
     def __str__(self) -> str:
         """Return the message for the user."""
-        return (
-            "stopped: Ray's node process (raylet) on this machine was killed, as happens when memory "
-            "runs out"
-        )
+        return "stopped: Ray's node process (raylet) on this machine was killed, as happens when memory runs out"
 
 
 class StopSignal:

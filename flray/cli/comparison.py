@@ -58,8 +58,7 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     console.print(settings)
     console.print(values)
     what = (
-        "over the clients, where both runs have the same partition; it says nothing about other "
-        "seeds"
+        "over the clients, where both runs have the same partition; it says nothing about other seeds"
         if kinds[0] == "run"
         else "paired over the seeds that both have, where both have the same data and partition"
     )

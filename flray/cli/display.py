@@ -241,8 +241,7 @@ def show_result(result: Result, as_json: bool = False) -> None:
     went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
     console.print(
         f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
-        f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round "
-        f"{went.best_round}"
+        f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round {went.best_round}"
     )
     console.print(_format_costs(result.history))
     console.print(f"model SHA-256: {result.sha256}")

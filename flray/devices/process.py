@@ -114,10 +114,7 @@ def keep_freed_memory(*, large: bool = False) -> None:
 GpuIdentity: TypeAlias = dict[str, str]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-MIXED = (
-    "client actors compute on several kinds of GPU, so that the last bits depend on which actor "
-    "runs which client"
-)
+MIXED = "client actors compute on several kinds of GPU, so that the last bits depend on which actor runs which client"
 ADVICE = (
     "resources.gpu_model names one of the models, or is any where the last bits do not matter; of one "
     "model, the nodes need one driver and one build of torch"
@@ -180,8 +177,7 @@ def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str
 def _words(gpus: Sequence[GpuIdentity]) -> str:
     return (
         " and ".join(
-            f"{gpu.get('model')} (driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN "
-            f"{gpu.get('cudnn')})"
+            f"{gpu.get('model')} (driver {gpu.get('driver')}, CUDA {gpu.get('cuda')}, cuDNN {gpu.get('cudnn')})"
             for gpu in gpus
         )
         or "no GPU"

@@ -98,15 +98,9 @@ def check_unseen(spec: FederationSpec) -> None:
             if "global" in algorithm.views
             else f"{name} has personal models alone"
         )
-        why += (
-            ", and an unseen client has none before it was trained; set evaluation.adapt_steps, for "
-            "example to 10"
-        )
+        why += ", and an unseen client has none before it was trained; set evaluation.adapt_steps, for example to 10"
     elif len(spec.architectures) > 1:
-        why = (
-            f"there are {len(spec.architectures)} networks, and none is an unseen client's; one "
-            "network, or 0"
-        )
+        why = f"there are {len(spec.architectures)} networks, and none is an unseen client's; one network, or 0"
     if why:
         _refuse(
             config, "participation.unseen", why, f"{count} of {len(spec.data.everyone)} clients"

@@ -196,8 +196,7 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
         return federation.rounds_done
     if damage:
         raise DamagedCheckpointError(
-            f"{damage[0]}; no other checkpoint is whole: restore it from a backup, or start a "
-            "new run"
+            f"{damage[0]}; no other checkpoint is whole: restore it from a backup, or start a new run"
         )
     return 0
 
@@ -304,8 +303,7 @@ def _read(path: Path, digest: str) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != digest:
         raise DamagedCheckpointError(
-            f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected "
-            f"{digest[:12]})"
+            f"{path}: the checkpoint's file is damaged (SHA-256 {found[:12]}, expected {digest[:12]})"
         )
     return data
 

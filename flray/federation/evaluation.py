@@ -202,8 +202,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
     found = {task.client: one for task, one in predict(federation, personal_tasks(federation))}
     if not found:
         raise NobodyAnsweredError(
-            f"evaluation after round {federation.server.round}: no client answered; see what was "
-            "said of each"
+            f"evaluation after round {federation.server.round}: no client answered; see what was said of each"
         )
     _warn_of_initial_statistics(federation, "tested with these")
     measure = federation.spec.task

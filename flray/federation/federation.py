@@ -166,9 +166,8 @@ class Federation(FederationState):
             states = aggregate(self, tasks, stage, self.record)
         if tasks and not states:
             raise NobodyAnsweredError(
-                f"round {self.server.round + 1}, {stage.name}: none of the {len(tasks)} clients "
-                "answered, so nothing can be learnt from it; see what was said of each, or give "
-                "them longer (faults.round_timeout)"
+                f"round {self.server.round + 1}, {stage.name}: none of the {len(tasks)} clients answered, so nothing "
+                "can be learnt from it; see what was said of each, or give them longer (faults.round_timeout)"
             )
         for client, handle in states.items():
             self.states[client], self.versions[client] = handle, self.server.round + 1
@@ -235,10 +234,9 @@ class Federation(FederationState):
             some = ", ".join(self.server.clients[client].name for client in clients[:3])
             self.warn_once(
                 "diverged",
-                f"round {self.server.round + 1}: the loss of {len(clients)} of "
-                f"{len(self.server.cohort)} clients ({some}{', ...' if len(clients) > 3 else ''}) "
-                "is no finite number, training has diverged: lower local.lr, or set "
-                "local.clip_norm, for example to 1",
+                f"round {self.server.round + 1}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
+                f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: lower "
+                "local.lr, or set local.clip_norm, for example to 1",
             )
         mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{process.MIXED}; {process.ADVICE}"}
         for kinds, line in mixed.items():

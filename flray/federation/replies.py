@@ -49,8 +49,7 @@ class StageReplies(Sequence[ClientReply]):
             yield from self._kept
         elif self._started:
             raise RuntimeError(
-                "replies are gone after one pass; call replies.wait() first to go through them "
-                "again"
+                "replies are gone after one pass; call replies.wait() first to go through them again"
             )
         else:
             yield from self._arrivals()
@@ -143,8 +142,7 @@ class BlockwiseReplies(StageReplies, InBlocks):
         for result in self._await(self._federation.executor.run_tasks(tasks)):
             if (failure := result.outcome.failure) is not None:
                 raise RunFailedError(
-                    f"{self._stage.name}: replies could not be added up: {failure.what}\n"
-                    f"{failure.trace}".rstrip()
+                    f"{self._stage.name}: replies could not be added up: {failure.what}\n{failure.trace}".rstrip()
                 )
             yield trees.unpack(self._fetch(result.bulk))
 

@@ -153,8 +153,7 @@ class FederationState:
         for key, resident in residents.items():
             if "batch_norm" in algorithm.shared and not resident.batch_norm:
                 self.warn(
-                    f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the "
-                    f"clients"
+                    f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients"
                 )
         counts = (
             torch.from_numpy(self.spec.data.class_counts())

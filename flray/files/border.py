@@ -227,8 +227,7 @@ def check_links(folder: Path) -> None:
                 target = Path(os.path.realpath(entry.path))
                 if entry.is_symlink() and not target.is_relative_to(whole):
                     raise DataError(
-                        f"{entry.path}: it is a link out of the folder of the run; put the file or "
-                        "folder itself there"
+                        f"{entry.path}: it is a link out of the folder of the run; put the file or folder itself there"
                     )
                 if entry.is_dir(follow_symlinks=False):
                     left.append(entry.path)

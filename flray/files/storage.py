@@ -212,8 +212,7 @@ def _check_keys(uri: str) -> None:
     shown = redact(uri)
     if shown != uri:
         raise FlrayError(
-            f"{shown}: keep keys out of addresses, which are written to files; use the environment "
-            "or the node's role"
+            f"{shown}: keep keys out of addresses, which are written to files; use the environment or the node's role"
         )
 
 

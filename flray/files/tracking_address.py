@@ -26,8 +26,7 @@ _SETTING = re.compile("([?#;&])([^=?#;&]+)=([^?#;&]+)")
 # Names of settings, in lower case without punctuation, that hold a secret. The name of a key file
 # is none (sslkey of PostgreSQL and MySQL), and odbc_connect is a whole connection string.
 _SECRET = re.compile(
-    "(?!(sslkey(logfile)?|passfile|keyspace|auth(plugin|entication|source)|keepalives(idle)?|"
-    "requireauth)$).*(pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|pw$)"
+    "(?!(sslkey(logfile)?|passfile|keyspace|auth(plugin|entication|source)|keepalives(idle)?|requireauth)$).*(pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|pw$)"
 )
 _PASSWORD = re.compile(r"(?:pwd|password)\s*=\s*\{?([^;}]+)", re.IGNORECASE)
 
@@ -133,8 +132,7 @@ def resolve_uri(uri: str) -> str:
         return uri
     if set("?%") & set(str(database.absolute())):  # SQLAlchemy would open another file, or none
         raise FlrayError(
-            f"tracking address {redact(uri)!r}: no ? and no % may be in a database's name or folder; "
-            "name another"
+            f"tracking address {redact(uri)!r}: no ? and no % may be in a database's name or folder; name another"
         )
     return f"sqlite:///{database.absolute()}"
 

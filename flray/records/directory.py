@@ -208,8 +208,7 @@ def _find(text: str, base: str | Path) -> Path:
         else []
     )
     raise FlrayError(
-        f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example "
-        f"{base}/NAME/001"
+        f"no run or sweep {text!r}{nearest(text, known)}; give its folder, for example {base}/NAME/001"
     )
 
 
@@ -254,9 +253,8 @@ def check_latest(folder: Path, uri: str) -> None:
     """
     if _continued_elsewhere(folder, uri):
         raise FlrayError(
-            f"{uri} went on elsewhere since the copy in {folder} was made; give the same command "
-            f"again "
-            "to go on from the latest"
+            f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again to go on from "
+            "the latest"
         )
 
 

@@ -137,7 +137,6 @@ def parse_events(data: bytes, path: Path) -> tuple[list[Event], int]:
         torn[: len(_BEGINNING)].rstrip(b"\0\n")
     ):
         raise DataError(
-            f"{path}, line {len(events) + 1}: not an event, and no line that a kill cut off; mend or "
-            "remove that line"
+            f"{path}, line {len(events) + 1}: not an event, and no line that a kill cut off; mend or remove that line"
         )
     return events, end

@@ -198,8 +198,7 @@ class Journal:
         cleaned = {clean_name(name): float(value) for name, value in metrics.items()}
         if len(cleaned) < len(metrics):
             raise FlrayError(
-                f"two of these metrics have one name in MLflow, rename one: "
-                f"{', '.join(sorted(metrics))}"
+                f"two of these metrics have one name in MLflow, rename one: {', '.join(sorted(metrics))}"
             )
         event = {"type": "round", "round": int(round_), "time": milliseconds(), "metrics": cleaned}
         self.append({**event, "replaces": True} if there else event)

@@ -120,7 +120,6 @@ def code_notes(folder: Path) -> list[str]:
         notes.append(f"it began with other code than it ended with ({describe_difference(differ)})")
     if changed := [] if foreign(folder) else changed_files(began):  # its paths are not this user's
         notes.append(
-            f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code "
-            "as it was"
+            f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code as it was"
         )
     return notes

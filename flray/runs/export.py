@@ -244,8 +244,7 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     )
     body = "".join(f"        {line}\n" for line in lines)
     text = (
-        f"{imports}\n{_PUT}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"{body}\n"
+        f"{imports}\n{_PUT}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n{body}\n"
         + "".join(f"    {line}\n" if line.strip() else "\n" for line in forward.splitlines())
     )
     text = re.sub(r"[ \t]+\n", "\n", text)

@@ -275,9 +275,8 @@ class RoundLoop:
                 self._losses += 1
                 if self._losses > MAX_LOSSES:
                     raise type(error)(
-                        f"{error}; {self._losses} losses with no finished round in between; go on "
-                        f"with: "
-                        f"flray resume {self._folder}"
+                        f"{error}; {self._losses} losses with no finished round in between; go on with: flray resume "
+                        f"{self._folder}"
                     ) from error
                 what = "the server actor died" if isinstance(error, ServerLostError) else str(error)
                 self._notify(f"{what}; going on from the last checkpoint")

@@ -105,8 +105,7 @@ class TrainedModels:
         """
         if client not in self.clients:
             raise FlrayError(
-                f"no client {client!r}{nearest(client, self.clients)}; one of "
-                f"{', '.join(self.clients[:20])}"
+                f"no client {client!r}{nearest(client, self.clients)}; one of {', '.join(self.clients[:20])}"
             )
         number = self.clients.index(client)
         architecture = self.spec.architecture_of[number]

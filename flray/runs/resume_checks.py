@@ -76,10 +76,8 @@ def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
         for one in named if isinstance(named, list) else [named]:
             if Path(str(one)).resolve().is_relative_to(folder.resolve()):
                 raise FlrayError(
-                    f"{path}: experiment.plugins names {str(one)!r}, a file in the run's own "
-                    f"folder, from "
-                    "where nothing is executed; copy it elsewhere, look at it, and give it with "
-                    "--plugin"
+                    f"{path}: experiment.plugins names {str(one)!r}, a file in the run's own folder, from where "
+                    "nothing is executed; copy it elsewhere, look at it, and give it with --plugin"
                 )
         content["experiment"] = {**experiment, "plugins": named}
     return load(content)
@@ -184,8 +182,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
     changed = sorted(key for key in differing if not may_change(key))
     if changed:
         shown = ", ".join(
-            f"{_absolute_path(key)} is {now.get(key, 'not there')} and was "
-            f"{began.get(key, 'not there')}"
+            f"{_absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
             for key in changed[:3]
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -194,9 +191,8 @@ def check_unchanged(folder: Path, config: Config) -> None:
         if which == "sweep":
             anew += ": flray tune takes over every finished trial that is the same in both"
         raise FlrayError(
-            f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change "
-            f"are: {', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and "
-            f"cpus_per_actor)"
+            f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
+            f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
 
 
@@ -237,9 +233,8 @@ def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
         return {}
     if not allowed:
         raise FlrayError(
-            f"{differs}: its digest would be no other run's; go on there, or here with flray "
-            f"resume "
-            f"{folder} --other-hardware (resources.bits=portable keeps the next run free of this)"
+            f"{differs}: its digest would be no other run's; go on there, or here with flray resume {folder} "
+            "--other-hardware (resources.bits=portable keeps the next run free of this)"
         )
     here = bits.identity(noted["cpu"].get("bits", "native"))
     directory.update(folder, other_cpus=[*noted.get("other_cpus", ()), here])
@@ -382,9 +377,8 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
         raise ConfigError(
             ROUNDS,
             str(config.rounds),
-            f"the first {before} rounds were trained with {reason}, which depends on the number "
-            "of rounds: a run that had as many from the start would have other bits; start a new "
-            "run",
+            f"the first {before} rounds were trained with {reason}, which depends on the number of rounds: a run that "
+            "had as many from the start would have other bits; start a new run",
         )
 
 

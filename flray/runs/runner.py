@@ -316,9 +316,8 @@ def _note(spec: FederationSpec, session: RunSession) -> str:
     }
     return "\n".join(
         [
-            f"{config.algorithm.name} on {config.data.name}: {len(spec.data.clients)} clients, "
-            f"{config.rounds} rounds; {metric} {reported.values.get(metric, math.nan):.4f} "
-            f"({reported.text})"
+            f"{config.algorithm.name} on {config.data.name}: {len(spec.data.clients)} clients, {config.rounds} rounds; "
+            f"{metric} {reported.values.get(metric, math.nan):.4f} ({reported.text})"
             + (f"; {POSITIVE}: {spec.data.positive}" if spec.data.positive is not None else ""),
             "",
             "| metric | value |",
@@ -377,9 +376,8 @@ def _result(folder: Path, spec: FederationSpec) -> Result:
     digest, metric = directory.read(folder).get("sha256"), spec.primary_metric
     if metric not in history or digest is None:
         raise FlrayError(
-            f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a "
-            f"finished run; "
-            f"restore {directory.JOURNAL} and run.json, or start a new run"
+            f"{folder}: found {'no ' + metric if digest else 'no sha256'} in the files of a finished run; restore "
+            f"{directory.JOURNAL} and run.json, or start a new run"
         )
     return Result(
         folder=folder, history=history, sha256=str(digest), metric=metric, experiment=spec.config

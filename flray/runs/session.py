@@ -166,8 +166,7 @@ def tracking(
         unsent = tracker.close(timeout=patience)
         if unsent:
             notify(
-                f"{unsent} entries could not be sent to {redact(uri)}; they are kept: "
-                f"flray sync {folder}"
+                f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync {folder}"
             )
 
 

@@ -293,6 +293,5 @@ def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
         if known is not None:
             return known.uri
     raise FlrayError(
-        f"{run_dir}: this run has never been sent anywhere; say where to, for example "
-        f"sqlite:///mlflow.db"
+        f"{run_dir}: this run has never been sent anywhere; say where to, for example sqlite:///mlflow.db"
     )

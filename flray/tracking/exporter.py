@@ -224,8 +224,7 @@ class MlflowExporter:
     def _run_id(self, cursor: client.Cursor) -> str:
         if cursor.run_id is None:
             raise client.TrackingRejectedError(
-                f"{self.journal}: the run's start is missing, so MLflow cannot be told which run "
-                f"this is"
+                f"{self.journal}: the run's start is missing, so MLflow cannot be told which run this is"
             )
         return cursor.run_id
 
@@ -251,8 +250,7 @@ class MlflowExporter:
             self._call("set_terminated", self._run_id(cursor), **end)
         elif kind != "called":
             self.notices.append(
-                f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know "
-                f"it"
+                f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know it"
             )
 
     def _start(self, event: Event, cursor: client.Cursor) -> None:

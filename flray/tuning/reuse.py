@@ -220,8 +220,7 @@ class FinishedTrials:
             digest = learnt_sha256(folder)
             if digest != found.record["sha256"]:
                 raise FlrayError(
-                    f"its checkpoint holds {digest[:12]}, and it had learnt "
-                    f"{found.record['sha256'][:12]}"
+                    f"its checkpoint holds {digest[:12]}, and it had learnt {found.record['sha256'][:12]}"
                 )
             evaluated = not found.record.get("gpus")
             if evaluated:
@@ -253,8 +252,7 @@ def _check_values(folder: Path, source: Path, metric: str, experiment: Experimen
         one, other = last[name], here.get(name, math.nan)
         if not math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-6) and not math.isnan(one):
             raise FlrayError(
-                f"{name} of its last round is {one:.6g}, and its checkpoint evaluated here gives "
-                f"{other:.6g}"
+                f"{name} of its last round is {one:.6g}, and its checkpoint evaluated here gives {other:.6g}"
             )
 
 

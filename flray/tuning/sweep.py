@@ -242,9 +242,8 @@ class Sweep:
             notify(line)
         if taken:
             notify(
-                f"{len(taken)} of {len(points)} trials are taken over from "
-                f"{', '.join(dict.fromkeys(taken))}, which finished them (sweep.reuse=false runs "
-                "everything)"
+                f"{len(taken)} of {len(points)} trials are taken over from {', '.join(dict.fromkeys(taken))}, which "
+                "finished them (sweep.reuse=false runs everything)"
             )
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:

@@ -191,8 +191,7 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
     for position, folder in enumerate(trial_folders(sweep)):
         if folder.number != trial_number(position):
             raise FlrayError(
-                f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; "
-                f"restore it"
+                f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; restore it"
             )
         if position % seeds == 0:
             settings.append(folder.identity["setting"])

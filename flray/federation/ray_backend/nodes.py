@@ -411,8 +411,7 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
         raise ConfigError(
             "experiment.local.batch_size",
             f"{spec.config.local.batch_size}",
-            f"{full}; lower it, end what else runs there, or leave that GPU out "
-            "(CUDA_VISIBLE_DEVICES)",
+            f"{full}; lower it, end what else runs there, or leave that GPU out (CUDA_VISIBLE_DEVICES)",
         )
     return joined(results)
 

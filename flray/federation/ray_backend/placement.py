@@ -215,8 +215,7 @@ def _gpu_share(
             raise ConfigError(
                 "experiment.resources.gpus_per_actor",
                 f"{share:g}",
-                f"{gpus:g} GPUs are available; "
-                "set 0 or auto (`flray doctor` shows which ones torch sees)",
+                f"{gpus:g} GPUs are available; set 0 or auto (`flray doctor` shows which ones torch sees)",
             )
         return share
     if gpus < 1:

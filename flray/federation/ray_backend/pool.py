@@ -79,8 +79,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
                 _write_copy(folder, name, config, fingerprint)
     except DataError as error:
         raise DataError(
-            f"node {socket.gethostname()}: {error}; or let the head hand the data out "
-            "(resources.data=head)"
+            f"node {socket.gethostname()}: {error}; or let the head hand the data out (resources.data=head)"
         ) from None
     except OSError as error:
         raise DataError(

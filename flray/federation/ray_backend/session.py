@@ -69,9 +69,8 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
                 stack.close()
                 if attempt == 2:
                     raise RayNotStartedError(
-                        f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; "
-                        "give the command again when less runs here, or compute without Ray: "
-                        "resources.executor=inline"
+                        f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; give the command "
+                        "again when less runs here, or compute without Ray: resources.executor=inline"
                     ) from None
         with processes.watched():
             yield
