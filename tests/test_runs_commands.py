@@ -11,8 +11,7 @@ import pytest
 import flray
 from flray.cli.main import invoke
 from flray.records import directory
-from flray.records.events import JOURNAL
-from flray.records.journal import Journal
+from flray.records.journal import JOURNAL, Journal
 from flray.results.result_set import ALIKE_NOTE
 from tests.helpers import printed, small
 from tests.messages import mistyped

@@ -16,8 +16,7 @@ from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.metrics.names import PRIMARY_VIEWS
 from flray.records import directory
-from flray.records.events import JOURNAL, read_events, rounds_of
-from flray.records.journal import lock_journal
+from flray.records.journal import JOURNAL, lock_journal, read_events, rounds_of
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""

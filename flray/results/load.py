@@ -16,7 +16,7 @@ from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
 from flray.records import directory
 from flray.records.directory import PARTITION
-from flray.records.events import history_of, read_events
+from flray.records.journal import history_of, read_events
 from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs.code import code_notes

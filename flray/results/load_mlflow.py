@@ -13,7 +13,7 @@ from flray.files.border import check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.records import directory
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
-from flray.records.events import FIRST, PHASE, REPETITION, TUNED
+from flray.records.journal import FIRST, PHASE, REPETITION, TUNED
 from flray.results.load import find_primary_metric, read_fingerprints
 from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial

@@ -18,7 +18,7 @@ from flray.files import storage
 from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
 from flray.records import directory
-from flray.records.events import read_events, rounds_of
+from flray.records.journal import read_events, rounds_of
 from flray.runs.code import Code
 
 RESUMABLE_SETTINGS = (

@@ -29,7 +29,7 @@ from flray.interrupts import resume_hint
 from flray.metrics.names import VIEWS
 from flray.metrics.summary import Reported, summarise_history
 from flray.records import directory
-from flray.records.events import history_of, read_events
+from flray.records.journal import history_of, read_events
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code

@@ -26,7 +26,7 @@ from flray.errors import FlrayError
 from flray.files.atomic import BusyError, hold_lock, write_atomically
 from flray.files.border import WEIGHTS_BYTES, open_file, read_json
 from flray.files.tracking_address import check, database_path, redact, without_secrets
-from flray.records.events import JOURNAL
+from flray.records.journal import JOURNAL
 from flray.startup import environment, gc_disabled
 
 P = ParamSpec("P")

@@ -30,7 +30,7 @@ from flray.files import storage
 from flray.files.border import FILE_BYTES, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.events import read_events, rounds_of
+from flray.records.journal import read_events, rounds_of
 from flray.records.trial_checkpoints import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity

@@ -18,7 +18,7 @@ from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
 from flray.errors import ConfigError, ConfigErrors
 from flray.records.directory import flatten_settings
-from flray.records.events import FIRST, PHASE, REPETITION, TUNED
+from flray.records.journal import FIRST, PHASE, REPETITION, TUNED
 
 Values = dict[str, Any]
 Phase = Literal["comparison", "tuning"]

@@ -23,8 +23,7 @@ from flray.errors import FlrayError
 from flray.files.csv_files import csv_text
 from flray.metrics.names import lower_is_better
 from flray.records import directory
-from flray.records.events import read_events
-from flray.records.journal import Journal
+from flray.records.journal import Journal, read_events
 from flray.results.choices import tuning_frame
 from flray.results.sweep import TEST, SweepResult
 from flray.runs.session import NOTE, draw_figures

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from runner import option, show
 
-from flray.records.events import JOURNAL
-from flray.records.journal import Journal
+from flray.records.journal import JOURNAL, Journal
 from flray.runs.runner import run
 from flray.tracking.exporter import MlflowExporter
 

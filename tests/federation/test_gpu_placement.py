@@ -16,7 +16,7 @@ from flray.federation.ray_backend import placement
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import make_plan
 from flray.federation.ray_backend.pool import ClientActor
-from flray.records.events import read_events, rounds_of
+from flray.records.journal import read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
 

@@ -15,8 +15,7 @@ from flray.cli import comparison
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
-from flray.records.events import read_events
-from flray.records.journal import Journal
+from flray.records.journal import Journal, read_events
 from flray.reporting.render import markdown, render_page
 from flray.reporting.render import render_latex as latex
 from flray.results.build_table import SMOKE_NOTE, build_table

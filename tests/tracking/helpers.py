@@ -14,8 +14,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-from flray.records.events import JOURNAL
-from flray.records.journal import Journal
+from flray.records.journal import JOURNAL, Journal
 from flray.tracking import client
 from flray.tracking.exporter import MlflowExporter
 

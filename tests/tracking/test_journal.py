@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.records.events import history_of, read_events
-from flray.records.journal import Journal, listen
+from flray.records.journal import Journal, history_of, listen, read_events
 from tests.messages import refused
 
 

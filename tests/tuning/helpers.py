@@ -12,7 +12,7 @@ from typing import Any
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.records import directory
-from flray.records.events import read_events
+from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
 from flray.runs.loop import NullProgress
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs

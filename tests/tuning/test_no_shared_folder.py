@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flray import api
-from flray.records.events import read_events
+from flray.records.journal import read_events
 from flray.runs import runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.records.events import read_events
+from flray.records.journal import read_events
 from flray.tuning import summary
 
 SWEEP = Path(__file__).parents[1] / "fixtures" / "begun_sweep"
