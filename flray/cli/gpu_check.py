@@ -9,8 +9,8 @@ import torch
 from flray.config.loader import load
 from flray.devices.process import gpu_identity
 from flray.federation.building import build_spec
-from flray.federation.failures import error_summary
 from flray.federation.federation import Federation
+from flray.federation.messages import error_summary
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan

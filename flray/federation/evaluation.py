@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
-from flray.federation.failures import ClientError, NobodyAnsweredError
-from flray.federation.messages import ClientTask, Kind, Message, TaskInput
-from flray.federation.round_metrics import MAX_CLIENT_METRICS
+from flray.federation import messages
 from flray.federation.spec import EVAL_CHUNK, FederationSpec
-from flray.federation.state import FederationState
+from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
 from flray.metrics.names import lower_is_better
@@ -191,7 +189,7 @@ def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
         )
 
 
-def personal_tasks(federation: FederationState) -> list[TaskInput]:
+def personal_tasks(federation: FederationState) -> list[messages.TaskInput]:
     """Return the tasks that evaluate each client's personal model, in client order."""
     message = federation.message(Stage("evaluate"))
     return federation.tasks_for("personal", range(len(federation.spec.data.clients)), message)
@@ -201,7 +199,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
     data, wanted = federation.spec.data, federation.spec.config.evaluation
     found = {task.client: one for task, one in predict(federation, personal_tasks(federation))}
     if not found:
-        raise NobodyAnsweredError(
+        raise messages.NobodyAnsweredError(
             f"evaluation after round {federation.server.round}: no client answered; see what was said of each"
         )
     _warn_of_initial_statistics(federation, "tested with these")
@@ -247,7 +245,10 @@ def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict
 
 
 def predict_clients(
-    federation: FederationState, kind: Kind, clients: Iterable[int], message: Message
+    federation: FederationState,
+    kind: messages.Kind,
+    clients: Iterable[int],
+    message: messages.Message,
 ) -> dict[int, Mapping[str, Predictions]]:
     """Return the predictions of each of some clients that answered; see `predict`."""
     tasks = federation.tasks_for(kind, clients, message)
@@ -255,8 +256,8 @@ def predict_clients(
 
 
 def predict(
-    federation: FederationState, jobs: list[TaskInput]
-) -> list[tuple[ClientTask, Mapping[str, Predictions]]]:
+    federation: FederationState, jobs: list[messages.TaskInput]
+) -> list[tuple[messages.ClientTask, Mapping[str, Predictions]]]:
     """Return the tasks with their predictions, without clients left out by the fault policy of rounds.
 
     Parameters
@@ -271,7 +272,7 @@ def predict(
     ClientError
         If a task fails and failing clients are not left out.
     """
-    found: list[tuple[ClientTask, Mapping[str, Predictions]]] = []
+    found: list[tuple[messages.ClientTask, Mapping[str, Predictions]]] = []
     faults = federation.spec.config.faults
     for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
         federation.usage.add(result)
@@ -285,7 +286,7 @@ def predict(
         when = "asked before round" if asked else "evaluation after round"
         line = f"{who}, {when} {task.round + asked}: {failure}"
         if task.client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):
-            raise ClientError(f"{line}\n{failure.trace}".rstrip())
+            raise messages.ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
     return found
 

@@ -10,12 +10,10 @@ from flray.devices import process
 from flray.devices.process import GpuIdentity
 from flray.federation import checkpoint
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
-from flray.federation.failures import NobodyAnsweredError, iterate_hook, method_hook
-from flray.federation.messages import TaskInput
-from flray.federation.replies import aggregate
-from flray.federation.round_metrics import Cohort, RoundMetrics
+from flray.federation.messages import NobodyAnsweredError, TaskInput
+from flray.federation.replies import Cohort, RoundMetrics, aggregate
 from flray.federation.spec import FederationSpec
-from flray.federation.state import FederationState, Notify
+from flray.federation.state import FederationState, Notify, iterate_hook, method_hook
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
 from flray.samplers.sampling import Sampling, check_clients, choose

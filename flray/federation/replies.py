@@ -1,23 +1,160 @@
-"""Replies of a stage's clients: single ones in client order, or sums over blocks of clients."""
+"""Replies of a stage's clients, single ones in client order or sums over blocks of clients, and what a round tracks."""
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
 
 from flray import trees
 from flray.algorithms.common.aggregation import InBlocks
+from flray.algorithms.server import Server
 from flray.algorithms.types import Reply, Stage
 from flray.errors import RunFailedError
-from flray.federation.failures import ClientError
-from flray.federation.messages import ClientReply, Ref, TaskBlock, TaskInput, TaskResult
-from flray.federation.round_metrics import RoundMetrics
-from flray.federation.state import FederationState
+from flray.federation import messages
+from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.trees import Packed, Tree
+
+ADDITIVE_METRICS = ("steps", "samples")
+"""Metrics that are summed over a round's stages and clients."""
+
+
+PHASES = ("ask", "send", "train", "receive", "aggregate", "evaluate")
+"""What a round's seconds are spent on; nothing is asked unless a sampler does."""
+
+
+@dataclass
+class Cohort:
+    """The clients of a round.
+
+    Attributes
+    ----------
+    clients : list of int
+        The participants, sorted.
+    works : dict of int to float
+        Each participant's share of the local work.
+    asked : list of int
+        The clients that only answered a query of the sampler.
+    down, up : int
+        Bytes of the queries. For participants the answer alone counts, because they get the model
+        anyway.
+    """
+
+    clients: list[int]
+    works: Mapping[int, float]
+    asked: list[int] = field(default_factory=list)
+    down: int = 0
+    up: int = 0
+
+
+class RoundMetrics:
+    """Observes one round: its clients' metrics, the server's, its seconds and bytes.
+
+    Parameters
+    ----------
+    server : Server
+        For names and the cohort.
+
+    Attributes
+    ----------
+    left_out, diverged : set of int
+        Clients that failed, and those whose loss is not finite.
+    seconds : dict of str to float
+        By phase, each without those of the others within it.
+    bytes : dict of str to int
+        To and from the clients, ``down`` and ``up``.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server, self._began = server, time.perf_counter()
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.bytes = {"up": 0, "down": 0}
+        self._asked: dict[str, float] = {}
+        self._further: dict[str, float] = {}
+        self.metrics: dict[str, dict[int, float]] = {}
+        self.left_out: set[int] = set()
+        self.diverged: set[int] = set()
+        self.resident: dict[int, float] = {}
+
+    def add(self, result: messages.TaskResult) -> None:
+        """Add one client's outcome of a stage: steps and samples are summed, others are the last stage's."""
+        if result.outcome.metrics.get("steps") and not math.isfinite(
+            result.outcome.metrics["loss"]
+        ):
+            self.diverged.add(result.client_task.client)
+        client = result.client_task.client
+        for name, value in {**result.outcome.metrics, "seconds": result.outcome.seconds}.items():
+            values = self.metrics.setdefault(name, {})
+            if name in (*ADDITIVE_METRICS, "seconds"):
+                values[client] = values.get(client, 0.0) + value
+            elif client not in values or not math.isnan(value):
+                values[client] = value
+        self.resident[client] = float(result.outcome.usage.resident)
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a block to a phase, without those that it adds to others."""
+        began, within = time.perf_counter(), sum(self.seconds.values())
+        yield
+        others = sum(self.seconds.values()) - within
+        self.seconds[phase] += time.perf_counter() - began - others
+
+    def add_cohort(self, cohort: Cohort) -> None:
+        """Add what asking clients for the choice of a cohort took."""
+        self.bytes = {"up": cohort.up, "down": cohort.down}
+        if cohort.up:
+            self._asked = {
+                "cohort/asked": float(len(cohort.asked)),
+                "bytes/asked": float(cohort.down + cohort.up),
+            }
+        else:
+            del self.seconds["ask"]
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add the server's own metrics, or those of an evaluation."""
+        self._further |= {name: float(value) for name, value in metrics.items()}
+
+    def summary(self) -> dict[str, float]:
+        """Return everything that is tracked of the round, which ends with this."""
+        metrics = self._of_clients() | self._asked | self._further
+        metrics |= {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        metrics["time/round"] = time.perf_counter() - self._began
+        if metrics.get("train/samples") and self.seconds["train"]:
+            metrics["time/samples_per_second"] = metrics["train/samples"] / self.seconds["train"]
+        return metrics | {f"bytes/{name}": float(count) for name, count in self.bytes.items()}
+
+    def _of_clients(self) -> dict[str, float]:
+        """Return means over the cohort and single clients' values."""
+        server = self._server
+        summary = {
+            "cohort/size": float(len(server.cohort)),
+            "cohort/left_out": float(len(self.left_out)),
+        }
+        if self.resident:
+            summary["memory/client"] = max(self.resident.values())
+        for name, values in sorted(self.metrics.items()):
+            if name in ADDITIVE_METRICS:
+                summary[f"train/{name}"] = float(sum(values.values()))
+                continue
+            known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
+            if known:
+                total = sum(server.clients[c].num_samples for c in known)
+                summary[f"train/{name}"] = (
+                    sum(v * server.clients[c].num_samples for c, v in known.items()) / total
+                )
+            if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
+                summary.update(
+                    {f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()}
+                )
+        return summary
+
 
 Item = TypeVar("Item")
 
 
-class StageReplies(Sequence[ClientReply]):
+class StageReplies(Sequence[messages.ClientReply]):
     """A stage's replies in client order; see `flray.algorithms.types.Replies`.
 
     Iterating yields each reply as soon as it and all before it have arrived, and releases it
@@ -32,7 +169,7 @@ class StageReplies(Sequence[ClientReply]):
     def __init__(
         self,
         federation: FederationState,
-        blocks: Sequence[TaskBlock],
+        blocks: Sequence[messages.TaskBlock],
         stage: Stage,
         round_metrics: RoundMetrics,
     ) -> None:
@@ -40,11 +177,11 @@ class StageReplies(Sequence[ClientReply]):
         faults = federation.spec.config.faults
         self._skip = faults.on_client_error == "skip"
         self._results = federation.executor.run_blocks(blocks, faults.round_timeout)
-        self._kept: list[ClientReply] | None = None
+        self._kept: list[messages.ClientReply] | None = None
         self._started = False
-        self.states: dict[int, Ref] = {}
+        self.states: dict[int, messages.Ref] = {}
 
-    def __iter__(self) -> Iterator[ClientReply]:
+    def __iter__(self) -> Iterator[messages.ClientReply]:
         if self._kept is not None:
             yield from self._kept
         elif self._started:
@@ -74,15 +211,15 @@ class StageReplies(Sequence[ClientReply]):
         """
         self._kept, self._started = None, True
 
-    def _arrivals(self) -> Iterator[ClientReply]:
+    def _arrivals(self) -> Iterator[messages.ClientReply]:
         self._started = True
         for block in self._await(self._results):
             for result in filter(self._take, block.results):
                 self._metrics.bytes["up"] += self._received(result)
                 samples = self._federation.server.clients[result.client_task.client].num_samples
-                yield ClientReply(result, samples, self._fetch)
+                yield messages.ClientReply(result, samples, self._fetch)
 
-    def _received(self, result: TaskResult) -> int:
+    def _received(self, result: messages.TaskResult) -> int:
         """Return the bytes of a reply that reach the server."""
         return result.outcome.up
 
@@ -94,7 +231,7 @@ class StageReplies(Sequence[ClientReply]):
                 return
             yield result
 
-    def _take(self, result: TaskResult) -> bool:
+    def _take(self, result: messages.TaskResult) -> bool:
         """Record one client's outcome and state; return whether it succeeded."""
         if result.outcome.failure is not None:
             self._failed(result)
@@ -104,18 +241,18 @@ class StageReplies(Sequence[ClientReply]):
         self.states[result.client_task.client] = result.state
         return True
 
-    def _fetch(self, handle: Ref) -> Packed:
+    def _fetch(self, handle: messages.Ref) -> Packed:
         with self._metrics.timed("receive"):
             return self._federation.executor.fetch(handle)
 
-    def _failed(self, result: TaskResult) -> None:
+    def _failed(self, result: messages.TaskResult) -> None:
         failure, client_task = result.outcome.failure, result.client_task
         assert failure is not None
         name = self._federation.server.clients[client_task.client].name
         line = f"client {client_task.client} ({name}), round {client_task.round + 1}"
         line += f", {self._stage.name}: {failure}"
         if not (self._skip or failure.kind == "timeout"):
-            raise ClientError(f"{line}\n{failure.trace}".rstrip())
+            raise messages.ClientError(f"{line}\n{failure.trace}".rstrip())
         self._metrics.left_out.add(client_task.client)
         self._federation.warn(f"left out: {line}")
 
@@ -146,10 +283,10 @@ class BlockwiseReplies(StageReplies, InBlocks):
                 )
             yield trees.unpack(self._fetch(result.bulk))
 
-    def _received(self, result: TaskResult) -> int:
+    def _received(self, result: messages.TaskResult) -> int:
         return result.outcome.small.nbytes if result.outcome.small is not None else 0
 
-    def _fetch(self, handle: Ref) -> Packed:
+    def _fetch(self, handle: messages.Ref) -> Packed:
         packed = super()._fetch(handle)
         self._metrics.bytes["up"] += packed.nbytes
         return packed
@@ -170,10 +307,10 @@ class SummedReplies(StageReplies, InBlocks):
 
 def aggregate(
     federation: FederationState,
-    jobs: Sequence[TaskInput],
+    jobs: Sequence[messages.TaskInput],
     stage: Stage,
     round_metrics: RoundMetrics,
-) -> dict[int, Ref]:
+) -> dict[int, messages.Ref]:
     """Run a stage's tasks, let the method aggregate the replies, and return the clients' new states."""
     algorithm, size = federation.spec.algorithm, federation.spec.config.aggregation.block
     summed = size is not None and algorithm.takes_mean_only()
@@ -189,11 +326,11 @@ def aggregate(
     return replies.states
 
 
-def into_blocks(jobs: Sequence[TaskInput], size: int | None) -> list[TaskBlock]:
+def into_blocks(jobs: Sequence[messages.TaskInput], size: int | None) -> list[messages.TaskBlock]:
     """Group jobs, which are in client order, into blocks of clients with the same ``client // size``; or none."""
     if size is None:
-        return [TaskBlock((job,)) for job in jobs]
+        return [messages.TaskBlock((job,)) for job in jobs]
     return [
-        TaskBlock(tuple(block), summed=True)
+        messages.TaskBlock(tuple(block), summed=True)
         for _, block in groupby(jobs, lambda job: job.client_task.client // size)
     ]

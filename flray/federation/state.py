@@ -2,11 +2,16 @@
 
 import contextlib
 import math
+import sys
+import time
+import traceback
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import psutil
 import torch
 
 from flray import trees
@@ -14,15 +19,131 @@ from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
-from flray.devices.process import keep_freed_memory, make_repeatable
-from flray.federation.failures import method_hook
-from flray.federation.messages import ClientTask, Executor, Kind, Message, Ref, TaskInput
-from flray.federation.round_metrics import SystemUsage
+from flray.devices.process import keep_freed_memory, make_repeatable, peak_bytes, resident_bytes
+from flray.errors import FlrayError, MethodError, disk_is_full
+from flray.federation import messages
 from flray.federation.spec import FederationSpec, evaluation_chunks
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics.names import lower_is_better
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
 from flray.trees import Packed
+
+MAX_CLIENT_METRICS = 100
+"""With more clients (or actors) than this only summaries over them are tracked per round."""
+
+
+Item = TypeVar("Item")
+
+
+@contextlib.contextmanager
+def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
+    """Run a hook of a method at the server.
+
+    Parameters
+    ----------
+    method : str
+        The registered name.
+    name : str
+        The hook's.
+    round_ : int
+        The round, from 1.
+
+    Raises
+    ------
+    MethodError
+        The first line names method, round, hook, exception, file and line; the traceback follows.
+        An error of the machine is its cause.
+    """
+    try:
+        yield
+    except FlrayError:
+        raise
+    except Exception as error:
+        if disk_is_full(error) or _of_ray(error):
+            raise  # while the hook waited for client replies
+        failure = messages.describe_failure(error)
+        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        # The default of `aggregate` calls `apply`, which the method may have as its only hook.
+        if name == "aggregate" and ("aggregate", "apply") in pairwise(names):
+            name = "apply"
+        line = f"{method} at the server, round {round_}, {name}: {failure}"
+        machine = error if isinstance(error, messages.MACHINE_ERRORS) else None
+        raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
+
+
+def iterate_hook(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
+    """Yield a hook's items; see `method_hook`."""
+    left = iter(items)
+    while True:
+        with method_hook(method, name, round_):
+            try:
+                item = next(left)
+            except StopIteration:
+                return
+        yield item
+
+
+def _of_ray(error: BaseException) -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and isinstance(error, ray.exceptions.RayError)
+
+
+class SystemUsage:
+    """Measures CPU and memory from round to round; MLflow shows ``system/`` metrics on a separate page."""
+
+    def __init__(self) -> None:
+        self._time, self._own = time.perf_counter(), time.process_time()
+        self._before: dict[int, float] = {}
+        self._cpu: dict[int, float] = {}
+        self._peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
+        psutil.cpu_percent()  # from now on
+
+    def add(self, result: messages.TaskResult) -> None:
+        """Add what the process of a task, training or evaluation, had used when it was done."""
+        actor, usage = result.actor, result.outcome.usage
+        if usage.cpu:
+            self._cpu[actor] = max(usage.cpu, self._cpu.get(actor, 0.0))
+        for peaks, peak in (
+            (self._peaks["actor"], usage.peak),
+            (self._peaks["gpu"], usage.gpu_peak),
+        ):
+            if peak:
+                peaks[actor] = max(float(peak), peaks.get(actor, 0.0))
+
+    def since_last_round(self, *, inline: bool) -> dict[str, float]:
+        """Return percentages of one CPU for the processes, of all CPUs for the machine, and their memory.
+
+        Parameters
+        ----------
+        inline : bool
+            Whether the tasks were run by this process, whose CPU is not counted twice.
+        """
+        now, own = time.perf_counter(), time.process_time()
+        elapsed = max(now - self._time, 1e-9)
+        memory = psutil.virtual_memory()
+        usage = {
+            "system/cpu_utilization_percentage": psutil.cpu_percent(),
+            "system/system_memory_usage_megabytes": memory.used / 1e6,
+            "system/system_memory_usage_percentage": memory.percent,
+            "system/server/cpu_utilization_percentage": 100 * (own - self._own) / elapsed,
+            "memory/server": float(resident_bytes()),
+            "memory/peak/server": float(peak_bytes()),
+        }
+        for kind, peaks in self._peaks.items():
+            if peaks:
+                usage[f"memory/peak/{kind}"] = max(peaks.values())
+            if len(peaks) <= MAX_CLIENT_METRICS:
+                usage.update({f"memory/peak/{kind}/{n}": peak for n, peak in sorted(peaks.items())})
+            peaks.clear()
+        for number, used in sorted(self._cpu.items()):
+            before = self._before.get(number, 0.0)
+            since = used if used < before else used - before  # less: a new process
+            if not inline and number in self._before and len(self._cpu) <= MAX_CLIENT_METRICS:
+                usage[f"system/actor/{number}/cpu_utilization_percentage"] = 100 * since / elapsed
+        self._time, self._own = now, own
+        self._before.update(self._cpu)
+        self._cpu = {}
+        return usage
 
 
 class EarlyStop:
@@ -128,7 +249,7 @@ class FederationState:
     def __init__(
         self,
         spec: FederationSpec,
-        executor: Executor,
+        executor: messages.Executor,
         warn: Notify = print,
         device: torch.device | None = None,
     ) -> None:
@@ -188,7 +309,7 @@ class FederationState:
         self.usage = SystemUsage()
         self.sampler_state: dict[str, Any] = {}
         self.early_stop = self._early_stop()
-        self.states: list[Ref] = [None] * len(self.spec.data.clients)
+        self.states: list[messages.Ref] = [None] * len(self.spec.data.clients)
         self.versions: list[int] = [0] * len(self.spec.data.clients)
         self.stored: dict[int, StoredState] = {}
 
@@ -216,7 +337,7 @@ class FederationState:
         stopped = self.early_stop is not None and bool(self.early_stop.reason)
         return stopped or self.server.round >= self.spec.config.rounds
 
-    def message(self, stage: Stage) -> Message:
+    def message(self, stage: Stage) -> messages.Message:
         """Return the common message of a stage."""
         with self.hook("send"):
             extra = self.spec.algorithm.send(self.server, stage)
@@ -228,41 +349,43 @@ class FederationState:
             stage, {key: {**({"weights": w} if w else {}), **extra} for key, w in shared.items()}
         )
 
-    def whole_models(self, stage: Stage) -> Message:
+    def whole_models(self, stage: Stage) -> messages.Message:
         """Return the global models as a message, for tests of them."""
         return self._put(stage, {key: {"weights": w} for key, w in self.server.models.items()})
 
-    def _put(self, stage: Stage, contents: Mapping[str, Mapping[str, Any]]) -> Message:
-        message = Message(stage, uuid.uuid4().hex, {}, {})
+    def _put(self, stage: Stage, contents: Mapping[str, Mapping[str, Any]]) -> messages.Message:
+        message = messages.Message(stage, uuid.uuid4().hex, {}, {})
         for key, content in contents.items():
             packed = trees.pack(content)
             message.handles[key], message.sizes[key] = self.executor.put(packed), packed.nbytes
         return message
 
-    def sum_task(self, entry: str, parts: Sequence[tuple[str, float, Ref]]) -> TaskInput:
+    def sum_task(
+        self, entry: str, parts: Sequence[tuple[str, float, messages.Ref]]
+    ) -> messages.TaskInput:
         """Return the task of adding up an entry of replies; see `flray.federation.messages.TaskInput`."""
-        task = ClientTask("sum", -1, self.server.round, "", cost=float(len(parts)))
-        return TaskInput(task, entry=entry, parts=tuple(parts))
+        task = messages.ClientTask("sum", -1, self.server.round, "", cost=float(len(parts)))
+        return messages.TaskInput(task, entry=entry, parts=tuple(parts))
 
-    def model_tasks(self) -> list[TaskInput]:
+    def model_tasks(self) -> list[messages.TaskInput]:
         """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
         models, tasks = self.whole_models(Stage()), []
         for key in sorted(models.handles):
             for block in range(len(evaluation_chunks(self.spec.data))):
                 stage, token = Stage(f"evaluate {key}"), models.token
-                task = ClientTask(
+                task = messages.ClientTask(
                     "global", -1, self.server.round, key, stage, block=block, token=token
                 )
-                tasks.append(TaskInput(task, models.handles[key]))
+                tasks.append(messages.TaskInput(task, models.handles[key]))
         return tasks
 
     def tasks_for(
         self,
-        kind: Kind,
+        kind: messages.Kind,
         clients: Iterable[int],
-        message: Message,
+        message: messages.Message,
         works: Mapping[int, float] = MappingProxyType({}),
-    ) -> list[TaskInput]:
+    ) -> list[messages.TaskInput]:
         """Return a task with its inputs for each of some clients; unseen ones get the message alone.
 
         Parameters
@@ -290,7 +413,7 @@ class FederationState:
                 (architecture,) = message.handles
             trains = kind in ("stage", "ask")
             cost = len(rows.train) * work if trains else float(everything or len(rows.test))
-            task = ClientTask(
+            task = messages.ClientTask(
                 kind,
                 client,
                 self.server.round,
@@ -300,7 +423,7 @@ class FederationState:
                 token=message.token,
                 cost=cost,
             )
-            tasks.append(TaskInput(task, message.handles[architecture], private, state))
+            tasks.append(messages.TaskInput(task, message.handles[architecture], private, state))
         return tasks
 
     def sha256(self) -> str:

@@ -11,8 +11,8 @@ from flray import registry
 from flray.callbacks.base import RunInfo
 from flray.config.experiment import Checkpointing, Experiment
 from flray.errors import FlrayError
-from flray.federation.failures import ObjectLostError, ServerLostError
 from flray.federation.federation import Federation, RoundResult
+from flray.federation.messages import ObjectLostError, ServerLostError
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.diagnostics import encode, save_encoded
 from flray.metrics.names import clean_name

@@ -23,8 +23,8 @@ from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
-from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.federation import Federation
+from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, describe_failure
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
 from flray.federation.ray_backend.pool import ObjectRef, granted_device

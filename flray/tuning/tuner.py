@@ -22,7 +22,7 @@ from ray.tune.search import Searcher
 from flray import rng
 from flray.config.experiment import Config, Experiment
 from flray.errors import FlrayError
-from flray.federation.failures import ObjectLostError
+from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 from flray.records import directory

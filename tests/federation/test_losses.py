@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from flray.cli.main import invoke
-from flray.federation.failures import ObjectLostError, ServerLostError, error_summary
 from flray.federation.federation import Federation, RoundResult, inline_federation
+from flray.federation.messages import ObjectLostError, ServerLostError, error_summary
 from flray.federation.ray_backend import losses
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal

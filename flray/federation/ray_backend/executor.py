@@ -17,8 +17,15 @@ import ray
 import ray.exceptions
 
 from flray.errors import DataError, RunFailedError
-from flray.federation.failures import Failure, ObjectLostError, error_summary
-from flray.federation.messages import Executor, Ref, TaskBlock, TaskBlockResult
+from flray.federation.messages import (
+    Executor,
+    Failure,
+    ObjectLostError,
+    Ref,
+    TaskBlock,
+    TaskBlockResult,
+    error_summary,
+)
 from flray.federation.ray_backend import losses
 from flray.federation.ray_backend.pool import (
     ActorPool,

@@ -18,8 +18,8 @@ from ray.util.scheduling_strategies import (
 from flray import bits
 from flray.devices.process import GpuIdentity, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
-from flray.federation.failures import MACHINE_ERRORS, ObjectLostError, ServerLostError
 from flray.federation.federation import Federation, RoundResult
+from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError
 from flray.federation.ray_backend import losses
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.nodes import node_mark, own_node, ship_user_modules

@@ -23,18 +23,7 @@ from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
 from flray.devices import process
-from flray.federation.failures import MACHINE_ERRORS, Failure, describe_failure
-from flray.federation.messages import (
-    ClientTask,
-    Executor,
-    ProcessUsage,
-    TaskBlock,
-    TaskBlockResult,
-    TaskInput,
-    TaskOutcome,
-    join_predictions,
-    split_small,
-)
+from flray.federation import messages
 from flray.federation.spec import FederationSpec, evaluation_chunks
 from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
@@ -42,7 +31,7 @@ from flray.trees import Packed
 
 Exhausted: TypeAlias = Literal["report", "raise", "exit"]
 # A task's outcome, the large part of its reply, and the client's new state.
-RunnerOutput: TypeAlias = tuple[TaskOutcome, Packed | None, Packed | None]
+RunnerOutput: TypeAlias = tuple[messages.TaskOutcome, Packed | None, Packed | None]
 
 
 class ClientRunner:
@@ -84,7 +73,7 @@ class ClientRunner:
         self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
 
-    def run(self, job: TaskInput, sums: BlockSum | None = None) -> RunnerOutput:
+    def run(self, job: messages.TaskInput, sums: BlockSum | None = None) -> RunnerOutput:
         """Run a task; an exception of the method or the model becomes a failure in the outcome.
 
         If there are `sums`, the reply's weights are added to them instead of being returned.
@@ -109,7 +98,7 @@ class ClientRunner:
                 else:
                     evaluate = getattr(self, f"_{task.kind}")
                     predictions = process.again_without_cache(lambda: evaluate(job))
-            outcome = TaskOutcome(
+            outcome = messages.TaskOutcome(
                 task.client,
                 entries=("sum",) if added is not None else (),
                 predictions=predictions,
@@ -123,7 +112,7 @@ class ClientRunner:
 
     def _end_if_exhausted(self, error: Exception) -> None:
         """Apply the `exhausted` policy to a device error."""
-        if not isinstance(error, MACHINE_ERRORS) or self._exhausted == "report":
+        if not isinstance(error, messages.MACHINE_ERRORS) or self._exhausted == "report":
             return
         if self._exhausted == "raise":
             raise error
@@ -131,8 +120,8 @@ class ClientRunner:
         os._exit(1)
 
     def run_block(
-        self, block: TaskBlock
-    ) -> tuple[list[TaskOutcome], Packed | None, list[Packed | None]]:
+        self, block: messages.TaskBlock
+    ) -> tuple[list[messages.TaskOutcome], Packed | None, list[Packed | None]]:
         """Run a block, whose references are packed trees.
 
         Returns
@@ -152,7 +141,7 @@ class ClientRunner:
             outcome, bulk, state = self.run(job)
             return [outcome], bulk, [state]
         sums = BlockSum()
-        outcomes: list[TaskOutcome] = []
+        outcomes: list[messages.TaskOutcome] = []
         states: list[Packed | None] = [None] * len(block.jobs)
         for position, (outcome, _, state) in enumerate(self._run_in_order(block.jobs, sums)):
             outcomes.append(outcome)
@@ -162,7 +151,9 @@ class ClientRunner:
         tree = sums.tree()
         return outcomes, trees.pack(tree) if tree else None, states
 
-    def _run_in_order(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
+    def _run_in_order(
+        self, jobs: Sequence[messages.TaskInput], sums: BlockSum
+    ) -> Iterator[RunnerOutput]:
         """Run a block's jobs in order; with batched clients, neighbours of one architecture together."""
         together = self.spec.config.local.clients_per_step
         for _, alike in groupby(jobs, lambda job: job.client_task.architecture):
@@ -174,7 +165,9 @@ class ClientRunner:
                 else:
                     yield self.run(some[0], sums)
 
-    def _run_batched(self, jobs: Sequence[TaskInput], sums: BlockSum) -> Iterator[RunnerOutput]:
+    def _run_batched(
+        self, jobs: Sequence[messages.TaskInput], sums: BlockSum
+    ) -> Iterator[RunnerOutput]:
         """Run several clients' tasks in common steps; an error fails all of them."""
         started = time.perf_counter()
         try:
@@ -194,7 +187,7 @@ class ClientRunner:
             except Exception as error:
                 yield _failed(job.client_task, error, time.perf_counter() - begun)
 
-    def _trained(self, jobs: Sequence[TaskInput]) -> tuple[list[Client], Any]:
+    def _trained(self, jobs: Sequence[messages.TaskInput]) -> tuple[list[Client], Any]:
         clients = [self._client(job) for job in jobs]
         return clients, train_batched(self.spec.algorithm, clients)
 
@@ -202,7 +195,9 @@ class ClientRunner:
         """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
         return self._resources.networks()
 
-    def _stage(self, job: TaskInput, started: float, sums: BlockSum | None) -> RunnerOutput:
+    def _stage(
+        self, job: messages.TaskInput, started: float, sums: BlockSum | None
+    ) -> RunnerOutput:
         client = self._client(job)
         reply = getattr(self.spec.algorithm, job.client_task.stage.name)(client)
         client.check_received()
@@ -210,7 +205,7 @@ class ClientRunner:
 
     def _answer(
         self,
-        client_task: ClientTask,
+        client_task: messages.ClientTask,
         client: Client,
         reply: dict[str, Any],
         started: float,
@@ -225,12 +220,12 @@ class ClientRunner:
             weight = weight_of(self.spec.weighting, samples)
             sums.add(client_task.architecture, reply.get("weights", {}), weight)
             reply = {}
-        small, large = split_small(reply)
+        small, large = messages.split_small(reply)
         packed_small, packed_large, packed_state = trees.pack_all(small, large, client.state)
         bulk = packed_large if large else None
         state = packed_state if client.state else None
         loss, tracked = client.numbers()
-        outcome = TaskOutcome(
+        outcome = messages.TaskOutcome(
             client=client_task.client,
             small=packed_small,
             entries=tuple(large),
@@ -247,16 +242,16 @@ class ClientRunner:
         )
         return outcome, bulk, state
 
-    def _usage(self) -> ProcessUsage:
+    def _usage(self) -> messages.ProcessUsage:
         """Return the resources that this process has used so far."""
-        return ProcessUsage(
+        return messages.ProcessUsage(
             resident=self._process.memory_info().rss,
             peak=process.peak_bytes(),
             gpu_peak=process.reserved_bytes(self.device),
             cpu=time.process_time(),
         )
 
-    def _client(self, job: TaskInput) -> Client:
+    def _client(self, job: messages.TaskInput) -> Client:
         data, task = self.spec.data, job.client_task
         rows = data.everyone[task.client]
         message = {
@@ -284,28 +279,28 @@ class ClientRunner:
             self.spec.algorithm.setup(client)
         return client
 
-    def _received(self, job: TaskInput) -> Client:
+    def _received(self, job: messages.TaskInput) -> Client:
         """Return a client that has received its model."""
         client = self._client(job)
         self.spec.algorithm.receive(client)
         client.check_received()
         return client
 
-    def _unpack(self, job: TaskInput) -> dict[str, Any]:
+    def _unpack(self, job: messages.TaskInput) -> dict[str, Any]:
         """Return the common message on the device, moved there once per stage rather than once per client."""
         name = f"{job.client_task.token}/{job.client_task.architecture}"
         if not job.client_task.token or self._common[0] != name:
             self._common = (name, trees.unpack(job.common, self.device))
         return self._common[1]
 
-    def _common_model(self, job: TaskInput) -> Predictor:
+    def _common_model(self, job: messages.TaskInput) -> Predictor:
         """Return the global model as it is."""
         resident = self._resources.resident(job.client_task.architecture)
         resident.load(self._unpack(job)["weights"])
         model: Predictor = resident.model.eval()
         return model
 
-    def _global(self, job: TaskInput) -> dict[str, Any]:
+    def _global(self, job: messages.TaskInput) -> dict[str, Any]:
         if job.client_task.client < 0:
             chunk = evaluation_chunks(self.spec.data)[job.client_task.block]
             return {"common": self._predict(self._common_model(job), chunk)}
@@ -313,7 +308,7 @@ class ClientRunner:
         parts = {"test": rows.test, "validation": rows.val}
         return {n: self._predict(client.model.eval(), p) for n, p in parts.items() if len(p)}
 
-    def _personal(self, job: TaskInput) -> dict[str, Any]:
+    def _personal(self, job: messages.TaskInput) -> dict[str, Any]:
         data, rows = self.spec.data, self.spec.data.clients[job.client_task.client]
         client, predictor = self.personal_model(job)
         others = self.spec.config.evaluation.others
@@ -324,12 +319,12 @@ class ClientRunner:
             predictions[f"{name}/local"] = self._predict(part, rows.test)
         return predictions
 
-    def personal_model(self, job: TaskInput) -> tuple[Client, Predictor]:
+    def personal_model(self, job: messages.TaskInput) -> tuple[Client, Predictor]:
         """Return a client in test mode, and the predictor that scores its samples; both hold until the next task."""
         client = self._received(job)
         return client, self.spec.algorithm.predictor(client, "personal")
 
-    def _unseen(self, job: TaskInput) -> dict[str, Any]:
+    def _unseen(self, job: messages.TaskInput) -> dict[str, Any]:
         """Test the global model on a client that takes no part in training, and again after local steps from it."""
         client = self._client(job)
         client.load(client.message["weights"])
@@ -342,13 +337,13 @@ class ClientRunner:
             found["adapted"] = self._predict(client.model.eval(), test)
         return found
 
-    def _ask(self, job: TaskInput) -> dict[str, Any]:
+    def _ask(self, job: messages.TaskInput) -> dict[str, Any]:
         alone = self.spec.algorithm.views[0] == "global" and self.spec.has_common
         predictor = self._common_model(job) if alone else self.personal_model(job)[1]
         rows = self.spec.data.clients[job.client_task.client].train
         return {"train": self._predict(predictor, rows)}
 
-    def _diagnostics(self, job: TaskInput) -> dict[str, Any]:
+    def _diagnostics(self, job: messages.TaskInput) -> dict[str, Any]:
         data, algorithm = self.spec.data, self.spec.algorithm
         client = self._client(job)
         algorithm.receive(client)
@@ -374,7 +369,7 @@ class ClientRunner:
     @torch.no_grad()
     def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
         samples = self._resources.samples(rows, once=True)
-        return join_predictions(
+        return messages.join_predictions(
             [
                 self.task.predictions(predictor(x), y)
                 for x, y in samples.in_order(self.spec.config.evaluation.batch_size)
@@ -382,12 +377,12 @@ class ClientRunner:
         )
 
 
-def _failed(client_task: ClientTask, error: Exception, seconds: float) -> RunnerOutput:
-    failure = describe_failure(error)
-    return TaskOutcome(client_task.client, failure=failure, seconds=seconds), None, None
+def _failed(client_task: messages.ClientTask, error: Exception, seconds: float) -> RunnerOutput:
+    failure = messages.describe_failure(error)
+    return messages.TaskOutcome(client_task.client, failure=failure, seconds=seconds), None, None
 
 
-class InlineExecutor(Executor):
+class InlineExecutor(messages.Executor):
     """Runs client tasks in this process, with as many threads as one actor would have.
 
     Parameters
@@ -414,8 +409,11 @@ class InlineExecutor(Executor):
         self._runner = ClientRunner(spec, device, thread_count(spec.config), share, exhausted)
 
     def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
+        self,
+        blocks: Sequence[messages.TaskBlock],
+        timeout: float | None = None,
+        idle: float | None = None,
+    ) -> Iterator[messages.TaskBlockResult]:
         """Run the blocks one after another; those not begun within `timeout` seconds fail.
 
         A task that hangs cannot be stopped in this process, so that `idle` has no effect.
@@ -423,12 +421,12 @@ class InlineExecutor(Executor):
         started = time.monotonic()
         for block in blocks:
             if timeout is not None and time.monotonic() - started > timeout:
-                late = Failure(f"no answer within {timeout:g} s", "timeout")
-                yield TaskBlockResult.failed(block, late)
+                late = messages.Failure(f"no answer within {timeout:g} s", "timeout")
+                yield messages.TaskBlockResult.failed(block, late)
                 continue
             outcomes, bulk, states = self._runner.run_block(block)
             up = bulk.nbytes if bulk is not None else 0
-            yield TaskBlockResult.of(block, outcomes, bulk, states, up=up)
+            yield messages.TaskBlockResult.of(block, outcomes, bulk, states, up=up)
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""
