@@ -308,9 +308,9 @@ class Mirror:
 
 @contextlib.contextmanager
 def mirrored(
-    folder: Path, uri: str | None, say: Callable[[str], None], leave: tuple[str, ...] = ()
+    folder: Path, uri: str, say: Callable[[str], None], leave: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Mirror a folder during the block, and once more at its end; do nothing without an address.
+    """Mirror a folder during the block, and once more at its end.
 
     Temporarily unreachable storage is reported once and retried; at the end it must be reachable.
     If another worker takes over the address, nothing more is written there and this thread is
@@ -320,7 +320,7 @@ def mirrored(
     ----------
     folder : Path
         Folder of the run or sweep, with its ``run.json`` or ``sweep.json``.
-    uri : str or None
+    uri : str
         Address of its copy.
     say : callable
         Called with lines for the user.
@@ -332,9 +332,6 @@ def mirrored(
     FlrayError
         If another worker holds it, or has resumed from there meanwhile.
     """
-    if uri is None:
-        yield
-        return
     lease = Lease(uri, say)
     lease.take()
     try:

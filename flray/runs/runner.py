@@ -270,8 +270,8 @@ def _run_to_end(
     experiment, metric = spec.config, spec.primary_metric
     say = logged(progress.say)
     with resume_hint(folder), contextlib.ExitStack() as stack:
-        remote = directory.remote_uri(folder, experiment.output)
-        stack.enter_context(mirrored(folder, remote, say))
+        if remote := directory.remote_uri(folder, experiment.output):
+            stack.enter_context(mirrored(folder, remote, say))
         session = RunSession(
             folder,
             experiment,

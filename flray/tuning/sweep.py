@@ -159,8 +159,8 @@ class Sweep:
             self._notify(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
-        remote = directory.remote_uri(folder, experiment.output)
-        self._stack.enter_context(mirrored(folder, remote, self._notify, leave=(TUNE,)))
+        if remote := directory.remote_uri(folder, experiment.output):
+            self._stack.enter_context(mirrored(folder, remote, self._notify, leave=(TUNE,)))
         settings = resume_checks.settings_text(config, "sweep")
         session = RunSession(
             folder,
