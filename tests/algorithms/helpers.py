@@ -67,7 +67,7 @@ def two_layer(
 @registry.register_model("linear-body")
 def linear_body(shape: tuple[int, ...], num_classes: int, *, layers: int = 1) -> nn.Module:
     """No bias and no activation, so that a closed form is short."""
-    body = OrderedDict(first=nn.Linear(shape[0], 5, bias=False))
+    body: OrderedDict[str, nn.Module] = OrderedDict(first=nn.Linear(shape[0], 5, bias=False))
     if layers == 2:
         body["second"] = nn.Linear(5, 5, bias=False)
     return SplitModel(nn.Sequential(body), nn.Linear(5, num_classes, bias=False))
