@@ -1,4 +1,4 @@
-"""Replies of a stage's clients, single ones in client order or sums over blocks of clients, and what a round tracks."""
+"""Replies of a stage's clients, single ones in client order or sums over blocks, and the metrics of a round."""
 
 import contextlib
 import math

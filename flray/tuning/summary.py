@@ -1,4 +1,4 @@
-"""What a sweep shows: its status while it runs, then its tables, figures and the parent run's tags."""
+"""The texts of a sweep: its status while it runs, then its tables, figures and the parent run's tags."""
 
 import contextlib
 import io
