@@ -333,7 +333,8 @@ def _doubt(differences: NDArray[np.float64]) -> str:
     if len(differences) < _CHECKED:
         return ""
     normal = float(stats.shapiro(differences).pvalue)
-    drift = float(stats.pearsonr(differences[:-1], differences[1:]).pvalue)
+    pairs = differences[:-1], differences[1:]
+    drift = math.nan if 0 in map(spread, pairs) else float(stats.pearsonr(*pairs).pvalue)
     found = {"not normal (Shapiro-Wilk": normal, "not independent (neighbouring seeds": drift}
     return "; ".join(f"{text}, p = {p:.1g})" for text, p in found.items() if p < _DOUBT)
 

@@ -268,6 +268,7 @@ def test_one_of_each_kind_of_sentence() -> None:
         ([1.0, 2.0, 3.1, 4.2, 5.0, 6.1, 7.2], "not independent (neighbouring seeds, p = "),
         ([2.0, 2.3, 1.9, 2.1, 2.6, 1.7, 2.2], ""),
         ([2.0, 2.1, 2.0, 9.0], ""),
+        ([2.0, 2.0, 2.0, 2.0, 2.5], "not normal (Shapiro-Wilk, p = 0.0001)"),
     ],
 )
 def test_differences_that_the_tests_do_not_suit_are_said(gains: list[float], doubt: str) -> None:
