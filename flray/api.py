@@ -175,19 +175,29 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
     kept, name = file.with_suffix(".results.csv"), config.experiment.name
     if kept.is_file():
         frame = read_export(kept)
-        found, seconds = build_export_table(frame).studies, float(frame["seconds"].mean())
-        return [f"pilot: {kept}", *forecast(found, seconds, difference)]
-    try:
-        folder = directory.find(name, config.experiment.output)
-    except FlrayError:
+        pilot, found, seconds = (
+            kept,
+            build_export_table(frame).studies,
+            float(frame["seconds"].mean()),
+        )
+    else:
+        try:
+            pilot = directory.find(name, config.experiment.output)
+        except FlrayError:
+            raise FlrayError(
+                f"--detect: found neither {kept} nor a sweep {name!r} in {config.experiment.output}, whose "
+                "seeds show the spread; run a pilot first, with sweep.seeds=[0,1,2]"
+            ) from None
+        source = load_folder(pilot)
+        times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
+        found, seconds = build_table(source).studies, sum(times) / len(times)
+    lines = list(forecast(found, seconds, difference))
+    if not lines:
         raise FlrayError(
-            f"--detect: found neither {kept} nor a sweep {name!r} in {config.experiment.output}, whose "
-            "seeds show the spread; run a pilot first, with sweep.seeds=[0,1,2]"
-        ) from None
-    source = load_folder(folder)
-    times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
-    found, seconds = build_table(source).studies, sum(times) / len(times)
-    return [f"pilot: {folder}", *forecast(found, seconds, difference)]
+            f"--detect: found nothing in {pilot} that is compared; a pilot has two settings at two seeds "
+            "at least, such as sweep.seeds=[0,1,2]"
+        )
+    return [f"pilot: {pilot}", *lines]
 
 
 def resume(

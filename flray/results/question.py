@@ -103,14 +103,13 @@ def forecast(found: Studies, seconds: float, difference: float) -> Iterator[str]
         if count is None:
             yield f"{head}with more than 1,000 seeds of {settings} settings"
             continue
-        trials, hours = settings * count, settings * seconds / 3600
         most = "over 1,000" if many is None else str(many)
-        longest = "more" if many is None else f"{hours * many:.2g}"
-        yield (
-            f"{head}with {count} seeds ({few} to {most}): {trials} trials, {hours * count:.2g} hours of "
-            f"training ({hours * (few or count):.2g} to {longest}); mean deviation of the differences {std:.2g} "
-            f"at {freedom + 1} seeds"
-        )
+        text = f"{head}with {count} seeds ({few} to {most}): {settings * count} trials"
+        if math.isfinite(hours := settings * seconds / 3600):
+            longest = "more" if many is None else f"{hours * many:.2g}"
+            least = f"{hours * (few or count):.2g}"
+            text += f", {hours * count:.2g} hours of training ({least} to {longest})"
+        yield f"{text}; mean deviation of the differences {std:.2g} at {freedom + 1} seeds"
 
 
 def _differences(source: ResultSet, found: Studies, reference: str | None) -> Iterator[str]:

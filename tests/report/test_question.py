@@ -1,5 +1,6 @@
 """What a sweep registers at its start, and what its reports say of it."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_a_forecast_by_hand() -> None:
         f"difference of 2 points would probably be seen (4 times in 5) with {seeds} seeds (" in line
     )
     assert f": {3 * seeds} trials, {1.5 * seeds:.2g} hours of training (" in line
+    assert " hours" not in next(forecast(Studies([Study("", "x", values)]), math.nan, 2.0))
     (none,) = forecast(Studies([Study("", "x", {"a": {0: 1.0}, "b": {0: 2.0}})]), 1.0, 2.0)
     assert none.startswith("x: not known")
 
@@ -125,5 +127,9 @@ def test_the_pilot_is_what_was_kept_or_the_newest_sweep(asked: ResultSet, sweep:
             api.detect(config, spaces.locate("quickstart"), wrong)
     own = load({"experiment": {**asked.config["experiment"], "output": str(sweep.parents[1])}})
     assert api.detect(own, sweep / "file.yaml", 1.0)[0] == f"pilot: {sweep}"
+    for trial in sorted(sweep.glob("trials/*/run.json"))[1:]:
+        trial.unlink()
+    with pytest.raises(FlrayError, match=f"found nothing in {sweep} that is compared"):
+        api.detect(own, sweep / "file.yaml", 1.0)
     with pytest.raises(FlrayError, match="run a pilot first"):
         api.detect(load(own, ["name=other"]), sweep / "file.yaml", 1.0)
