@@ -142,8 +142,8 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
             check_name(file, manifest): (str(facts["sha256"]), int(facts["bytes"]))
             for file, facts in read_json(manifest, MAPPING)["files"].items()
         }
-    except (FlrayError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{manifest} is not a readable manifest ({error!r}); {remedy}") from None
+    except (FlrayError, ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(f"{manifest} is not a readable manifest; {remedy}") from None
     arrays = {}
     for file, (checksum, size) in files.items():
         path = folder / file
