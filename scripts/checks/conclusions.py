@@ -2,8 +2,8 @@
 
     python scripts/checks/conclusions.py --studies 2000
 
-Marked are decisions that the sign-flip test does not share or cannot check, and differences that are seen not to
-be normal or independent. The last lines follow the advice to add seeds.
+Marked: the sign-flip test does not share or cannot check it, or its differences are seen not to be normal or
+independent. The last lines follow the advice to add seeds.
 """
 
 import argparse
@@ -36,23 +36,22 @@ def noise(world: str, random: np.random.Generator, k: int, n: int) -> NDArray[np
 
 def advised(random: np.random.Generator, k: int, first: int, cap: int) -> bool:
     """Return whether following the advice to add seeds decides any pair of settings that are alike."""
-    values, seeds = random.normal(size=(k, cap)), first
-    look = dict.fromkeys(range(first), 0)
-    while True:
-        every = {str(i): dict(enumerate(row[:seeds].tolist())) for i, row in enumerate(values)}
+    values, look = random.normal(size=(k, cap)), dict.fromkeys(range(first), 0)
+    while len(look) <= cap:
+        every = {str(i): {s: float(row[s]) for s in look} for i, row in enumerate(values)}
         found = compare(every, looks=dict.fromkeys(every, look))
         if any(one.decided for one in found):
             return True
         needed = [one.seeds_for(max(1.0, abs(one.mean))) or cap + 1 for one in found]
-        more = min((n for n in needed if n > seeds), default=cap + 1)
-        if more > cap:
-            return False
-        look |= dict.fromkeys(range(seeds, more), 1)
-        seeds = more
+        look |= dict.fromkeys(
+            range(len(look), min(n for n in (*needed, cap + 1) if n > len(look))), 1
+        )
+    return False
 
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--studies", type=int, default=2000)
+(parser := argparse.ArgumentParser(description=__doc__)).add_argument(
+    "--studies", type=int, default=2000
+)
 studies, random = parser.parse_args().studies, np.random.default_rng(0)
 for world in WORLDS:
     for k, n in ((2, 5), (2, 10), (3, 10), (5, 10), (10, 10)):
