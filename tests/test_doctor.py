@@ -34,6 +34,19 @@ def test_a_token_others_can_read_is_pointed_out(
     assert "WARNING" not in dict(doctor.diagnose())
 
 
+def test_a_folder_in_which_others_can_replace_ray_s_sockets_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    found = list(doctor.diagnose())
+    assert ("Ray's sessions", f"{tmp_path}/flray-*: each in a folder of this user alone") in found
+    warning = next(text for name, text in found if name == "WARNING" and str(tmp_path) in text)
+    assert f"chmod o-w {tmp_path}" in warning
+    tmp_path.chmod(0o1777)
+    assert str(tmp_path) not in " ".join(t for n, t in doctor.diagnose() if n == "WARNING")
+
+
 SESSIONS = """
 import json, os, subprocess, sys
 import flray.tuning.tuner  # has imported ray long before a session begins

@@ -76,7 +76,11 @@ def tune_command(
         from flray import api as sweeps
 
     if detect is not None:
-        for line in sweeps.detect(config, spaces.locate(file), detect):
+        lines = sweeps.detect(config, spaces.locate(file), detect)
+        if as_json:
+            display.print_json(lines)
+            return
+        for line in lines:
             typer.echo(one_line(line))
         return
     if plan:

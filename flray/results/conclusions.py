@@ -3,10 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from flray.results.paired import Difference, compare
+from flray.results.paired import Difference
 from flray.results.power import ALPHA, UNSURE, detectable_difference, seeds_of_signs
 from flray.results.ranks import Ranks, elsewhere
 from flray.results.study import DRAWS, TUNINGS, Studies, Study
@@ -52,10 +53,16 @@ def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
         pairs = [
             one
             for study in studies
-            for one in compare(
-                {name: study.values[name] for name in (best, other)}, study.lower, other
-            )
+            for one in replace(
+                study,
+                values={name: study.values[name] for name in (best, other)},
+                reference=other,
+                rule=None,
+            ).differences
         ]
+        # Seeds that share draws or that one failed at give no such probability.
+        if any(one.repeated or one.first_failed or one.second_failed for one in pairs):
+            continue
         sign = -1.0 if studies[0].lower else 1.0
         answer = elsewhere(
             [sign * one.mean for one in pairs],

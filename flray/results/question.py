@@ -86,6 +86,9 @@ def forecast(found: Studies, seconds: float, difference: float) -> Iterator[str]
     for measure in dict.fromkeys(study.measure for study in found.each):
         studies = [study for study in found.each if study.measure == measure]
         pairs = [one for study in studies for one in study.differences if one.std > 0]
+        if any(one.repeated for one in pairs):
+            yield f"{measure}: not known, because seeds of the pilot share draws of the data or tunings"
+            continue
         if not pairs:
             yield f"{measure}: not known, because the pilot has no pair with two seeds that vary"
             continue
@@ -113,8 +116,11 @@ def forecast(found: Studies, seconds: float, difference: float) -> Iterator[str]
 
 
 def _differences(source: ResultSet, found: Studies, reference: str | None) -> Iterator[str]:
-    if found.each[0].reference != reference:
-        yield AFTERWARDS.format(found.each[0].reference)
+    shown = found.each[0].reference
+    if shown is None and reference is not None:
+        yield f"{reference} has no values, so all pairs are compared"
+    elif shown != reference:
+        yield AFTERWARDS.format(shown)
     evaluation = source.config["experiment"]["evaluation"]
     now = dict(flatten_settings(source.config.get("sweep") or {}, "sweep."))
     now |= flatten_settings(evaluation, "evaluation.")

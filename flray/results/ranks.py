@@ -179,9 +179,10 @@ def elsewhere(
     from scipy import special
 
     count, freedom = np.array(seeds), sum(seeds) - len(seeds)
-    if len(means) < _FEWEST_PLACES or freedom < 1:
+    if len(means) < _FEWEST_PLACES or freedom < 1 or min(seeds) < 1:
         return None
-    pooled = float(((count - 1) * np.square(stds)).sum() / freedom)
+    # The deviation of a single seed is not known.
+    pooled = float(np.nansum((count - 1) * np.square(stds)) / freedom)
     found = np.array(means)
     scale = max(float(found.std()), math.sqrt(pooled))
     if scale == 0 or not math.isfinite(scale):
