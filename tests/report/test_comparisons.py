@@ -21,7 +21,7 @@ from flray.results.power import (
 )
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
 from flray.results.sequential import half_width
-from flray.results.study import Studies, Study, behind_best, profile, split_variance
+from flray.results.study import DRAWS, Studies, Study, behind_best, profile, split_variance
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
 
@@ -206,6 +206,19 @@ def test_the_probabilities_of_a_further_place_come_true(places: int, seeds: int)
     for low, high in ((0.5, 0.8), (0.8, 0.95), (0.95, 1.0)):
         chosen = (shares[:, 0] >= low) & (shares[:, 0] <= high)
         assert came[chosen, 0].mean() >= shares[chosen, 0].mean() - 0.12
+
+
+def test_of_a_further_place_nobody_is_told_better_that_failed() -> None:
+    values = {"a": {s: 90.0 + s for s in range(3)}, "b": {s: 80.0 - s for s in range(3)}}
+    each = [Study(place, "global/common/accuracy", values) for place in "xyz"]
+    assert any(
+        "in a further place like these 3: a better than b" in x for x in conclude(Studies(each))
+    )
+    for change in ({"failed": {"a": {7: "died"}}}, {"levels": {DRAWS: {0: "u", 1: "u", 2: "v"}}}):
+        other = [replace(each[0], **change), *each[1:]]
+        assert not any("in a further place" in line for line in conclude(Studies(other)))
+    assert elsewhere([5.0, 5.1, 4.9], [0.1, math.nan, 0.1], [5, 1, 5], 1.0) is not None
+    assert elsewhere([5.0, math.nan, 4.9], [0.1, math.nan, 0.1], [5, 0, 5], 1.0) is None
 
 
 def test_a_further_place_needs_three_and_a_spread() -> None:

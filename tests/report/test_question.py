@@ -20,7 +20,7 @@ from flray.results.paired import compare
 from flray.results.power import detectable_difference, seeds_to_detect
 from flray.results.question import forecast
 from flray.results.result_set import ResultSet
-from flray.results.study import Studies, Study
+from flray.results.study import DRAWS, Studies, Study
 from flray.runs.resume_checks import load_config, settings_text
 from tests.report.conftest import Edited, plain
 
@@ -70,6 +70,13 @@ def test_a_reference_that_is_chosen_afterwards_spares_no_correction(
     assert all(one.corrected == every["a", one.first] for one in late_ones)
 
 
+def test_a_reference_without_values_was_not_chosen_afterwards(asked: ResultSet) -> None:
+    asked.registered["sweep.reference"] = "gone"
+    asked.config["sweep"]["reference"] = "gone"
+    line = build_table(asked).conclusions[-1]
+    assert line.endswith("(all against gone): gone has no values, so all pairs are compared")
+
+
 def test_runs_that_had_ended_before_are_counted(asked: ResultSet) -> None:
     for trial in asked.trials[:3]:
         trial.taken_over = "made/000/trials/0001"
@@ -114,6 +121,9 @@ def test_a_forecast_by_hand() -> None:
     )
     assert f": {3 * seeds} trials, {1.5 * seeds:.2g} hours of training (" in line
     assert " hours" not in next(forecast(Studies([Study("", "x", values)]), math.nan, 2.0))
+    shared = {DRAWS: {0: "u", 1: "u", 2: "v"}}
+    (line,) = forecast(Studies([Study("", "x", values, levels=shared)]), 1.0, 2.0)
+    assert line.startswith("x: not known, because seeds of the pilot share")
     (none,) = forecast(Studies([Study("", "x", {"a": {0: 1.0}, "b": {0: 2.0}})]), 1.0, 2.0)
     assert none.startswith("x: not known")
 
