@@ -16,6 +16,7 @@ from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.measures import Cost, costs
+from flray.results.provenance import beside
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
 
@@ -104,10 +105,14 @@ def _export(made: Report, path: Path | None) -> Report:
         return made
     counts = export_runs(made.source, path)
     line = f"kept: {counts.added} finished runs in {path}"
+    files = [path]
+    if beside(path).is_file():
+        line += f", their settings, code and machines in {beside(path).name}"
+        files.append(beside(path))
     line += f"; {counts.existing} were there before" if counts.existing else ""
     if counts.unfinished:
         line += f"; {counts.unfinished} that have not finished are left out"
-    return replace(made, files=(*made.files, path), notice=line)
+    return replace(made, files=(*made.files, *files), notice=line)
 
 
 def make(

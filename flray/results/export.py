@@ -30,6 +30,7 @@ from flray.results.build_studies import (
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
+from flray.results.provenance import PROVENANCE, beside, entries_text, read_entries
 from flray.results.question import AFTERWARDS, registered_reference
 from flray.results.result_set import ResultSet, Trial, alike, alike_notes
 from flray.results.study import Studies
@@ -47,6 +48,7 @@ _FORMS = {
     "look": re.compile(r"\d{0,9}"),
     "tuning": re.compile(r"\d{0,9}"),
     "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?"),
+    **dict.fromkeys(PROVENANCE, re.compile("([0-9a-f]{40}|[0-9a-f]{64})?")),
 }
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
@@ -84,7 +86,9 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         ``domain/NAME`` the value of a domain's clients (on the others' test parts if ``metric`` is).
         Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
-        the SHA-256 of data and partition if they were tracked, and versions.
+        the SHA-256 of data and partition if they were tracked, and versions. ``settings``, ``code``
+        and ``machine`` are SHA-256 of entries in the ``.provenance.json`` file beside it, see
+        `flray.results.provenance`; ``commit`` is the git commit.
 
     Raises
     ------
@@ -107,6 +111,13 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         whole = pd.concat([existing, new], ignore_index=True)
         said = {name: set(whole[name]) - {"", nothing} for name, nothing in OPTIONAL.items()}
         whole = whole.drop(columns=[name for name, values in said.items() if not values])
+        # The entries first: rows never name one that is not there.
+        found = read_entries(path)
+        for trial in source.trials:
+            found |= trial.provenance[1] if trial.sha256 else {}
+        named = set(whole[list(PROVENANCE)].to_numpy().ravel())
+        if found := {name: entry for name, entry in found.items() if name in named}:
+            write_atomically(beside(path), entries_text(found))
         write_atomically(path, csv_text(whole).encode())
     return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
 
@@ -159,9 +170,9 @@ def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, 
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
     tuned = [name for name in names if name.startswith(TUNED)]
-    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *tuned, *domains}
+    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *PROVENANCE, *tuned, *domains}
     settings = source.in_order(name for name in names if name not in fixed)
-    columns = [*FIRST, *settings, *MEASURED, *OPTIONAL, *tuned, *domains, *LAST]
+    columns = [*FIRST, *settings, *MEASURED, *OPTIONAL, *tuned, *domains, *LAST, *PROVENANCE]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
     return existing, rows, settings
 
@@ -211,7 +222,7 @@ def _read_text(path: Path) -> pd.DataFrame:
         for text in frame.get(name, ()):
             if not expected.fullmatch(text):
                 raise DataError(
-                    f"{path}: {text!r} in the column {name} is no number; restore the file"
+                    f"{path}: {text!r} in the column {name} is neither a number nor a SHA-256; restore the file"
                 )
     wrong = [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]
     if wrong:
@@ -264,6 +275,7 @@ def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "origins": ", ".join(f"{domain} {origin}" for domain, origin in origins.items()),
         **{f"{part}_sha256": trial.fingerprints.get(part, "") for part in ("data", "partition")},
         **{name: versions.get(name, "") for name in PACKAGES},
+        **trial.provenance[0],
     }
 
 

@@ -16,6 +16,7 @@ from flray.files.border import read_npz
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 from flray.records.directory import FINAL_DIAGNOSTICS, PARTITION
+from flray.results.provenance import Provenance, describe
 
 COMPARISON = "comparison"
 """The phase of trials that are compared."""
@@ -111,6 +112,11 @@ class Trial:
         """The content of ``partition.json``; None if it was not tracked."""
         path = self.folder / PARTITION
         return read_partition(path) if path.is_file() else None
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """The settings, code and machine that it was run with."""
+        return describe(self.folder)
 
     @cached_property
     def reported(self) -> ReportedRounds:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from flray.errors import FlrayError
@@ -34,7 +33,7 @@ def code_differences(began: Code, here: Code) -> Differences:
     """
     found: Differences = {}
     for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
-        left, right = (_named(code.get(part, {}), part) for code in (began, here))
+        left, right = (named(code).get(part, {}) for code in (began, here))
         moved = set(left.values()) & set(right.values()) if part == "files" else set()
         for name in sorted(left.keys() | right.keys()):
             one, other = left.get(name, ""), right.get(name, "")
@@ -43,15 +42,13 @@ def code_differences(began: Code, here: Code) -> Differences:
     return found
 
 
-def _named(entries: Mapping[str, str], kind: str) -> Mapping[str, str]:
-    """Return a part of a record by names that are the same wherever the files lie."""
-    if kind != "files":
-        return entries
+def named(code: Code) -> Code:
+    """Return a code whose files have names that are the same wherever they lie."""
     names: dict[str, str] = {}
-    for path, digest in sorted(entries.items(), key=lambda entry: entry[1]):
+    for path, digest in sorted(code.get("files", {}).items(), key=lambda entry: entry[1]):
         name = Path(path).name
         names[name] = f"{names[name]} {digest}" if name in names else digest
-    return names
+    return {**code, "files": names} if names else code
 
 
 def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:

@@ -1,10 +1,12 @@
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from flray.cli import main
 from flray.errors import DataError, FlrayError
@@ -15,6 +17,7 @@ from flray.results.build_table import build_table
 from flray.results.export import agreement, build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.measures import costs
+from flray.results.provenance import PROVENANCE, beside, digest, read_entries
 from flray.results.result_set import ResultSet
 
 
@@ -24,7 +27,8 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert export_runs(load_folder(sweep), path) == (7, 0, 1)
     frame = read_export(path)
     settings = ["arms.modules", "arms.data"]
-    assert list(frame) == ["suite", "algorithm", *settings, *export.MEASURED, *export.LAST]
+    last = [*export.LAST, *PROVENANCE]
+    assert list(frame) == ["suite", "algorithm", *settings, *export.MEASURED, *last]
     first = frame.iloc[0]
     assert list(first[:4]) == ["made", "fedskc", "none", "CIFAR-10"]
     assert list(first[["seed", "rounds", "bytes_up", "bytes_down"]]) == [0, 4, 4e6, 8e6]
@@ -40,6 +44,54 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     found = {one.place: one.differences[0].mean for one in made.studies.each}
     assert found == pytest.approx({"CIFAR-10": -11.0, "CIFAR-100": 0.0})
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
+
+
+def test_settings_code_and_machine_are_kept_once_beside_the_rows(
+    sweep: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "kept.csv"
+    export_runs(load_folder(sweep), path)
+    older = read_export(path).drop(columns=list(PROVENANCE)).iloc[:1]
+    beside(path).unlink()
+    older.to_csv(path, index=False)
+    code = {
+        "flray": {"flray": "f" * 64},
+        "files": {"/home/someone/mine.py": "a" * 64},
+        "versions": {"python": "3.11", "torch": "2.0"},
+    }
+    for trial in sorted(sweep.glob("trials/*")):
+        settings = yaml.safe_load((trial / "config.yaml").read_text())
+        settings["experiment"]["plugins"] = ["/home/someone/mine.py"]
+        settings["experiment"]["data"]["folder"] = "/home/someone/images"
+        settings["experiment"]["tracking"]["uri"] = "https://me:secret@host"
+        (trial / "config.yaml").write_text(yaml.safe_dump(settings))
+        cpu = {"model": "a CPU", "kinds": {"torch": "0" * 12}}
+        directory.update(trial, code=code, cpu=cpu, source={"commit": "c" * 40, "user": "someone"})
+    assert export_runs(load_folder(sweep), path) == (7, 1, 0)
+    frame, entries = read_export(path), read_entries(path)
+    assert frame.iloc[0][list(PROVENANCE)].tolist() == [""] * 4
+    assert set(frame["commit"][1:]) == {"c" * 40}
+    code["files"] = {"mine.py": "a" * 64}
+    assert [entries[name] for name in set(frame["code"][1:])] == [code]
+    assert [entries[name]["cpu"]["model"] for name in set(frame["machine"][1:])] == ["a CPU"]
+    assert frame["settings"][1:].nunique() == 4 and len(entries) == 6
+    settings = entries[frame["settings"].iloc[-1]]
+    assert (settings["plugins"], settings["data"]["folder"]) == (["mine.py"], "images")
+    assert not {"name", "seed", "output", "tracking", "callbacks"} & set(settings)
+    assert settings["resources"].keys() == {"bits", "cpus_per_actor"}
+    text = beside(path).read_text()
+    assert "someone" not in text and "secret" not in text
+
+    before = path.read_text()
+    changed = text.replace("a CPU", "another")
+    for content in (changed, "[]", text.replace(digest(code), "../x"), "{"):
+        beside(path).write_text(content)
+        with pytest.raises(DataError, match=re.escape(beside(path).name)):
+            read_entries(path)
+    beside(path).write_text(text)
+    path.write_text(before.replace(digest(code), "../../x", 1))
+    with pytest.raises(DataError, match="neither a number nor a SHA-256"):
+        read_export(path)
 
 
 def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
