@@ -144,7 +144,7 @@ class FCCLPlus(PublicCollaboration):
         )
         tau: float = hyper(3.0, "temperature of FNTD and KD", "Table VII", gt=0)
         tau_squared: bool | None = either(
-            (False, True), "FNTD times tau^2", "Eq. 14: no; released code: yes"
+            (True, True), "FNTD times tau^2, as KD", "Eq. 10, 12 and released code; Eq. 14 omits it"
         )
         kd_share: float = hyper(
             0.0, "share of plain distillation in place of FNTD", "Table XVII: 0", ge=0, le=1

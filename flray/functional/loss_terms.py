@@ -202,7 +202,8 @@ def non_target_distillation_loss(
     """Return federated non-target distillation (FNTD, FCCL+ Eq. 13): the KL's terms of all classes but the target.
 
     Probabilities are over all classes and not renormalised after the target is dropped, so that
-    single values may be negative. The factor tau^2 of the authors' released code is not included.
+    single values may be negative. The factor tau^2 of Eq. 12 and of the authors' released code is not
+    included.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,7 +106,8 @@ class Loop:
         other = whole.clone()
         other[torch.arange(len(y)), y] = 0
         share = hp.kd_share
-        return (1 - share) * other.sum(1).mean() + share * hp.tau**2 * whole.sum(1).mean()
+        fntd = other.sum(1).mean() * (1 if hp.tau_squared is False else hp.tau**2)
+        return (1 - share) * fntd + share * hp.tau**2 * whole.sum(1).mean()
 
     @staticmethod
     def fisher(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -136,6 +138,7 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
         ({"public_passes": 2}, {}),
         ({"epoch_optimizer": "fresh"}, {}),
         ({"kd_share": 0.4}, {}),
+        ({"tau_squared": False}, {}),
         ({"teacher": "current"}, {}),
         ({"local_term": "ewc", "ewc": 5.0}, {}),
         ({"average": True}, {}),
@@ -156,6 +159,28 @@ def test_stages_compute_what_all_participants_in_one_loop_do(
         loop.round(number)
         for i, model in enumerate(loop.models):
             tiny.close(tiny.kept(federation, i), model.state_dict(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 3.0, 5.0])
+def test_fntd_pulls_as_hard_as_distillation(tau: float) -> None:
+    """With tau^2 in both, as in Eq. 10 and 12: shares of one and the other are shares of one weight."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (256,), generator=generator)
+    teacher = 4 * torch.randn(256, 10, generator=generator)
+    teacher[torch.arange(256), labels] += 6
+    moved = teacher + 2 * torch.randn(256, 10, generator=generator)
+
+    def pull(share: float) -> float:
+        hp = registry.algorithms.params("fcclplus")(kd_share=share, tau=tau).resolved()
+        algorithm = registry.algorithms.get("fcclplus")(hp)
+        client: Any = SimpleNamespace(scratch={"teacher": nn.Identity()})
+        logits = moved.clone().requires_grad_()
+        batch: Any = SimpleNamespace(x=teacher, y=labels, outputs=logits)
+        algorithm.memory_term(client, batch).backward()
+        assert logits.grad is not None
+        return float(logits.grad.norm(dim=1).mean())
+
+    assert 0.5 <= pull(0.0) / pull(1.0) <= 2
 
 
 def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:

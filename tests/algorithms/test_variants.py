@@ -34,7 +34,7 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fedskc", "GPR on BN statistics"): {"review_buffers": (False, True)},
     ("fedskc", "classes that GPR compares"): {"review_classes": ("both", "each")},
     ("fcclplus", "mu"): {},
-    ("fcclplus", "tau^2 factor on FNTD"): {"tau_squared": (False, True)},
+    ("fcclplus", "tau^2 factor on FNTD"): {},
     ("fcclplus", "M"): {"shrunk": (False, True)},
     ("fcclplus", "batch public"): {"public_batch_size": (512, 256)},
     ("fcclplus", "batch private"): {"batch_size": (None, 128)},
@@ -66,7 +66,7 @@ ROWS["fccl", "as FCCL+, and averaged later"] = {
     option: both
     for (method, _), options in ROWS.items()
     for option, both in options.items()
-    if method == "fcclplus" and option not in ("tau_squared", "second_forward")
+    if method == "fcclplus" and option != "second_forward"
 } | {"average_after": ("public", "local")}
 ROWS["rhfl", "public batches, private epochs"] = {
     "public_batch_size": (512, 256),

@@ -63,7 +63,7 @@ SCENARIOS: dict[str, Row] = {
 BASE = method("section 4.1: 50 epochs alone", "local") | rows(
     "section 4.1: 50 epochs alone", rounds=50, epochs=1
 )
-TABLE7 = {"omega": 3.0, "mu": 0.02, "tau": 3.0}
+TABLE7 = {"omega": 3.0, "mu": 0.02, "tau": 3.0, "tau_squared": True}
 METHODS = {
     "local": BASE,
     "fedmd": method(
@@ -81,7 +81,7 @@ METHODS = {
 
 def fcclplus(source: str, **options: object) -> Row:
     """Return FCCL+ with options."""
-    return method(source, "fcclplus", **options)
+    return method(source, "fcclplus", tau_squared=True, **options)  # Eq. 10, 12; code
 
 
 def without_fntd(source: str, **options: object) -> Row:
@@ -235,7 +235,6 @@ SUITES["local"] = Suite(
         **RUNS,
         **rows(
             "ours, for a small machine",
-            rounds=12,
             data={
                 "name": "digits5-local",
                 "samples": 743,
@@ -261,20 +260,13 @@ SUITES["local"] = Suite(
         "method": {
             "local": method("ours: as many rounds as the others", "local"),
             "fccl": method("ours", "fccl", pretrain_epochs=10, **SMALL),
-            "fcclplus": method("ours", "fcclplus", **SMALL),
-            "fcclplus, FNTD alone": method("ours", "fcclplus", public_passes=0, **SMALL),
-            "fcclplus, pre-trained": method("ours", "fcclplus", pretrain_epochs=10, **SMALL),
+            "fcclplus": fcclplus("section 4.1", **SMALL),
+            "fcclplus, KD for FNTD": fcclplus("Eq. 20", kd_share=1.0, **SMALL),
+            "fcclplus, no FNTD": fcclplus("Table XIX", local_term="none", **SMALL),
         }
     },
 )
 SUITES["local-20"] = Suite(
-    SUITES["local"].runs | rows("Table XIX", epochs=20),
-    {
-        "method": {
-            **SUITES["local"].arms["method"],
-            "fcclplus, pre-trained, no FNTD": method(
-                "ours", "fcclplus", local_term="none", pretrain_epochs=10, **SMALL
-            ),
-        }
-    },
+    SUITES["local"].runs | rows("Table XIX", epochs=20) | rows("ours", seeds=3),
+    SUITES["local"].arms,
 )
