@@ -78,7 +78,8 @@ def _split_tag(value: object) -> str:
 
 
 Shares = Annotated[tuple[Fraction, Fraction, Fraction], AfterValidator(_as_whole)]
-SplitName = Literal["official", "fedbn-digits", "fedbn-office", "fedbn-domainnet"]
+SplitName = Literal["official", "fedbn-digits", "fedbn-office", "fedbn-domainnet", "lgmix-digits"]
+SETS_VALIDATION_APART = frozenset({"fedbn-office", "fedbn-domainnet", "lgmix-digits"})
 Split = Annotated[
     Annotated[SplitName, Tag("[name]")] | Annotated[Shares, Tag("[shares]")],
     Discriminator(_split_tag),
@@ -87,7 +88,8 @@ Split = Annotated[
             "official: the data set's own test set; [train, validation, test]: shares of each client's samples, "
             "official parts pooled; fedbn-digits: pooled, 80 to 20, 743 training images per domain; fedbn-office: own "
             "test sets, 0.5 and 0.4 of the smallest domain's training length for training and validation in every "
-            "domain; fedbn-domainnet: the same with 0.05 and 0.05"
+            "domain; fedbn-domainnet: the same with 0.05 and 0.05; lgmix-digits: own test sets, a quarter of each "
+            "domain's training samples for validation. Of FedBN's archives they take the files' own parts and order"
         )
     ),
 ]

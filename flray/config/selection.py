@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flray.config.experiment import Config, Experiment
+from flray.config.sections import SETS_VALIDATION_APART
 from flray.metrics.names import is_test
 from flray.metrics.summary import AUTO, VALIDATION
 
@@ -103,7 +104,7 @@ def _keeps_validation(experiment: Experiment) -> bool:
     split = experiment.split
     return (
         experiment.evaluation.validation > 0
-        or split in ("fedbn-office", "fedbn-domainnet")
+        or split in SETS_VALIDATION_APART
         or (isinstance(split, tuple) and split[1] > 0)
     )
 

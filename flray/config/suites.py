@@ -8,6 +8,7 @@ from flray.config import arms, spaces
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import set_path
 from flray.config.plain import Plain
+from flray.config.sections import SETS_VALIDATION_APART
 from flray.config.sweep import Sweep, Where
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
@@ -18,7 +19,7 @@ STAND_IN = "stand-in"
 """The data set of noise that has another's form."""
 _OF_ANY_FORM = {"size", "domains", "samples", "seed"}
 _ALGORITHM = {"public_size": PUBLIC, "public_batch_size": 32, "pretrain_epochs": 1}
-_APART = {"fedbn-digits", "fedbn-office", "fedbn-domainnet"}
+_APART = {"fedbn-digits", *SETS_VALIDATION_APART}
 """Splits whose sizes or shares do not fit a few samples; most set validation samples apart."""
 _SMALL: dict[str, Plain] = {
     "rounds": ROUNDS,

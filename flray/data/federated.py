@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flray.config.sections import Normalisation, Shift, SplitName
+from flray.config.sections import SETS_VALIDATION_APART, Normalisation, Shift, SplitName
 from flray.data import splits
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled, Rows
 from flray.errors import ConfigError, DataError, nearest
@@ -215,7 +215,7 @@ def federate(
     """
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
-    if val_fraction and (isinstance(split, tuple) or split in splits.FEDBN_SHARES):
+    if val_fraction and (isinstance(split, tuple) or split in SETS_VALIDATION_APART):
         raise ConfigError(
             "experiment.evaluation.validation",
             repr(val_fraction),
@@ -229,7 +229,7 @@ def federate(
     by_domain = "domains" in inspect.signature(function).parameters
     ratio = shift.ratio if shift is not None else 1.0
     division = splits.divide(
-        split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio
+        split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio, dataset.ordered
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
     fit_y, fit_domain = y[division.fit], domains[division.fit]

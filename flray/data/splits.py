@@ -17,9 +17,13 @@ from flray.rng import numpy_generator
 
 FEDBN_DIGITS = 743
 """FedBN's training images per client: a tenth of the training part of its smallest domain, USPS."""
+FEDBN_PART = 743.8
+"""Where its next tenth begins (data_preprocess.py, split)."""
 
 FEDBN_SHARES = {"fedbn-office": (0.5, 0.4), "fedbn-domainnet": (0.05, 0.05)}
 """FedBN's shares of the smallest domain's training length: for training and for validation of every domain."""
+LGMIX_VALIDATION = 0.25
+"""LG-Mix's share of a domain's training part (med-air/HeteroPFL, get_datasets.py)."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def divide(
     num_train: int,
     names: Sequence[str],
     ratio: float = 1.0,
+    ordered: bool = False,
 ) -> Division:
     """Return the division of a data set under a split.
 
@@ -62,6 +67,8 @@ def divide(
         Domain names by id.
     ratio : float
         ``shift.ratio``; fedbn-digits takes so many times its number of training images.
+    ordered : bool
+        Whether parts and order are those of the authors' archive; otherwise seed 0 draws them.
 
     Raises
     ------
@@ -76,10 +83,10 @@ def divide(
         )
     if split == "official":
         return Division(rows[:num_train], none, rows[num_train:])
-    if split == "fedbn-digits":
+    if split == "fedbn-digits" and not ordered:
         return _fedbn_digits(labels, domains, names, ratio)
     if isinstance(split, str):
-        return _fedbn_smallest(split, domains, num_train, names)
+        return _by_length(split, domains, num_train, names, ratio, ordered)
     return Division(rows, none, none)
 
 
@@ -156,14 +163,7 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
         place = np.arange(len(rows)) % 5 == 4
         train = generator.permutation(rows[~place])
         if len(train) < size:
-            where, found = "experiment.split", "fedbn-digits"
-            if ratio > 1:
-                where, found = "experiment.shift.ratio", str(ratio)
-            raise ConfigError(
-                where,
-                found,
-                f"this needs {size} training images of each domain, and 80 % of {name} are {len(train)}",
-            )
+            raise _too_few(ratio, size, f"80 % of {name} are {len(train)}")
         fits.append(train[:size])
         tests.append(rows[place])
     return Division(
@@ -171,25 +171,50 @@ def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: floa
     )
 
 
-def _fedbn_smallest(
-    split: SplitName, domains: Rows, num_train: int, names: Sequence[str]
+def _too_few(ratio: float, size: int, found: str) -> ConfigError:
+    where, value = ("shift.ratio", str(ratio)) if ratio > 1 else ("split", "fedbn-digits")
+    need = f"this needs {size} training images of each domain, and {found}"
+    return ConfigError(f"experiment.{where}", value, need)
+
+
+def _by_length(
+    split: SplitName,
+    domains: Rows,
+    num_train: int,
+    names: Sequence[str],
+    ratio: float,
+    ordered: bool,
 ) -> Division:
-    """Take the split's shares of the smallest domain's training length from every domain; seed 0 always."""
+    """Take the first samples of each domain's training part for training, later ones for validation.
+
+    In the authors' order these are the last ones, as in their code; otherwise seed 0 draws the order.
+    """
     sizes = np.bincount(domains[:num_train], minlength=len(names))
     smallest = int(sizes.min())
-    num_fit, num_val = (int(smallest * share) for share in FEDBN_SHARES[split])
-    if not num_val:
-        raise ConfigError(
-            "experiment.split",
-            split,
-            f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on",
-        )
     fits, vals = [], []
-    for domain, name in enumerate(names):
-        generator = numpy_generator(0, "partition", extra=f"{split}/{name}")
-        rows = generator.permutation(np.flatnonzero(domains[:num_train] == domain))
+    for domain, (name, size) in enumerate(zip(names, sizes.tolist(), strict=True)):
+        if split == "fedbn-digits":
+            num_fit, num_val = int((FEDBN_PART if ratio >= 1 else FEDBN_DIGITS) * ratio), 0
+            if size < num_fit:
+                raise _too_few(ratio, num_fit, f"{name} has {size}")
+        elif split == "lgmix-digits":
+            num_val = int(size * LGMIX_VALIDATION)
+            num_fit = size - num_val
+        else:
+            num_fit, num_val = (int(smallest * share) for share in FEDBN_SHARES[split])
+        if not num_val and split != "fedbn-digits":
+            raise ConfigError(
+                "experiment.split",
+                split,
+                f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on",
+            )
+        rows = np.flatnonzero(domains[:num_train] == domain)
+        if not ordered:
+            generator = numpy_generator(0, "partition", extra=f"{split}/{name}")
+            rows = generator.permutation(rows)
         fits.append(rows[:num_fit])
-        vals.append(rows[num_fit : num_fit + num_val])
+        first = len(rows) - num_val if ordered else num_fit
+        vals.append(rows[first : first + num_val])
     test = np.arange(num_train, len(domains), dtype=np.int64)
     return Division(np.sort(np.concatenate(fits)), np.sort(np.concatenate(vals)), test)
 

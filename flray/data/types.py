@@ -116,6 +116,9 @@ class DataSet:
         Unlabelled samples that every client and the server may see.
     coarse : tuple of int or None
         Superclass of each class, where classes have one (CIFAR-100).
+    ordered : bool
+        Whether parts and order are those of its authors' archive, so that a protocol that names the
+        first or last samples means these.
     """
 
     name: str
@@ -126,6 +129,7 @@ class DataSet:
     task: str = "classification"
     public: NDArray[np.uint8] | None = None
     coarse: tuple[int, ...] | None = None
+    ordered: bool = False
 
     @property
     def fingerprint(self) -> str:

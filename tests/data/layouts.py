@@ -1,5 +1,7 @@
 """Every data set that comes from files, written small in its layout, with what each of its samples is."""
 
+import bz2
+import gzip
 import hashlib
 import pickle
 import shutil
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from scipy.io import savemat
 
 from flray.data.datasets.class_folders import (
@@ -260,6 +263,49 @@ def digit_five(root: Path) -> Written:
     return Written(known, test, {"size": 32}, {"samples": 5})
 
 
+def digits4(root: Path) -> Written:
+    """FCCL+'s folder: three sets as torchvision fetches them, and SYN in folders of digits."""
+    home = root / "archives" / "digits4"
+    known: Known = {}
+    test: set[bytes] = set()
+
+    def both(domain: str, channels: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        side = 16 if domain == "usps" else 32
+        x, y = pixels(30, side, side, channels) // 2 * 2, np.arange(30) * 7 % 10
+        colour = to_colour(x[..., 0]) if channels == 1 else np.moveaxis(x, -1, 1)
+        keys = [image.tobytes() for image in fit_to_shape(colour, (3, 32, 32))]
+        known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
+        test.update(keys[20:])
+        return x, y
+
+    (m, n), (u, z), (v, w), (s, t) = (
+        both(name, channels)
+        for name, channels in (("mnist", 1), ("usps", 1), ("svhn", 3), ("syn", 3))
+    )
+    for part, name, file, rows in (
+        ("train", "train", "usps", slice(20)),
+        ("t10k", "test", "usps.t", slice(20, 30)),
+    ):
+        idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
+        idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
+        # a little above the whole number, which is rounded down
+        values = (u[rows].reshape(-1, 256) + 0.3) / 127.5 - 1
+        lines = [
+            " ".join([str(label + 1), *(f"{i}:{value:.6f}" for i, value in enumerate(row, 1))])
+            for row, label in zip(values, z[rows], strict=True)
+        ]
+        (home / f"{file}.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
+        savemat(
+            home / f"{name}_32x32.mat",
+            {"X": v[rows].transpose(1, 2, 3, 0), "y": np.where(w[rows] == 0, 10, w[rows])[:, None]},
+        )
+    for row, (image, label) in enumerate(zip(s, t, strict=True)):
+        path = home / "syn" / ("train" if row < 20 else "val") / str(label) / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return Written(known, test, {}, {"samples": 10})
+
+
 def cached(
     folder: Path, x: NDArray[Any], y: NDArray[Any], train: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -325,6 +371,7 @@ LAYOUTS: dict[str, Callable[[Path], Written]] = {
     "fashion-mnist": fashion,
     "emnist": emnist,
     "svhn": svhn,
+    "digits4": digits4,
     "digits5": fedbn("digits5", 32),
     "digit-five": digit_five,
     "mnist-m": fedbn("mnist-m", 28, "MNIST_M"),
@@ -373,6 +420,12 @@ def folded(home: Path) -> None:
     lists.unlink()
 
 
+def unpacked(home: Path) -> None:
+    for path in home.glob("MNIST/raw/*.gz"):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+
+
 def dark(home: Path) -> None:
     shutil.rmtree(home)
     retina(home, white=False)
@@ -390,5 +443,6 @@ OTHER_FORMS: list[tuple[str, Callable[[Path], object]]] = [
     ("tiny-imagenet", folded),
     ("tiny-imagenet", packed),
     ("fundus", dark),
+    ("digits4", unpacked),
 ]
 """The same data as others hold them: what is done to a set's folder."""

@@ -218,7 +218,7 @@ SORTED = {
     "tiny-imagenet": (200, "n00000003", "n00001993"),
 }
 DIGITS = (
-    *("mnist", "usps", "svhn", "digits5", "digit-five"),
+    *("mnist", "usps", "svhn", "digits4", "digits5", "digit-five"),
     *("digits5-local", "digits-sklearn", "mnist-m", "synthdigits"),
 )
 

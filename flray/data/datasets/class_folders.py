@@ -13,6 +13,7 @@ from pydantic import Field
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, register_source
+from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import DataSet
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import register_dataset
@@ -200,13 +201,12 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
     ) -> DataSet:
         store = image_sets.find_store(root, tree, path, tree.layout)
         chosen = select_domains(tree.name, tuple(tree.domains), domains)
-        table = tree.table(store, store.items(), chosen, rename, incomplete)
+        items = store.items()
+        table = tree.table(store, items, chosen, rename, incomplete)
         spec = image_sets.ImageSet(
             tree.name, chosen, tuple(tree.classes), size, seed, samples, mapped
         )
-        return image_sets.image_dataset(
-            spec, image_sets.split(table, test, spec, store), store, root
-        )
+        return _divided(spec, table, test, store, root, _lists(store, items, chosen, ".pkl"))
 
     dataset.__doc__ = title
     register_dataset(tree.name)(dataset)
@@ -343,7 +343,8 @@ def domainnet(
     """Return DomainNet: 6 styles, FedBN's ten classes or all 345 (586,575 pictures), by default 3x256x256.
 
     With the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` beside the folders the split is the
-    official one, and only listed pictures are taken; without them `test` and `seed` decide.
+    official one, with ``DOMAIN_train.pkl`` and ``DOMAIN_test.pkl`` FedBN's (its ten classes), and
+    only listed pictures are taken; without them `test` and `seed` decide.
     """
     tree, name = DOMAINNET, DOMAINNET.name
     store = image_sets.find_store(root, tree, path, tree.layout)
@@ -355,11 +356,11 @@ def domainnet(
         tree = replace(tree, classes=found, others=False)
     table = tree.table(store, items, chosen, {}, incomplete)
     spec = image_sets.ImageSet(name, chosen, tuple(tree.classes), size, seed, samples, mapped)
-    listed = _test_list(store, items, home, chosen)
-    table = (
-        image_sets.split(table, test, spec, store) if listed is None else _official(table, listed)
-    )
-    return image_sets.image_dataset(spec, table, store, root)
+    for kind in (".pkl", ".txt") if classes == "ten" else (".txt",):
+        listed = _lists(store, items, chosen, kind)
+        if listed is not None:
+            return _divided(spec, table, test, store, root, listed, ordered=kind == ".pkl")
+    return _divided(spec, table, test, store, root, None)
 
 
 def _all_classes(
@@ -382,39 +383,82 @@ def _all_classes(
     return tuple(names[key] for key in sorted(names))
 
 
-def _test_list(
-    store: image_sets.Store, items: Sequence[image_sets.Item], home: str, chosen: Sequence[str]
+def _lists(
+    store: image_sets.Store, items: Sequence[image_sets.Item], chosen: Sequence[str], kind: str
 ) -> dict[str, bool] | None:
     """Return which listed pictures are for test, or None if a domain has no lists.
+
+    A line of ``DOMAIN_PART.txt`` is a path and a label; ``DOMAIN_PART.pkl`` (FedBN's) holds paths
+    and names of classes, whose order is kept. Paths are compared from the domain's folder on, and never opened.
 
     Raises
     ------
     DataError
-        Naming list and line, if a picture is not there or is listed twice.
+        Naming list and entry, if a picture is not there or is listed twice.
     """
-    files = {item.path for item in items}
-    by_name = {path.rsplit("/", 1)[-1]: path for path in files if path.endswith(".txt")}
+    by_name = {item.path.rsplit("/", 1)[-1]: item.path for item in items}
+    lists = {
+        (domain, part): by_name.get(f"{domain}_{part}{kind}")
+        for domain in chosen
+        for part in ("train", "test")
+    }
+    if None in lists.values():
+        return None
+    places = {_below(item.path, domain): item.path for item in items for domain in chosen}
+    places.pop("", None)
     found: dict[str, bool] = {}
-    for domain in chosen:
-        for part in ("train", "test"):
-            path = by_name.get(f"{domain}_{part}.txt")
-            if path is None:
-                return None
-            lines = store.read(path).decode("utf-8", "replace").splitlines()
-            for number, line in enumerate(lines, 1):
-                name = home + line.strip().rpartition(" ")[0]
-                if line.strip() and (name not in files or name in found):
-                    raise DataError(
-                        f"{store.where / path}, line {number}: {line[:80]!r} is listed twice or "
-                        f"{store.where / name} is not there; fetch the pictures again"
-                    )
-                found[name] = part == "test"
-    return found
+    for (domain, part), path in lists.items():
+        assert path is not None
+        for number, entry in enumerate(_entries(store, path), 1):
+            place = places.get(_below(entry, domain))
+            if place is None or place in found:
+                raise DataError(
+                    f"{store.where / path}, entry {number}: {entry[:80]!r} is listed twice or is not in "
+                    f"{store.where}; fetch the pictures again"
+                )
+            found[place] = part == "test"
+    return found if kind == ".pkl" else dict(sorted(found.items()))
 
 
-def _official(table: image_sets.Table, listed: Mapping[str, bool]) -> image_sets.Table:
-    rows = np.array(
-        [row for row, item in enumerate(table.items) if item.path in listed], dtype=np.int64
+def _entries(store: image_sets.Store, path: str) -> list[str]:
+    content = store.read(path)
+    if path.endswith(".txt"):
+        lines = content.decode("utf-8", "replace").splitlines()
+        return [line.strip().rpartition(" ")[0] for line in lines if line.strip()]
+    held = read_pickled_arrays(store.where / path, content)
+    if isinstance(held, list | tuple) and len(held) == 2:
+        names, labels = (np.asarray(one) for one in held)
+        if names.ndim == 1 and names.shape == labels.shape and names.dtype.kind == "U":
+            return [str(name) for name in names]
+    raise DataError(f"{store.where / path}: no paths with a class's name each; fetch it again")
+
+
+def _below(path: str, domain: str) -> str:
+    """Return a path from the domain's folder on, or nothing if it has none."""
+    names = path.split("/")
+    depths = [
+        i for i, name in enumerate(names[:-1]) if normalise_name(name) == normalise_name(domain)
+    ]
+    return "/".join([domain, *names[depths[0] + 1 :]]) if depths else ""
+
+
+def _divided(
+    spec: image_sets.ImageSet,
+    table: image_sets.Table,
+    share: float,
+    store: image_sets.Store,
+    root: Path,
+    listed: Mapping[str, bool] | None,
+    ordered: bool = True,
+) -> DataSet:
+    """Return the set with the parts that lists name, or that the seed draws."""
+    if listed is None:
+        return image_sets.image_dataset(
+            spec, image_sets.split(table, share, spec, store), store, root
+        )
+    row_of = {item.path: row for row, item in enumerate(table.items)}
+    taken = table.rows(
+        np.array([row_of[path] for path in listed if path in row_of], dtype=np.int64)
     )
-    taken = table.rows(rows)
-    return replace(taken, test=np.array([listed[item.path] for item in taken.items], dtype=bool))
+    table = replace(taken, test=np.array([listed[item.path] for item in taken.items], dtype=bool))
+    return replace(image_sets.image_dataset(spec, table, store, root), ordered=ordered)

@@ -1,6 +1,7 @@
 """Pickled arrays, read without running anything: some archives of research data exist in no other form."""
 
 import importlib
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,15 @@ class _ArraysOnly(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def read_pickled_arrays(path: Path) -> Any:
+def read_pickled_arrays(path: Path, content: bytes | None = None) -> Any:
     """Return the content of a pickle of arrays and plain containers, without executing any of it.
 
     Parameters
     ----------
     path : Path
         May come from Python 2; its byte strings are read as Latin-1.
+    content : bytes, optional
+        The file's content, if it lies in an archive.
 
     Raises
     ------
@@ -85,8 +88,8 @@ def read_pickled_arrays(path: Path) -> Any:
         numbers, texts, and tuples, lists and dicts of these.
     """
     try:
-        with open_file(path) as file:
-            content = _ArraysOnly(file, encoding="latin1").load()
+        with open_file(path) if content is None else io.BytesIO(content) as file:
+            found = _ArraysOnly(file, encoding="latin1").load()
     except DataError:
         raise
     except OSError as error:
@@ -96,8 +99,8 @@ def read_pickled_arrays(path: Path) -> Any:
             f"{path}: not a pickle of plain arrays: {' '.join(str(error).split())}; nothing in it "
             "was run. Fetch the file again from its source"
         ) from None
-    _check(path, content, 0)
-    return content
+    _check(path, found, 0)
+    return found
 
 
 def _check(path: Path, content: Any, depth: int) -> None:
