@@ -258,7 +258,7 @@ class PaperTable(Section):
 
     name: PaperName
     """the paper"""
-    table: str = Field(pattern=r"^(table|fig)\d+$")
+    table: str = Field(pattern=r"^(table|fig)\d+[a-z]?$")
     """the table or figure, for example table1"""
     title: str = Field(min_length=1)
     """what it shows, in a few words"""

@@ -180,9 +180,9 @@ def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
     name = "fcclplus/table8"
     assert len(sweeps.plan(ALL[name], smoke=True)) > 1
     refused(sweeps.plan, ALL[name])
-    small = suites.smoke(_loaded(name), {"digits5"})
+    small = suites.smoke(_loaded(name), {"digits4"})
     assert small.experiment.data.name == "stand-in"
-    assert suites.stand_in_line(small.model_dump(mode="json")).endswith("not here: digits5")
+    assert suites.stand_in_line(small.model_dump(mode="json")).endswith("not here: digits4")
     assert suites.stand_in_line(_loaded(name).model_dump(mode="json")) == ""
     (tmp_path / "here.zip").touch()
     for file, used in (("here.zip", "office31"), ("gone.zip", "stand-in")):

@@ -13,7 +13,9 @@ from flray.config.experiment import Experiment
 from flray.data import DataSet, Domain, federate
 
 _SIZES = """
-digits5 10 mnist:7000:2000 svhn:7000:2000 usps:7000:2000 synthdigits:7000:2000 mnistm:7000:2000
+digits4 10 mnist:60000:10000 usps:7291:2007 svhn:73257:26032 syn:7826:2000
+digits5 10 mnist:7438:14000 svhn:7438:19858 usps:7438:1860 synthdigits:7438:97791 mnistm:7438:14000
+digits5-whole 10 mnist:56000:14000 svhn:79431:19858 usps:7438:1860 synthdigits:391162:97791 mnistm:56000:14000
 digits5-local 10 mnist:0:200 usps:0:200 optdigits:0:200 synth:0:200 mnistm:0:200
 mnist 10 mnist:60000:10000
 cifar-10 10 cifar-10:50000:10000
@@ -188,7 +190,7 @@ def _divided(experiment: Experiment) -> list[Any]:
     partition = experiment.partition
     federated = federate(
         _labels(
-            experiment.data.name,
+            "-".join([experiment.data.name, *_whole(experiment)]),
             experiment.data.options.get("samples"),
             tuple(experiment.data.options.get("domains") or ()),
         ),
@@ -202,6 +204,10 @@ def _divided(experiment: Experiment) -> list[Any]:
     )
     sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in federated.clients]
     return sizes if isinstance(experiment.split, tuple) else [train for train, _ in sizes]
+
+
+def _whole(experiment: Experiment) -> list[str]:
+    return ["whole"] if experiment.data.options.get("training") == "whole" else []
 
 
 @functools.cache
@@ -220,9 +226,9 @@ def _labels(name: str, samples: int | None, chosen: Iterable[str]) -> DataSet:
             ]
         made.append(Domain(domain, "random", *parts))
     coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
-    return DataSet(
-        name, tuple(made), tuple(map(str, range(classes))), (0.0,), (1.0,), coarse=coarse
-    )
+    names = tuple(map(str, range(classes)))
+    ordered = name.startswith("digits5") and "local" not in name
+    return DataSet(name, tuple(made), names, (0.0,), (1.0,), coarse=coarse, ordered=ordered)
 
 
 __all__ = ["as_facts", "described", "facts", "matches", "training_images"]

@@ -96,7 +96,7 @@ DIGITS_SKEWED: Row = {
         "get no further class",
         partition=cut(0.3, 3),
         shift={"ratio": 3.0},
-        images=(450, 1000),  # of each client, in every seed about 743
+        images=(350, 1100),  # of each client, in every seed about 743
     )
 }
 
@@ -164,8 +164,10 @@ SUITES = {
         offline=fedco2(intra="none", inter="offline"),
         both=fedco2(intra="none", inter="both"),
     ),
+    "fig2a": Suite(FEATURES | OFFICE | network("alexnet"), ALEXNET),
+    "fig2b": DIGITS,
     "fig3": Suite(
-        DIGITS.runs | DIGITS_SKEWED | rows("as in table 4, wider where α is", images=(400, 1100)),
+        DIGITS.runs | DIGITS_SKEWED | rows("as in table 4, wider where α is", images=(300, 1200)),
         {"method": methods("digit-cnn"), "skew": degrees(0.3, 0.7, 1.0, 1.5, 2.0)},
     ),
     "fig6": Suite(
@@ -174,9 +176,9 @@ SUITES = {
             "method": methods("digit-cnn"),
             "data": {
                 f"γ = {share}": rows(
-                    "appendix F.4: shares of 743",
+                    "appendix F.4: shares; code, data_utils.py: int(self.images.shape[0] * percent*10)",
                     shift={} if share == 1 else {"ratio": share},
-                    images=[round(743 * share)] * 5,
+                    images=[int((743 if share < 1 else 743.8) * share)] * 5,
                 )
                 for share in (0.2, 0.4, 0.6, 1.0, 2.0)
             },

@@ -63,7 +63,7 @@ SUITES = {
         },
     ),
     "fig4": Suite(
-        LABELS | dirichlet(20),
+        LABELS | dirichlet(20) | rows("ours: 5 % of 20 would be one", participation=1.0),
         {
             "method": LABEL_METHODS | {"local": LABEL_METHODS["local"] | NORMS},
             "skew": {

@@ -27,6 +27,13 @@ def alpha(value: float) -> Row:
     return divided("section IV, configurations", "dirichlet", 20, alpha=value)
 
 
+def equal(value: float) -> Row:
+    """Return the released code's clients, of as many samples each."""
+    return divided(
+        "code, sample_dirichlet.py: partition_balance", "dirichlet-equal", 20, alpha=value
+    ) | rows("code: partition_balance", images=(2500, 2500))
+
+
 def long_tail(rho: float, images: int, data: str = "cifar-10") -> Row:
     """Return a long tail with its number of training images, n_0 rho^(-c / (C - 1)) of class c, rounded down."""
     return rows(
@@ -83,6 +90,10 @@ SUITES = {
                 "CIFAR-10 α = 0.05": alpha(0.05),
                 "CIFAR-100 α = 0.05": CIFAR100 | alpha(0.05),
                 "CIFAR-100 α = 0.2": CIFAR100,
+                "CIFAR-10 α = 0.05, equal sizes": equal(0.05),
+                "CIFAR-10 α = 0.2, equal sizes": equal(0.2),
+                "CIFAR-100 α = 0.05, equal sizes": CIFAR100 | equal(0.05),
+                "CIFAR-100 α = 0.2, equal sizes": CIFAR100 | equal(0.2),
                 "CIFAR-10-LT ρ = 100": long_tail(100.0, 12406),
                 "CIFAR-10-LT ρ = 50": long_tail(50.0, 13996),
                 "CIFAR-10-LT ρ = 10": long_tail(10.0, 20431),
@@ -92,7 +103,10 @@ SUITES = {
         },
         where(
             "data",
-            ("CIFAR-100 α = 0.05", "CIFAR-100 α = 0.2", "FC100 α = 0.05", "FC100 α = 0.2"),
+            (
+                *("CIFAR-100 α = 0.05", "CIFAR-100 α = 0.2", "FC100 α = 0.05", "FC100 α = 0.2"),
+                *("CIFAR-100 α = 0.05, equal sizes", "CIFAR-100 α = 0.2, equal sizes"),
+            ),
             "moon",
             MOON1,
         ),
@@ -140,7 +154,7 @@ SUITES = {
                 "LCL + GDA, N as shares": fedskc("ours", gpr=False, sample_scale="fraction"),
                 "LCL + GDA + GPR, N as shares": fedskc("ours", sample_scale="fraction"),
             },
-            "data": {"CIFAR-100": CIFAR100},
+            "data": {"CIFAR-100": CIFAR100, "CIFAR-10, equal sizes": equal(0.2)},
         },
     ),
     "fig3": Suite(

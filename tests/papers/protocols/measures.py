@@ -19,7 +19,8 @@ BOTH = {"inter_acc": TOP_OTHERS, "intra_acc": TOP_OWN}
 ROWS: list[tuple[str, str, str, Mapping[str, str]]] = [
     (
         "fedco2",
-        "table1 table2 table4 table5 table7 table8 table9 table10 table11 table12 fig3 fig6 fig7 local-office",
+        "table1 table2 table4 table5 table7 table8 table9 table10 table11 table12 "
+        "fig2a fig2b fig3 fig6 fig7 local-office",
         "tables 1, 2, 4: a column per domain and their mean",
         TOP1,
     ),
