@@ -83,9 +83,10 @@ def unfounded(claims: list[tuple[str, ...]], files: list[Path]) -> set[tuple[str
 @pytest.mark.parametrize("paper", ["fcclplus", "fedco2", "fedskc", "lgmix"])
 def test_a_page_of_results_says_what_reports_conclude(paper: str) -> None:
     text = (ROOT / "docs" / "results" / f"{paper}.md").read_text()
-    claims = _AMOUNT.findall(text)
-    assert claims and len(claims) == len(_INTERVAL.findall(text))
-    assert unfounded(claims, [path for path in KEPT if path.parent.name == paper]) == set()
+    claims, kept = _AMOUNT.findall(text), [path for path in KEPT if path.parent.name == paper]
+    assert bool(claims) == bool(kept), "a page without kept results claims nothing"
+    assert len(claims) == len(_INTERVAL.findall(text))
+    assert unfounded(claims, kept) == set()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide/start.md", "docs/guide/how-sure.md"])
