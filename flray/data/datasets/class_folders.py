@@ -424,7 +424,7 @@ def _entries(store: image_sets.Store, path: str) -> list[str]:
     content = store.read(path)
     if path.endswith(".txt"):
         lines = content.decode("utf-8", "replace").splitlines()
-        return [line.strip().rpartition(" ")[0] for line in lines if line.strip()]
+        return [line.strip().rpartition(" ")[0] or line for line in lines if line.strip()]
     held = read_pickled_arrays(store.where / path, content)
     if isinstance(held, list | tuple) and len(held) == 2:
         names, labels = (np.asarray(one) for one in held)

@@ -292,7 +292,7 @@ def digits4(
     samples: SampleCap = None,
     size: Size = 32,
 ) -> DataSet:
-    """Return FCCL+'s four domains in its code's folders: MNIST, USPS, SVHN with their own test parts, and SYN."""
+    """Return FCCL+'s four domains in its code's folders: MNIST, USPS, SVHN with the official test parts, and SYN."""
     chosen = embedded.select_domains("digits4", FOUR, domains)
     arrays = DIGITS4.load(root, path)
     made = _dataset("digits4", arrays, [d for d in chosen if d != "syn"], seed, samples, size)
