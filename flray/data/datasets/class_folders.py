@@ -389,7 +389,7 @@ def _lists(
     """Return which listed pictures are for test, or None if a domain has no lists.
 
     A line of ``DOMAIN_PART.txt`` is a path and a label; ``DOMAIN_PART.pkl`` (FedBN's) holds paths
-    and names of classes, whose order is kept. Paths are compared from the domain's folder on, and never opened.
+    and names of classes, in the order of samples. Paths are compared from the domain's folder on, and never opened.
 
     Raises
     ------
