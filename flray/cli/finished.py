@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import AsJson, OutputFolder, RunName, complete
+from flray.cli.arguments import AsJson, OutputFolder, Overrides, RunName, complete
 from flray.errors import FlrayError, one_line
+from flray.startup import gc_disabled
 
 if TYPE_CHECKING:
     from flray.results.measures import Cost
+    from flray.results.verify import Verdict
 
 commands = typer.Typer()
 
@@ -89,6 +92,41 @@ def report_command(
         typer.echo(one_line(notice))
     for path in files:
         typer.echo(one_line(str(path)))
+
+
+@commands.command(
+    "verify", epilog="Example: flray verify search_spaces/quickstart.results.csv --rows 3"
+)
+def verify_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="results that report --keep wrote")
+    ],
+    overrides: Overrides = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="so many, evenly spread over the file; default: all")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run rows of kept results again: exit code 0 for the same bits, 3 for explained differences, 1 for others."""
+    from flray.cli import display
+
+    display.to_stderr(as_json)
+    with gc_disabled("flray.results.verify"):
+        from flray.results.verify import verify
+
+    def tell(verdict: Verdict) -> None:
+        display.console.print(f"{verdict.row}: {verdict.text}")
+
+    verdicts = verify(file, rows, overrides or (), progress=display.RunProgress, tell=tell)
+    if as_json:
+        display.print_json([verdict._asdict() for verdict in verdicts])
+    found = Counter(verdict.kind for verdict in verdicts)
+    display.console.print(
+        f"{len(verdicts)} rows: {found['same']} with the same bits, {found['other']} with others that are explained, "
+        f"{found['unexplained']} with a difference that nothing explains"
+    )
+    if found["unexplained"] or found["other"]:
+        raise typer.Exit(1 if found["unexplained"] else 3)
 
 
 @commands.command("export", epilog="Example: flray export demo --client mnist")

@@ -89,7 +89,8 @@ def invoke(
     Returns
     -------
     int
-        0, 1 for a failed run, 2 for a mistake, 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
+        0, 1 for a failed run, 2 for a mistake, 3 for explained differences of ``flray verify``,
+        130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
     if sys.platform == "win32":  # no SIGHUP, no resource module, no folders that can be synced
         typer.echo("flray: it runs on Linux and macOS; on Windows install it in WSL 2", err=True)

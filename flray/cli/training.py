@@ -98,7 +98,7 @@ def _show_sweep(
 ) -> None:
     """Show the rest of a sweep's result; a sweep without results ends like a failed run."""
     from flray.cli import display
-    from flray.results.export import agreement
+    from flray.results.verify import agreement
 
     if as_json:
         display.print_json(display.sweep_values(result))

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +95,7 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     FlrayError
         If no run has finished, or the file holds something else.
     """
-    existing, rows, settings = _beside(source, path)
+    existing, rows, settings = rows_beside(source, path)
     if not len(rows):
         raise FlrayError(f"{source.where}: no run has finished, so there is nothing to keep")
     # Seeds of a setting that others are kept of already come after a look at those.
@@ -104,8 +104,8 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     last = max((int(look or 1) for look in existing["look"]), default=0)
     pairs = zip(rows["look"], rows[which].itertuples(index=False, name=None), strict=True)
     rows["look"] = [str(int(look) + (last if s in before else 0)) for look, s in pairs]
-    known = set(_keys(existing, settings, "sha256"))
-    new = rows[[key not in known for key in _keys(rows, settings, "sha256")]]
+    known = set(row_keys(existing, settings, "sha256"))
+    new = rows[[key not in known for key in row_keys(rows, settings, "sha256")]]
     if len(new):
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = pd.concat([existing, new], ignore_index=True)
@@ -122,50 +122,11 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
     return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
 
 
-def agreement(source: ResultSet, path: Path) -> str:
-    """Return how many of the finished runs are those that a file keeps, as a line; empty if it keeps none of them.
-
-    Parameters
-    ----------
-    source : ResultSet
-        The sweep or run.
-    path : Path
-        A file of `export_runs`. It holds a run if settings, seed, rounds and data of a row agree;
-        the run is the same if its SHA-256 agrees too.
-
-    Raises
-    ------
-    DataError
-        If the file does not hold exported results.
-    """
-    existing, rows, settings = _beside(source, path)
-    kept = dict(zip(_keys(existing, settings, "data_sha256"), existing["sha256"], strict=True))
-    pairs = [
-        (row["sha256"], kept[key])
-        for key, (_, row) in zip(_keys(rows, settings, "data_sha256"), rows.iterrows(), strict=True)
-        if key in kept
-    ]
-    if not pairs:
-        return ""
-    same = sum(one == other for one, other in pairs)
-    line = f"{same} of {len(pairs)} runs are the ones that are kept (SHA-256): {path}"
-    if same == len(pairs):
-        return line
-    versions = (
-        f"{name} {', '.join(dict.fromkeys(existing[name]))}, here {', '.join(dict.fromkeys(rows[name]))}"
-        for name in PACKAGES
-    )
-    return (
-        f"{line}; the others have other settings, code, versions ({'; '.join(versions)}) or, without "
-        "resources.bits=portable, another kind of CPU"
-    )
-
-
-def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+def rows_beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
     """Return the rows of a file, those of the finished runs in the same columns, and the columns of settings."""
     existing = _read_text(path) if path.exists() else pd.DataFrame()
     finished = [trial for trial in source.trials if trial.status == "finished" and trial.sha256]
-    content = csv_text(pd.DataFrame([_row(source, trial) for trial in finished]))
+    content = csv_text(pd.DataFrame([row_of(source, trial) for trial in finished]))
     rows = read_csv(io.StringIO(content)) if finished else pd.DataFrame()
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
@@ -177,7 +138,7 @@ def _beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, 
     return existing, rows, settings
 
 
-def _keys(frame: pd.DataFrame, settings: Sequence[str], last: str) -> list[tuple[str, ...]]:
+def row_keys(frame: pd.DataFrame, settings: Sequence[str], last: str) -> list[tuple[str, ...]]:
     """Return the settings, seed, rounds and one column more of each row."""
     columns = [*FIRST, *settings, "seed", "rounds", last]
     return list(frame[columns].itertuples(index=False, name=None))
@@ -200,6 +161,8 @@ def read_export(path: Path) -> pd.DataFrame:
                 raise DataError(
                     f"{path}: no number in the column {name} ({error}); restore the file"
                 ) from None
+    for name in (one for one in PROVENANCE if one not in frame):
+        frame[name] = ""  # kept by an older flray
     for name in ("seed", "rounds"):
         if frame[name].isna().any():
             raise DataError(f"{path}: an empty cell in the column {name}; restore the file")
@@ -232,7 +195,13 @@ def _read_text(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _row(source: ResultSet, trial: Trial) -> dict[str, Any]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows by the names of columns."""
+    return [{str(name): cell for name, cell in row.items()} for row in frame.to_dict("records")]
+
+
+def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
+    """Return the row of a finished run."""
     own = client_measure(trial, own=True)
     protocol = {
         "mean-last": f"mean of the last {trial.last} evaluated rounds",
@@ -333,7 +302,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     ]
     table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns)
     repeated: dict[str, None] = {}
-    for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
+    for label, record in zip(row_labels(frame), frame.to_dict("records"), strict=True):
         if table.add(label, int(record["seed"]), [float(record[name]) for name in shown]):
             repeated[f"{label} seed {record['seed']}"] = None
     table.sort_rows()
@@ -343,7 +312,7 @@ def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Tab
     if not any(str(name).endswith(SMOKE) for name in frame["suite"]):
         found = _studies(frame, metrics)
         table.studies = found.against(reference or found.registered, "--reference")
-        where = dict(zip(_labels(frame), _places_and_names(frame), strict=True))
+        where = dict(zip(row_labels(frame), _places_and_names(frame), strict=True))
         table.mark_best(lambda label, column: (where[label][0], metrics, where[label][1]))
         late = any(study.afterwards for study in table.studies.each)
         table.conclusions = conclude(table.studies) + [AFTERWARDS.format(reference)] * late
@@ -397,7 +366,7 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
 
 
 def _place_columns(frame: pd.DataFrame) -> list[str]:
-    columns = _setting_columns(frame)
+    columns = setting_columns(frame)
     arms = [name for name in columns if name.startswith(PREFIX)]
     varying = [name for name in columns if frame[name].nunique() > 1]
     return place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
@@ -408,7 +377,7 @@ def _places_and_names(frame: pd.DataFrame) -> list[tuple[str, str]]:
     places = _place_columns(frame)
     several = frame["data"].nunique() > 1 and "data" not in places
     found = []
-    names = _labels(frame.drop(columns=places).assign(data=""))
+    names = row_labels(frame.drop(columns=places).assign(data=""))
     for name, record in zip(names, frame.to_dict("records"), strict=True):
         own = {one: record[one] for one in places if record[one] != "" and one not in REPEATED}
         data = str(record["data"]) if several else ""
@@ -420,7 +389,7 @@ def _tuned(frame: pd.DataFrame) -> list[str]:
     """Return a note on the tuned settings of each row of the table."""
     columns = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
     found: dict[str, str] = {}
-    for label, record in zip(_labels(frame), frame.to_dict("records"), strict=True):
+    for label, record in zip(row_labels(frame), frame.to_dict("records"), strict=True):
         own = {
             name.removeprefix(TUNED): yaml_files.parse(record[name])
             for name in columns
@@ -431,13 +400,15 @@ def _tuned(frame: pd.DataFrame) -> list[str]:
     return list(found.values())
 
 
-def _setting_columns(frame: pd.DataFrame) -> list[str]:
-    return list(frame.columns[len(FIRST) : list(frame.columns).index(MEASURED[0])])
+def setting_columns(columns: Iterable[object]) -> list[str]:
+    """Return those of a kept file's columns that are settings."""
+    names = [str(name) for name in columns]
+    return names[len(FIRST) : names.index(MEASURED[0])]
 
 
-def _labels(frame: pd.DataFrame) -> list[str]:
+def row_labels(frame: pd.DataFrame) -> list[str]:
     """Return each row's label, with as many columns as keep different runs apart."""
-    varying = [name for name in _setting_columns(frame) if frame[name].nunique() > 1]
+    varying = [name for name in setting_columns(frame) if frame[name].nunique() > 1]
     methods = frame["algorithm"].nunique() > 1
     labels = []
     for record in frame.to_dict("records"):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from flray.errors import DataError, FlrayError
 from flray.files.border import read_json
@@ -20,15 +21,43 @@ from flray.runs.resume_checks import may_change
 PROVENANCE = ("settings", "code", "machine", "commit")
 """Columns of kept rows: the SHA-256 of three entries of the file beside them, and the git commit."""
 PLUGINS = "plugins"
+Entries = Mapping[str, dict[str, Any]]
 Provenance = tuple[dict[str, str], dict[str, dict[str, Any]]]
-_Entries = dict[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], dict[str, Any]]
-_FORM = TypeAdapter(_Entries)
+_Digests = dict[str, str]
+_OPEN = ConfigDict(strict=True, extra="allow")
+
+
+@with_config(_OPEN)
+class _Code(TypedDict, total=False):
+    flray: _Digests
+    files: _Digests
+    versions: _Digests
+    others: list[dict[str, _Digests]]
+
+
+@with_config(_OPEN)
+class _Cpu(TypedDict, total=False):
+    kinds: _Digests
+
+
+@with_config(_OPEN)
+class _Machine(TypedDict, total=False):
+    cpu: _Cpu
+    gpus: list[_Digests]
+
+
+_FORM = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], dict[str, Any]])
+_ENTRIES: dict[str, TypeAdapter[Any]] = {
+    "settings": TypeAdapter(dict[str, Any]),
+    "code": TypeAdapter(_Code),
+    "machine": TypeAdapter(_Machine),
+}
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 
-def digest(entry: Mapping[str, Any]) -> str:
+def digest(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of an entry: its name in rows."""
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def beside(path: Path) -> Path:
@@ -69,7 +98,7 @@ def describe(folder: Path) -> Provenance:
 def deciding_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the bits of a run, without its seed, which is a column of its row.
 
-    An absolute path becomes the name of its file.
+    Of an address, and of a path that leads out of the current folder, only the last part remains.
 
     Parameters
     ----------
@@ -98,12 +127,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, str):
-        return Path(value).name if Path(value).is_absolute() else redact(value)
+        path = Path(redact(value))
+        leads_away = path.is_absolute() or ".." in path.parts or value.startswith("~")
+        return path.name if leads_away or "://" in value else value
     return value
 
 
 def read_entries(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries beside a kept file, by their SHA-256; none if there is no such file.
+    """Return the entries beside a kept file, by their SHA-256; without the file, none.
 
     Raises
     ------
@@ -117,12 +148,31 @@ def read_entries(path: Path) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = read_json(file, _FORM)
     except FlrayError as error:
         raise DataError(str(error)) from None
-    for name, entry in entries.items():
-        if digest(entry) != name:
+    for name, content in entries.items():
+        if digest(content) != name:
             raise DataError(
                 f"{file}: the entry {name[:12]} is not what was kept (SHA-256); restore the file"
             )
     return entries
+
+
+def entry(entries: Entries, name: str, column: str) -> dict[str, Any]:
+    """Return the entry that a cell of a column names.
+
+    Raises
+    ------
+    DataError
+        If it has another form than that column's entries.
+    """
+    try:
+        found: dict[str, Any] = _ENTRIES[column].validate_python(entries[name])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(
+            f"the entry {name[:12]} of the column {column} in the file beside the rows: "
+            f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}; restore the file"
+        ) from None
+    return found
 
 
 def entries_text(entries: Mapping[str, Mapping[str, Any]]) -> bytes:

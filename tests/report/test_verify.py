@@ -1,0 +1,234 @@
+"""Rows of kept results are run again: each difference is named, and nothing that a kept file names is followed."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+import flray
+from flray.cli import main
+from flray.interrupts import InterruptedRunError
+from flray.results.export import export_runs
+from flray.results.load import load_folder
+from flray.results.provenance import PROVENANCE, beside, digest, entries_text, read_entries
+from flray.results.verify import Verdict, verify
+from tests.helpers import StopAfter, small
+from tests.messages import refused
+
+Edit = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kept file of three runs of two rounds."""
+    folder = tmp_path_factory.mktemp("kept")
+    path = folder / "kept.results.csv"
+    for seed in range(3):
+        settings = small(rounds=2, seed=seed, output=str(folder / "runs"))
+        export_runs(load_folder(flray.run({"experiment": settings}).folder), path)
+    return path
+
+
+@pytest.fixture
+def edited(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Edit:
+    """A function that writes the file with other cells in its first row, and entries of another content."""
+    monkeypatch.chdir(tmp_path)
+
+    def edit(
+        change: Callable[[dict[str, Any]], object] | None = None, column: str = "", **cells: Any
+    ) -> Path:
+        frame = pd.read_csv(runs, dtype=str, keep_default_na=False)
+        entries = dict(read_entries(runs))
+        if change is not None:
+            entry = json.loads(json.dumps(entries[frame.loc[0, column]]))
+            change(entry)
+            cells[column] = digest(entry)
+            entries[digest(entry)] = entry
+        for name, value in cells.items():
+            frame.loc[0, name] = value
+        path = tmp_path / runs.name
+        frame.to_csv(path, index=False)
+        beside(path).write_bytes(entries_text(entries))
+        return path
+
+    return edit
+
+
+def first(path: Path) -> Verdict:
+    verdict = verify(path, 1)[0]
+    assert verdict.row == "fedavg seed 0"
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+    return verdict
+
+
+def test_the_same_bits_and_evenly_spread_rows(edited: Edit) -> None:
+    path, told = edited(), list[Verdict]()
+    assert verify(path, tell=told.append) == told
+    assert [(one.row, one.kind) for one in told] == [
+        (f"fedavg seed {seed}", "same") for seed in range(3)
+    ]
+    assert [one.row for one in verify(path, 2)] == ["fedavg seed 0", "fedavg seed 1"]
+    assert len(verify(path, 5)) == 3
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"value": "99.5"}, "value 99.5, here"),
+        ({"bytes_up": "1"}, "bytes_up 1, here"),
+        ({"rounds": "3"}, "rounds 3, here 2"),
+        ({"algorithm": "fedprox"}, "algorithm fedprox, here fedavg"),
+        ({"data": "mnist"}, "data mnist, here digits-sklearn"),
+    ],
+)
+def test_an_edited_cell_is_found(cells: dict[str, str], words: str, edited: Edit) -> None:
+    verdict = verify(edited(**cells), 1)[0]
+    assert verdict.kind == "unexplained" and verdict.text.startswith(words)
+    assert verdict.text.endswith("of the same bits: the row is not as it was kept")
+
+
+def test_an_edited_setting_is_found(edited: Edit) -> None:
+    path = edited()
+    text = path.read_text().replace("algorithm,seed", "algorithm,local.lr,seed", 1)
+    path.write_text(text.replace("fedavg,", "fedavg,0.7,"))
+    assert verify(path, 1)[0].text.startswith("local.lr 0.7, here ")
+
+
+def test_causes_of_other_bits_are_named(edited: Edit) -> None:
+    other = {"sha256": "ab" * 32}
+    assert first(edited(**other)).kind == "unexplained"
+    assert "nothing that is recorded explains" in first(edited(**other)).text
+
+    def code(entry: dict[str, Any]) -> None:
+        entry["flray"]["flray"] = "c" * 64
+
+    def torch(entry: dict[str, Any]) -> None:
+        entry["versions"]["torch"] = "1.0"
+
+    def cpu(entry: dict[str, Any]) -> None:
+        entry["cpu"]["kinds"]["mkl"] = "d" * 12
+        entry["cpu"]["model"] = "a 386"
+
+    def gpu(entry: dict[str, Any]) -> None:
+        entry["gpus"] = [{"model": "a GPU"}]
+
+    for change, column, words in (
+        (code, "code", f"flray {'c' * 12}, here "),
+        (torch, "code", "torch 1.0, here "),
+        (cpu, "machine", "kind of CPU a 386 ("),
+        (gpu, "machine", "began on a GPU"),
+    ):
+        verdict = first(edited(change, column, **other))
+        assert verdict.kind == "other" and words in verdict.text
+        assert first(edited(change, column)).kind == "same"
+    verdict = first(edited(**other, data_sha256="e" * 64))
+    assert verdict.kind == "other" and f"data_sha256 {'e' * 12}, here " in verdict.text
+
+
+def test_rows_of_an_older_flray_say_what_is_not_recorded(edited: Edit) -> None:
+    path = edited(sha256="ab" * 32, torch="1.0")
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns=[*PROVENANCE])
+    frame.to_csv(path, index=False)
+    refused(verify, path)
+    content = {"experiment": small(rounds=9), "sweep": {"seeds": [0, 1, 2]}}
+    path.with_name("kept.yaml").write_text(yaml.safe_dump(content))
+    one, *others = verify(path)
+    assert one.kind == "other" and "torch 1.0, here " in one.text
+    assert one.text.endswith("its settings and code and kind of CPU are not recorded")
+    assert {other.kind for other in others} == {"same"}
+
+
+def test_nothing_that_a_kept_file_names_is_followed(edited: Edit, tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text("raise SystemExit('executed')")
+
+    def leading_away(entry: dict[str, Any]) -> None:
+        entry |= {
+            "output": str(tmp_path / "elsewhere"),
+            "name": "../../away",
+            "tracking": {"uri": f"sqlite:///{tmp_path}/tracked.db"},
+            "callbacks": ["tensorboard"],
+        }
+
+    assert first(edited(leading_away, "settings")).kind == "same"
+    assert not (tmp_path / "elsewhere").exists() and not (tmp_path / "tracked.db").exists()
+    path = edited(lambda entry: entry.update(plugins=[str(planted)]), "settings")
+    refused(verify, path, 1)
+    planted.write_text("")
+    assert verify(path, 1, [f"plugins=[{planted}]"])[0].kind == "same"
+    older = pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns=[*PROVENANCE])
+    older.to_csv(path, index=False)
+    content = {"experiment": small(plugins=[str(planted)])}
+    path.with_name("kept.yaml").write_text(yaml.safe_dump(content))
+    refused(verify, path, 1)
+    refused(verify, edited(), 1, ["output=s3://bucket/runs"])
+
+
+def test_damaged_entries_are_one_line(edited: Edit) -> None:
+    for change, column in (
+        (lambda entry: entry.update(rounds=-1), "settings"),
+        (lambda entry: entry.update(versions=3), "code"),
+        (lambda entry: entry.update(cpu={"kinds": [1]}), "machine"),
+    ):
+        refused(verify, edited(change, column, sha256="ab" * 32), 1)
+    for cells in ({"seed": "0.5"}, {"seed": "-1"}, {"rounds": "much"}, {"metric": "none"}):
+        path = edited(**cells)
+        if "metric" in cells:
+            assert verify(path, 1)[0].kind == "unexplained"
+        else:
+            refused(verify, path, 1)
+    path = edited()
+    text = path.read_text().replace("algorithm,seed", "algorithm,local.lr,seed", 1)
+    path.write_text(text.replace("fedavg,", "fedavg,[,"))
+    refused(verify, path, 1)
+    path = edited()
+    beside(path).unlink()
+    refused(verify, path)
+    path.write_text("a,b\n1,2\n")
+    refused(verify, path)
+
+
+KILLED = """
+import os, signal, sys, contextlib
+from pathlib import Path
+from flray.results.verify import verify
+from tests.helpers import StopAfter
+class Kill(StopAfter):
+    def round(self, finished, metric):
+        if finished.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+verify(Path(sys.argv[1]), 1, progress=lambda: contextlib.nullcontext(Kill(1)))
+"""
+
+
+def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
+    path = edited()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(Path("runs").glob("verify-*/001/run.json"))) == 1
+    stopped = StopAfter(2)
+    with pytest.raises(InterruptedRunError, match="the same command continues"):
+        verify(path, 1, progress=lambda: contextlib.nullcontext(stopped))
+    assert len(list(Path("runs").glob("verify-*/*"))) == 1
+    assert first(path).kind == "same"
+
+
+def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.invoke(["verify", str(edited()), "--rows", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "fedavg seed 0: the same bits" in out and "1 with the same bits" in out
+    assert main.invoke(["verify", str(edited(value="99.5")), "--rows", "1", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["row"], found["kind"]) == ("fedavg seed 0", "unexplained")
+    other = edited(sha256="ab" * 32, data_sha256="e" * 64)
+    assert main.invoke(["verify", str(other), "--rows", "1"]) == 3
+    assert main.invoke(["verify", "nowhere.csv"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
