@@ -130,8 +130,16 @@ def data_show(
     plot: Annotated[
         Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")
     ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="as JSON, of every run of a sweep's first seed: each client's samples with SHA-256, classes, weight, "
+            "steps, and rounds",
+        ),
+    ] = False,
 ) -> None:
     """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
     from flray.cli import tables
 
-    tables.show_partition(file, overrides or [], plot)
+    tables.show_partition(file, overrides or [], plot, as_json)

@@ -1,5 +1,7 @@
 """Tables of components, data sets, the clients' samples, and this machine."""
 
+import itertools
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -193,34 +195,29 @@ def show_datasets(as_json: bool = False) -> None:
     show_table(table, as_json)
 
 
-def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
+def show_partition(
+    file: Path, overrides: list[str], plot: Path | None, as_json: bool = False
+) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.config.loader import load
-    from flray.data.federated import federate, partition_table
-    from flray.data.loading import load_dataset
+    from flray.data.federated import partition_table
     from flray.drawing.canvas import SUFFIXES, save_figure
     from flray.drawing.grids import PartitionCounts, draw_partition
     from flray.federation.building import build_spec
+    from flray.federation.manifest import divide
 
     if plot is not None and plot.suffix.lower() not in SUFFIXES:
         raise DataError(
             f"{plot}: a picture's name ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         )
-    if str(file) in registry.datasets.names() and not file.is_file():
-        whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
-        chosen = load(whole, overrides).experiment
-        data = federate(
-            load_dataset(chosen.data.name, chosen.data.options),
-            chosen.partition.name,
-            chosen.partition.arguments,
-            chosen.partition.seed(chosen.seed),
-            chosen.evaluation.validation,
-            split=chosen.split,
-            shift=chosen.shift,
-            unseen=chosen.participation.unseen,
-        )
-    else:
-        data = build_spec(load(file, overrides).experiment).data
+    by_name = str(file) in registry.datasets.names() and not file.is_file()
+    whole = {"experiment": {"data": str(file), "model": "linear", "algorithm": "fedavg"}}
+    source = whole if by_name else file
+    if as_json:
+        print_json(_manifests(source, overrides))
+        return
+    experiment = load(source, overrides).experiment
+    data = divide(experiment) if by_name else build_spec(experiment).data
     table = partition_table(data)
     table = table.rename(columns=one_line).map(
         lambda value: one_line(value) if isinstance(value, str) else value
@@ -233,6 +230,31 @@ def show_partition(file: Path, overrides: list[str], plot: Path | None) -> None:
         except OSError as error:
             raise DataError(f"{plot}: cannot be written ({error.strerror})") from None
         console.print(f"chart: {plot}")
+
+
+def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:
+    """Return what clients hold and do in the runs of the first seed, once for all arms that have the same."""
+    from flray.config.loader import load
+    from flray.federation.manifest import divide, manifest
+    from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+
+    config = resolve_sweep(load(source, overrides))
+    first = config.sweep.model_copy(update={"seeds": config.sweep.seeds[:1]})
+    config = config.model_copy(update={"sweep": first})
+    # Runs of one division after each other: each is made once, and only one lies in memory.
+    parts = {"data", "subset", "partition", "split", "shift", "seed", "participation", "evaluation"}
+    specs = [
+        (one.experiment.model_dump_json(include=parts), one)
+        for one in trial_specs(config, enumerate_settings(config))
+    ]
+    found: dict[str, dict[str, Any]] = {}
+    for _, same in itertools.groupby(sorted(specs, key=lambda pair: pair[0]), lambda pair: pair[0]):
+        data = None
+        for _, spec in same:
+            data = divide(spec.experiment) if data is None else data
+            held = {"data": spec.experiment.data.name, **manifest(spec.experiment, data)}
+            found.setdefault(json.dumps(held), {**held, "runs": []})["runs"].append(spec.setting)
+    return list(found.values())
 
 
 def show_gpu_check() -> bool:

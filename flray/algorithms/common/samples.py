@@ -204,17 +204,14 @@ def batch_indices(
         Whether to skip a last batch of fewer samples, unless it is the only batch.
     """
     count, few_shot = len(samples), task if isinstance(task, FewShot) else None
-    single = batch_norm and count > 1 and count % size == 1
-    per_epoch = -(-count // size) - int(single)
-    if few_shot is not None:
-        per_epoch = few_shot.episodes_per_epoch(samples.labels)
-    elif drop_last and count >= size:
-        per_epoch = count // size
+    per_epoch = (
+        batches_per_epoch(count, size, batch_norm, drop_last)
+        if few_shot is None
+        else few_shot.episodes_per_epoch(samples.labels)
+    )
     if not per_epoch:
         return
-    # Rounded first: 0.1 * 30 is a little more than 3.
-    most = math.inf if epochs is None else math.ceil(round(epochs * per_epoch, 9))
-    left = math.ceil(min(most, math.inf if steps is None else steps) * work)
+    left = math.ceil(number_of_steps(per_epoch, epochs, steps) * work)
     last = -(-left // per_epoch) - 1
     for epoch in range(last + 1):
         batches = (
@@ -229,6 +226,22 @@ def batch_indices(
                 return
             left -= 1
             yield batch, epoch, epoch == last
+
+
+def batches_per_epoch(
+    count: int, size: int, batch_norm: bool = False, drop_last: bool = False
+) -> int:
+    """Return the number of batches of so many samples; the arguments are those of `epoch_batches`."""
+    if drop_last and count >= size:
+        return count // size
+    return -(-count // size) - int(batch_norm and count > 1 and count % size == 1)
+
+
+def number_of_steps(per_epoch: int, epochs: float | None, steps: int | None) -> float:
+    """Return the steps of so many passes, at most `steps`; infinite if neither says."""
+    # Rounded first: 0.1 * 30 is a little more than 3.
+    most = math.inf if epochs is None else math.ceil(round(epochs * per_epoch, 9))
+    return min(most, math.inf if steps is None else steps)
 
 
 class TaskRecord:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from flray import registry
 from flray.config.components import AugmentChoice, Component
 from flray.config.experiment import Experiment
-from flray.data import DataSet, Domain, federate
+from flray.data import DataSet, Domain, FederatedData, federate
 
 _SIZES = """
 digits4 10 mnist:60000:10000 usps:7291:2007 svhn:73257:26032 syn:7826:2000
@@ -187,8 +187,15 @@ _images: dict[str, list[Any]] = {}
 
 
 def _divided(experiment: Experiment) -> list[Any]:
+    clients = divided(experiment).clients
+    sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in clients]
+    return sizes if isinstance(experiment.split, tuple) else [train for train, _ in sizes]
+
+
+def divided(experiment: Experiment) -> FederatedData:
+    """Return an experiment's clients on labels alone, in the sizes that its data have."""
     partition = experiment.partition
-    federated = federate(
+    return federate(
         _labels(
             "-".join([experiment.data.name, *_whole(experiment)]),
             experiment.data.options.get("samples"),
@@ -202,8 +209,6 @@ def _divided(experiment: Experiment) -> list[Any]:
         shift=experiment.shift,
         fingerprint="labels",
     )
-    sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in federated.clients]
-    return sizes if isinstance(experiment.split, tuple) else [train for train, _ in sizes]
 
 
 def _whole(experiment: Experiment) -> list[str]:
@@ -231,4 +236,4 @@ def _labels(name: str, samples: int | None, chosen: Iterable[str]) -> DataSet:
     return DataSet(name, tuple(made), names, (0.0,), (1.0,), coarse=coarse, ordered=ordered)
 
 
-__all__ = ["as_facts", "described", "facts", "matches", "training_images"]
+__all__ = ["as_facts", "described", "divided", "facts", "matches", "training_images"]

@@ -1,0 +1,103 @@
+"""What each client of a run holds and does: samples by digest, classes, its weight, its steps in a round."""
+
+import hashlib
+from typing import Any
+
+from flray import models, registry
+from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
+from flray.config.experiment import Experiment
+from flray.data.federated import federate
+from flray.data.loading import load_once
+from flray.data.types import FederatedData, Rows, add_bytes
+from flray.models import groups
+
+
+def divide(experiment: Experiment) -> FederatedData:
+    """Return an experiment's data set in the parts of its clients, without its public samples.
+
+    Raises
+    ------
+    FlrayError
+        If the data are missing, or cannot be divided so.
+    """
+    return federate(
+        load_once(experiment.data.name, experiment.data.options, None, experiment.subset),
+        experiment.partition.name,
+        experiment.partition.arguments,
+        experiment.partition.seed(experiment.seed),
+        val_fraction=experiment.evaluation.validation,
+        split=experiment.split,
+        shift=experiment.shift,
+        unseen=experiment.participation.unseen,
+    )
+
+
+def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
+    """Return a run's rounds and epochs, and of each client what it holds and does.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The run.
+    data : FederatedData
+        As `divide` returns it.
+
+    Returns
+    -------
+    dict
+        ``rounds``, ``epochs``, ``partition`` (its fingerprint) and ``clients``: for each ``client``,
+        ``domain``, the numbers of ``train``, ``val`` and ``test`` samples with the SHA-256 of each
+        part's samples and labels (``train_sha256`` and so on), ``classes`` (training samples of
+        each), ``weight`` (its share of a mean over all clients, by `aggregation.weights`; a method
+        may weigh otherwise, as FedSKC does) and ``steps`` (of plain local training in a round; None
+        for tasks of episodes).
+    """
+    local, total = experiment.local, sum(len(client.train) for client in data.clients)
+    algorithm = registry.algorithms.get(experiment.algorithm.name)(
+        registry.algorithms.params(experiment.algorithm.name)(**experiment.algorithm.options)
+    )
+    declared = experiment.aggregation.weights
+    weighting = algorithm.weighting if declared == "method" else declared
+    names, counts = data.class_table()
+    clients: list[dict[str, Any]] = []
+    for client, of_classes in zip(data.clients, counts.tolist(), strict=True):
+        size = len(client.train)
+        parts = {"train": client.train, "val": client.val, "test": client.test}
+        # One sample more than whole batches: batch norm leaves it out.
+        odd = size > 1 and size % local.batch_size == 1
+        per_epoch = batches_per_epoch(
+            size, local.batch_size, odd and _has_batch_norm(experiment, data)
+        )
+        episodes = data.task == "few-shot"
+        clients.append(
+            {
+                "client": client.name,
+                "domain": client.domain,
+                **{name: len(rows) for name, rows in parts.items()},
+                **{f"{name}_sha256": _digest(data, rows) for name, rows in parts.items()},
+                "classes": dict(zip(names, of_classes, strict=True)),
+                "weight": 1 / len(data.clients) if weighting == "uniform" else size / total,
+                "steps": None
+                if episodes
+                else number_of_steps(per_epoch, local.epochs, local.steps),
+            }
+        )
+    return {
+        "rounds": experiment.rounds,
+        "epochs": local.epochs,
+        "partition": data.partition_fingerprint,
+        "clients": clients,
+    }
+
+
+def _has_batch_norm(experiment: Experiment, data: FederatedData) -> bool:
+    choice = experiment.model
+    model = models.build(choice.name, data.shape, data.num_classes, choice.options, experiment.seed)
+    return bool(groups.select(model, "batch_norm"))
+
+
+def _digest(data: FederatedData, rows: Rows) -> str:
+    digest = hashlib.sha256()
+    add_bytes(digest, data.x[rows])
+    add_bytes(digest, data.y[rows])
+    return digest.hexdigest()
