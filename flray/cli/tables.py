@@ -233,7 +233,7 @@ def show_partition(
 
 
 def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:
-    """Return what clients hold and do in the runs of the first seed, once for all arms that have the same."""
+    """Return the manifests of the first seed's runs, one for all arms that have the same."""
     from flray.config.loader import load
     from flray.federation.manifest import divide, manifest
     from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs

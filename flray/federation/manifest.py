@@ -1,4 +1,4 @@
-"""What each client of a run holds and does: samples by digest, classes, its weight, its steps in a round."""
+"""A run's manifest: each client's samples by digest, its classes, its weight, its steps in a round."""
 
 import hashlib
 from typing import Any
@@ -33,7 +33,7 @@ def divide(experiment: Experiment) -> FederatedData:
 
 
 def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
-    """Return a run's rounds and epochs, and of each client what it holds and does.
+    """Return a run's rounds and epochs, and the samples and duties of each client.
 
     Parameters
     ----------
