@@ -1,4 +1,4 @@
-"""Validation of plain values in a configuration, and of a run's partition."""
+"""Validation of plain values in a configuration, and of a run's partition; settings that a resume may change."""
 
 import re
 import sys
@@ -13,6 +13,26 @@ from flray.config.plain import Plain
 from flray.config.yaml_files import DEPTH, shorten
 from flray.errors import ConfigError, FlrayError
 from flray.files.border import read_json
+
+RESUMABLE_SETTINGS = (
+    "callbacks",
+    "checkpoint",
+    "faults",
+    "name",
+    "output",
+    "plugins",
+    "resources",
+    "tracking",
+)
+"""Parts of an experiment that may change between a run's beginning and its resume."""
+_FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
+"""CPU instructions and torch threads, which affect the last bits."""
+RESUMABLE_SWEEP_SETTINGS = (
+    "sweep.concurrency",
+    "sweep.max_failures",
+    "sweep.reference",
+    "sweep.reuse",
+)
 
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -117,4 +137,11 @@ def _copy(value: Plain, path: str, depth: int) -> Plain:
         path,
         f"a value of type {type(value).__name__}",
         "numbers, texts, true, false, null, lists and mappings only",
+    )
+
+
+def may_change(key: str) -> bool:
+    """Return whether a setting may change between the beginning and a resume."""
+    return key not in _FROZEN_RESOURCES and (
+        key.split(".")[0] in RESUMABLE_SETTINGS or key in RESUMABLE_SWEEP_SETTINGS
     )

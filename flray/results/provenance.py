@@ -11,12 +11,12 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
+from flray.config.shapes import may_change
 from flray.errors import DataError, FlrayError
 from flray.files.border import read_json
 from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.runs.code import named
-from flray.runs.resume_checks import may_change
 
 PROVENANCE = ("settings", "code", "machine", "commit")
 """Columns of kept rows: the SHA-256 of three entries of the file beside them, and the git commit."""

@@ -17,11 +17,12 @@ import numpy as np
 from flray import registry
 from flray.config.experiment import Config, Experiment
 from flray.config.plugins import file_of, user_code
+from flray.config.shapes import may_change
 from flray.federation.building import components_of
 from flray.federation.spec import FederationSpec
 from flray.files.atomic import write_atomically
 from flray.runs.code import IN_NO_FILE, Code, code_digest
-from flray.runs.resume_checks import may_change, settings_text
+from flray.runs.resume_checks import settings_text
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DECIDING = (

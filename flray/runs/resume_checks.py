@@ -9,7 +9,12 @@ from pathlib import Path
 from flray import bits, registry
 from flray.config.experiment import MOST_ROUNDS, Config
 from flray.config.loader import load, parse_override
-from flray.config.shapes import read_partition
+from flray.config.shapes import (
+    RESUMABLE_SETTINGS,
+    RESUMABLE_SWEEP_SETTINGS,
+    may_change,
+    read_partition,
+)
 from flray.config.yaml_files import read_yaml
 from flray.devices.process import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
@@ -20,26 +25,6 @@ from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.records.journal import read_events, rounds_of
 from flray.runs.code import Code
-
-RESUMABLE_SETTINGS = (
-    "callbacks",
-    "checkpoint",
-    "faults",
-    "name",
-    "output",
-    "plugins",
-    "resources",
-    "tracking",
-)
-"""Parts of an experiment that may change between a run's beginning and its resume."""
-_FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
-"""CPU instructions and torch threads, which affect the last bits."""
-_RESUMABLE_SWEEP_SETTINGS = (
-    "sweep.concurrency",
-    "sweep.max_failures",
-    "sweep.reference",
-    "sweep.reuse",
-)
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
@@ -186,7 +171,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
             for key in changed[:3]
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        besides = f", {', '.join(_RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
+        besides = f", {', '.join(RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
         anew = f"start a new {which} with these settings"
         if which == "sweep":
             anew += ": flray tune takes over every finished trial that is the same in both"
@@ -194,13 +179,6 @@ def check_unchanged(folder: Path, config: Config) -> None:
             f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
             f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
-
-
-def may_change(key: str) -> bool:
-    """Return whether a setting of `settings_text` may change between the beginning and a resume."""
-    return key not in _FROZEN_RESOURCES and (
-        key.split(".")[0] in RESUMABLE_SETTINGS or key in _RESUMABLE_SWEEP_SETTINGS
-    )
 
 
 def _absolute_path(key: str) -> str:
