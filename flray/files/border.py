@@ -4,7 +4,7 @@
 - Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`.
 - JSON has the form that was written: `parse_json`, `read_json`.
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
-  `own_tracking`, `check_settings`.
+  `own_tracking`, `check_settings`. Its `origin` says which runs of a tracking server are its own.
 
 Texts are made harmless by `flray.errors.one_line`, which every error and the console of
 `flray.cli.display` call before they show them.
@@ -37,6 +37,8 @@ FETCHED_MARK = ".fetched"
 FILE_BYTES = 2**28
 #: Bytes of one file of arrays (a compressed one: of what it holds) that is decoded whole.
 ARRAYS_BYTES = 2**32
+#: Rows by columns of one table.
+CELLS = 2**29
 #: Bytes of one file of weights, or of a run's journal.
 WEIGHTS_BYTES = 2**36
 
@@ -177,6 +179,15 @@ def read_npz(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None
 
 
+def check_cells(path: Path, rows: int, columns: int) -> None:
+    """Refuse a table that is too large, because a small file can hold endless rows that are alike."""
+    if rows * columns > CELLS:
+        raise DataError(
+            f"{path}: it holds {rows:,} rows of {columns:,} columns, and at most {CELLS:,} cells are "
+            "read; make it smaller"
+        )
+
+
 def check_name(name: str, where: str | Path) -> str:
     """Return the name of a file below a folder or an address.
 
@@ -295,9 +306,26 @@ def foreign(folder: Path) -> bool:
         Of a run or sweep, or of a sweep's trial. Root, as containers have it, may use anybody's.
     """
     whole = folder.resolve()
-    if any((place / FETCHED_MARK).exists() for place in (whole, whole.parent, whole.parent.parent)):
-        return True
-    return os.geteuid() not in (0, whole.stat().st_uid)
+    return _fetched(whole) is not None or os.geteuid() not in (0, whole.stat().st_uid)
+
+
+def origin(folder: Path) -> str:
+    """Return what all copies of a run share of their paths.
+
+    Parameters
+    ----------
+    folder : Path
+        Of a run, sweep or trial. Fetched from object storage, it has a name that its address
+        decides on every machine, such as ``bucket-1f0a22b3/demo/001``; else its whole path.
+    """
+    fetched = _fetched(folder.resolve())
+    return str(folder.resolve()) if fetched is None else "/".join(fetched.parts[-3:])
+
+
+def _fetched(whole: Path) -> Path | None:
+    """Return the folder of the run or sweep that was fetched, if this is one or lies in one."""
+    places = (whole, whole.parent, whole.parent.parent)
+    return next((place for place in places if (place / FETCHED_MARK).exists()), None)
 
 
 def own_tracking(folder: Path, uri: str | None) -> str | None:

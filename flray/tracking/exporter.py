@@ -3,19 +3,23 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from flray.errors import one_line
+from flray.files import border
 from flray.files.atomic import sync_file
 from flray.files.tracking_address import database_path, redact, resolve_uri, without_secrets
 from flray.metrics.names import clean_name
 from flray.records.journal import JOURNAL, Event, decode
 from flray.tracking import client
 
-UID_TAG = "flray.uid"
+UID_TAG, _FOLDER_TAG, _PARENT_TAG = "flray.uid", "flray.folder", "mlflow.parentRunId"
+_FETCHED_TAG = "flray.fetched"
+"""Marks a run whose values come from a folder that others may have written."""
+_IDENTITY_TAGS = (UID_TAG, _FOLDER_TAG, _PARENT_TAG, _FETCHED_TAG)
 # MLflow's limits of one request, and of the length of a value in characters.
 _METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH, _DIGEST_LENGTH = 1000, 100, 6000, 5000, 36
 _Point = tuple[str, float, int, int]
@@ -59,6 +63,7 @@ class MlflowExporter:
         self.reason: str | None = None
         self.notices: list[str] = []
         self._client: Any = None
+        self._checked = False
         self._compare = True  # until MLflow is known to have none of the unsent rounds
         self._rounds_there: dict[str, set[int]] = {}
 
@@ -119,11 +124,12 @@ class MlflowExporter:
             If the server rejected the request.
         """
         cursor = client.load_cursor(self.run_dir, self.uri)
-        if cursor.run_id is None:
+        if cursor.run_id is None or self._origin is not None:
             with self._session(seconds=10.0):
                 # another process may have created it meanwhile
                 cursor = client.load_cursor(self.run_dir, self.uri)
-                for line, _ in client.unsent_lines(self.run_dir, 0):
+                known = cursor.run_id is not None
+                for line, _ in () if known else client.unsent_lines(self.run_dir, 0):
                     event = decode(line)
                     if event["type"] == "start":
                         self._start(event, cursor)
@@ -140,7 +146,35 @@ class MlflowExporter:
                 client.save_cursor(self.run_dir, client.Cursor(self.uri))
             if self._client is None:
                 self._client = client.connect(self._address)
+            if not self._checked:
+                self._check_cursor()
             yield
+
+    @cached_property
+    def _origin(self) -> str | None:
+        """The origin of a folder that others may have written; None for the user's own."""
+        return border.origin(self.run_dir) if border.foreign(self.run_dir) else None
+
+    def _owns(self, tags: Mapping[str, str]) -> bool:
+        """Return whether a run of the server with the uid of this one may be it, by its tags.
+
+        A uid in a folder that others may have written can be that of any run.
+        """
+        if self._origin is None:
+            return _FETCHED_TAG not in tags
+        return f"/{self._origin}/" in f"/{tags.get(_FOLDER_TAG, '')}/"
+
+    def _check_cursor(self) -> None:
+        """Forget the run that the cursor names, if others may have written it and it is another run's."""
+        known = client.load_cursor(self.run_dir, self.uri)
+        if self._origin is not None and known.run_id is not None:
+            try:
+                tags = self._call("get_run", known.run_id).data.tags
+            except client.TrackingRejectedError:  # there is no such run
+                tags = {}
+            if not self._owns(tags):
+                client.save_cursor(self.run_dir, client.Cursor(self.uri))
+        self._checked = True
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         ask = partial(client.call, self._address, getattr(self._client, method), *args, **kwargs)
@@ -237,7 +271,7 @@ class MlflowExporter:
         elif kind == "params":
             self._log_params(cursor, event["params"])
         elif kind == "tags":
-            for name, value in _tags(event).items():
+            for name, value in self._tags(event).items():
                 self._call("set_tag", self._run_id(cursor), name, value)
         elif kind == "artifact":
             self._upload(cursor, event)
@@ -258,14 +292,23 @@ class MlflowExporter:
         cursor.experiment_id = self._experiment(event["experiment"])
         cursor.run_id = self._find(cursor.experiment_id, event["uid"])
         if cursor.run_id is None:
-            tags = {**_tags(event), UID_TAG: event["uid"]}
+            tags = {**self._tags(event), UID_TAG: event["uid"]}
+            if self._origin is not None:
+                tags |= {_FETCHED_TAG: "true", _FOLDER_TAG: str(self.run_dir.resolve())}
             parent = self._parent(event, cursor.experiment_id)
             if parent is not None:
-                tags["mlflow.parentRunId"] = parent
+                tags[_PARENT_TAG] = parent
             self._compare = False
             about = {"start_time": event["time"], "tags": tags, "run_name": event["name"]}
             cursor.run_id = self._call("create_run", cursor.experiment_id, **about).info.run_id
         client.save_cursor(self.run_dir, cursor)
+
+    def _tags(self, event: Event) -> dict[str, str]:
+        """Return an event's tags as MLflow takes them, without those that say whose the run is."""
+        tags = {clean_name(n): _shorten(v, _TAG_LENGTH) for n, v in event["tags"].items()}
+        if self._origin is not None:
+            tags = {name: value for name, value in tags.items() if name not in _IDENTITY_TAGS}
+        return tags
 
     def _experiment(self, name: str) -> str:
         found = self._call("get_experiment_by_name", name)
@@ -294,8 +337,8 @@ class MlflowExporter:
 
     def _find(self, experiment_id: str, uid: str) -> str | None:
         tagged = f"tags.`{UID_TAG}` = '{uid}'"
-        runs = self._call("search_runs", [experiment_id], filter_string=tagged, max_results=1)
-        return str(runs[0].info.run_id) if runs else None
+        runs = self._call("search_runs", [experiment_id], filter_string=tagged)
+        return next((str(run.info.run_id) for run in runs if self._owns(run.data.tags)), None)
 
     def _parent(self, event: Event, experiment_id: str) -> str | None:
         run_id = None
@@ -348,11 +391,6 @@ class MlflowExporter:
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )
-
-
-def _tags(event: Event) -> dict[str, str]:
-    """Return an event's tags as MLflow takes them."""
-    return {clean_name(n): _shorten(v, _TAG_LENGTH) for n, v in event["tags"].items()}
 
 
 def _shorten(value: object, length: int) -> str:

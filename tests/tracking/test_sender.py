@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flray.files.border import FETCHED_MARK
 from flray.files.tracking_address import resolve_uri
 from flray.records.journal import Journal
 from flray.tracking import client
@@ -111,6 +113,56 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(to: Sending) -> 
     to.send("copy")
     assert to.points("loss") == [*recorded(journal, "loss"), *recorded(again, "loss")[4:]]
     assert [step for step, _, _ in to.points("m599")] == list(range(1, 8))
+
+
+def test_a_fetched_run_writes_into_no_run_but_its_own(to: Sending) -> None:
+    """Cursor, uid, parent and tags of a folder that others have written may name any run."""
+    mine = to.start("mine", tags={"flray.folder": "runs/mine/001"})
+    mine.record_round(1, {"loss": 0.5})
+    to.send("mine")
+    before, uid = to.sent("mine"), f"{to.folder.name}-mine"
+    for planted in ("cursor", "uid", "parent", "tags"):
+        named = {"mlflow.parentRunId": to.run_id("mine"), "flray.uid": uid}
+        start: dict[str, Any] = {"parent": uid} if planted == "parent" else {}
+        start |= {"uid": uid} if planted == "uid" else {}
+        start |= {"tags": named} if planted == "tags" else {}
+        journal = to.start(planted, **start)
+        journal.record_round(2, {"loss": 9.0})
+        if planted == "tags":
+            journal.tags(named)
+        journal.end("FAILED")
+        (to.folder / planted / FETCHED_MARK).touch()
+        if planted == "cursor":
+            client.save_cursor(to.folder / planted, client.Cursor(to.uri, to.run_id("mine")))
+        to.send(planted)
+        sent = to.sent(planted)
+        assert sent.info.run_id != to.run_id("mine") and sent.info.status == "FAILED"
+        assert "mlflow.parentRunId" not in sent.data.tags
+        assert to.points("loss", planted) == recorded(journal, "loss")
+    now = to.sent("mine")
+    assert (now.data.to_dictionary(), now.info.status) == (
+        before.data.to_dictionary(),
+        before.info.status,
+    )
+    assert to.points("loss", "mine") == recorded(mine, "loss")
+    (to.folder / "mine" / client.CURSOR).unlink()  # and none of theirs is taken for it
+    to.send("mine")
+    assert to.run_id("mine") == before.info.run_id
+
+
+def test_a_run_that_is_fetched_from_where_it_began_continues(to: Sending) -> None:
+    for number, base in enumerate(("here", "there")):
+        name = f"{base}/bucket-1f0a22b3/m/001"
+        journal = to.start(name, uid="u", tags={"flray.folder": str(to.folder / name)})
+        journal.record_round(1 + number, {"loss": 0.5})
+        if number:
+            (to.folder / name / FETCHED_MARK).touch()
+        to.send(name)
+        assert len(to.runs()) == 1
+    trial = f"{name}/trials/0001"
+    to.start(trial, uid="t", parent="u")
+    to.send(trial)
+    assert to.sent(trial).data.tags["mlflow.parentRunId"] == to.run_id(name)
 
 
 def test_values_that_replace_others_are_the_ones_shown(to: Sending) -> None:
