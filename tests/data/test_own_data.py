@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from PIL import Image
 from pyarrow import parquet
@@ -142,7 +143,9 @@ WRONG: list[dict[str, Any]] = [
     {"label": "pressure", "by": "hospital", "columns": ["age"]},
     {"columns": ["age", "ill"]},
     {"columns": ["hospital"], "by": "hospital"},
-    {"path": "twice.csv", "label": "a"},
+    {"path": "twice.csv", "label": "b"},
+    {"path": "endless.parquet", "label": "y"},
+    {"path": "lists.parquet", "label": "y"},
     {"path": "again.csv", "by": "hospital"},
     {"path": "large.csv", "by": "hospital"},
     {"label": "age", "columns": ["pressure"], "task": "binary"},
@@ -160,9 +163,20 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
     hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
     Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
+    parquet.write_table(pa.table({"y": pa.nulls(2**29 + 1)}), "endless.parquet")
+    parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
     refused(load, "table", **{"path": "patients.csv", "label": "ill", **options})
+
+
+def test_a_long_text_that_many_rows_share_is_in_memory_once(tmp_cwd: Path) -> None:
+    """As many copies of it are 200 GB."""
+    rows = np.arange(20_000)
+    hospital = pa.DictionaryArray.from_arrays(np.zeros_like(rows), ["h" * 10**7])
+    parquet.write_table(pa.table({"a": rows, "y": rows % 2, "h": hospital}), "long.parquet")
+    (domain,) = load("table", path="long.parquet", label="y", by="h", columns=["a"]).domains
+    assert domain.name == "h" * 10**7 and len(domain.train_x) == 16_000
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from flray.data.sources import image_sets
 from flray.data.sources.archives import Source
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError, brief, nearest
-from flray.files.border import open_file
+from flray.files.border import ARRAYS_BYTES, check_cells, check_size, open_file
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
@@ -157,17 +157,21 @@ class Labelling(NamedTuple):
         number = {one: place for place, one in enumerate(found)}
         named = isinstance(found[0], str)
         y = np.array([number[str(one) if named else one] for one in labels], dtype=np.int64)
-        of_domain, test, made = np.array(domains), np.zeros(len(y), dtype=bool), []
+        test, made = np.zeros(len(y), dtype=bool), []
+        named_domains = sorted(set(domains))
+        # Numbers, because an array of texts has the length of the longest for each.
+        place = {domain: number for number, domain in enumerate(named_domains)}
+        of_domain = np.array([place[domain] for domain in domains])
         if parts is not None:
-            said = np.array([one.lower() for one in parts])
-            wrong = sorted(set(said.tolist()) - {*_TRAINING, *_TEST})
+            said = [one.lower() for one in parts]
+            wrong = sorted(set(said) - {*_TRAINING, *_TEST})
             if wrong:
                 raise self.refused(
                     f"{self.where} has the part {wrong[0]!r}; only train and test are known"
                 )
-            test = np.isin(said, _TEST)
-        for domain in sorted(set(domains)):
-            inside = of_domain == domain
+            test = np.array([one in _TEST for one in said])
+        for domain in named_domains:
+            inside = of_domain == place[domain]
             for number_of in range(len(found) if parts is None else 0):
                 rows = np.flatnonzero(inside & (y == number_of))
                 key = f"{self.name}/split/{domain}/{number_of}"
@@ -277,10 +281,47 @@ def _read(file: Path) -> pd.DataFrame:
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
     try:
         with open_file(file) as source:
-            return pd.read_csv(source) if file.suffix == ".csv" else pd.read_parquet(source)
+            if file.suffix == ".parquet":
+                return _read_parquet(file, source)
+            # pandas calls a second column y "y.1", under which it would be learnt from.
+            first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
+            _check_columns(file, first)
+            source.seek(0)
+            return pd.read_csv(source)
     # pandas' and pyarrow's own are ValueErrors
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
+
+
+def _read_parquet(file: Path, source: BinaryIO) -> pd.DataFrame:
+    """Return the table of a parquet file, whose texts stay in its dictionary: one is in memory once."""
+    from pyarrow import parquet, types
+
+    found = parquet.ParquetFile(source)
+    fields, footer = list(found.schema_arrow), found.metadata
+    _check_columns(file, [field.name for field in fields])
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    check_cells(file, sum(group.num_rows for group in groups), footer.num_columns)
+    check_size(file, sum(part.total_uncompressed_size for part in parts), ARRAYS_BYTES)
+    nested = [field.name for field in fields if types.is_nested(field.type)]
+    flat = [field.name for field in fields if field.name not in nested]
+    table = parquet.read_table(source, columns=flat, read_dictionary=flat)
+    frame: pd.DataFrame = table.to_pandas()
+    for name in frame.select_dtypes("category"):
+        frame[name] = frame[name].astype(object)
+    for name in nested:  # as many values as they like in a row: not read
+        frame[name] = None
+    return frame
+
+
+def _check_columns(file: Path, names: list[str]) -> None:
+    """Refuse a table with two columns of one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
+        )
 
 
 def _numbers(file: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float32]:
