@@ -137,6 +137,9 @@ def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) 
         typer.echo(f"flray: {error}", err=True)
         return 1 if isinstance(error, errors.RunFailedError) else 2
     except (MemoryError, RuntimeError) as error:
+        if str(error).startswith("Symlink loop"):  # Python 3.11 has no OSError for it
+            typer.echo(errors.one_line(f"flray: {error}; name another file"), err=True)
+            return 2
         if not errors.memory_is_short(error):
             raise
         what = f"{errors.brief(error)}; smaller data, network or batches"

@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from flray.errors import one_line
+from flray.files.atomic import write_atomically
 
 LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
 DARK = ("#56b4e9", "#ff9245", "#3fcf9e", "#e79ac6", "#e8c14a", "#9fd8ff", "#b9b9b9", "#b79cff")
@@ -121,16 +122,13 @@ def name_legend(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, as the file's suffix says."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        _save(figure, file, path.suffix.lower().removeprefix("."))
+    kind = path.suffix.lower().removeprefix(".")
+    write_atomically(path, _render(figure, kind), keep_name=False)
 
 
 def render_svg(figure: Figure) -> str:
     """Return a figure as SVG, its texts as text."""
-    buffer = io.BytesIO()
-    _save(figure, buffer, "svg")
-    return buffer.getvalue().decode()
+    return _render(figure, "svg").decode()
 
 
 def theme_svg(text: str, label: str) -> str:
@@ -155,13 +153,16 @@ def _themed_tag(tag: re.Match[str]) -> str:
     return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), text)
 
 
-def _save(figure: Figure, file: IO[bytes], kind: str) -> None:
+def _render(figure: Figure, kind: str) -> bytes:
+    """Return a figure's file of a kind: png, svg or pdf."""
     if figure.get_layout_engine() is not None:  # once, not again for every format
         figure.draw_without_rendering()
         figure.set_layout_engine(None)  # "none" leaves a placeholder: every save draws thrice
+    file = io.BytesIO()
     if kind == "png":
         figure.savefig(file, format="png")
-        return
+        return file.getvalue()
     date = {"svg": "Date", "pdf": "CreationDate"}[kind]
     with _settings_lock, matplotlib.rc_context(_TEXT_AS_TEXT):
         figure.savefig(file, format=kind, metadata={date: None})
+    return file.getvalue()

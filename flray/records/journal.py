@@ -10,10 +10,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from filelock import BaseFileLock
-from pydantic import ConfigDict, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import BusyError, take_lock
@@ -34,24 +34,29 @@ Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
 # JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
 _TORN = re.compile(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?")
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+_UID = r"^[\w.\-]+$"
+_Uid = Annotated[str, Field(pattern=_UID)]
+_Time = Annotated[int, Field(ge=0, lt=2**63)]
+_Round = Annotated[int, Field(ge=0, le=10**9)]
 _FIELDS: dict[str, dict[str, Any]] = {
     "start": {
-        "time": int,
-        "uid": str,
+        "time": _Time,
+        "uid": _Uid,
         "experiment": str,
         "name": str,
-        "parent": str | None,
+        "parent": _Uid | None,
         "params": dict[str, str],
         "tags": dict[str, str],
     },
-    "round": {"time": int, "round": int, "metrics": dict[str, float | str]},
+    "round": {"time": _Time, "round": _Round, "metrics": dict[str, float | str]},
     "artifact": {"path": str, "to": str},
     "data": {"name": str, "digest": str, "source": str, "profile": dict[str, Any]},
     "tags": {"tags": dict[str, str]},
     "params": {"params": dict[str, str]},
-    "resume": {"time": int},
-    "called": {"callback": str, "round": int},
-    "end": {"time": int, "status": str},
+    "resume": {"time": _Time},
+    "called": {"callback": str, "round": _Round},
+    "end": {"time": _Time, "status": Status},
 }
 _FORMS = {
     kind: create_model(kind, __config__=ConfigDict(strict=True), **fields)
@@ -149,7 +154,6 @@ def parse_events(data: bytes, path: Path) -> tuple[list[Event], int]:
     return events, end
 
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
 Listener = Callable[[Path], None]
 _listeners: list[Listener] = []
 
@@ -283,7 +287,7 @@ class Journal:
         ValueError
             If `uid` holds anything but letters, digits, ``_``, ``.`` and ``-``.
         """
-        if not re.fullmatch(r"[\w.\-]+", uid):
+        if not re.fullmatch(_UID, uid):
             raise ValueError(f"a uid is made of letters, digits, _, . and -; found {uid!r}")
         if self._started:
             return False
