@@ -4,7 +4,7 @@
 - Bytes come from regular files and have an end: `open_file`, `read`, `read_npz`.
 - JSON has the form that was written: `parse_json`, `read_json`.
 - Settings and addresses of a run that is `foreign` are followed only if they are the user's own:
-  `own_tracking`, `check_settings`. Its `origin` says which runs of a tracking server are its own.
+  `own_tracking`, `check_settings`. Its `origin` tells which runs it has on a tracking server.
 
 Texts are made harmless by `flray.errors.one_line`, which every error and the console of
 `flray.cli.display` call before they show them.
