@@ -237,3 +237,15 @@ SUITES["local-cifar"] = Suite(
     ),
     SUITES["local"].arms,
 )
+SUITES["local-200"] = Suite(
+    SUITES["local"].runs
+    | equal(0.05)
+    | rows(
+        "ours: 10,000 images over 20 clients; 200 rounds: section IV",
+        images=(500, 500),
+        rounds=200,
+        protocol="mean-last 3 every 5",
+        seeds=5,
+    ),
+    SUITES["local"].arms,
+)
