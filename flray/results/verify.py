@@ -17,6 +17,7 @@ from flray.config import yaml_files
 from flray.config.arms import PREFIX
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at, load
+from flray.config.selection import choose_on_validation
 from flray.devices.process import difference
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.files import storage
@@ -246,7 +247,7 @@ def verify(
     every = export.records(frame.assign(label=export.row_labels(frame)))
     count = len(every) if rows is None else min(rows, len(every))
     chosen = [every[number * len(every) // count] for number in range(count)]
-    plans = [(row, _experiment(path, row, entries, list(overrides))) for row in chosen]
+    plans = [(row, experiment_of(path, row, entries, list(overrides))) for row in chosen]
     # Portable bits last: a process that was restarted for them has no native bits.
     plans.sort(key=lambda plan: plan[1].resources.bits == "portable")
     verdicts, folders = [], []
@@ -268,7 +269,7 @@ def verify(
     return verdicts
 
 
-def _experiment(path: Path, row: Row, entries: Entries, overrides: Sequence[str]) -> Experiment:
+def experiment_of(path: Path, row: Row, entries: Entries, overrides: Sequence[str]) -> Experiment:
     """Return the settings of a row, with the user's own output folder, tracking and plug-ins."""
     name = row["settings"]
     if name and name not in entries:
@@ -298,6 +299,7 @@ def _experiment(path: Path, row: Row, entries: Entries, overrides: Sequence[str]
             config.experiment.output,
             "rows are run again in a folder of this machine, which is removed afterwards",
         )
+    config = config if name else choose_on_validation(config)  # as a sweep does
     values = {} if name else dict(_values(config, row))
     if not name and config.experiment.stop is None:
         values["rounds"] = row["rounds"]

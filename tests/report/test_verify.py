@@ -15,11 +15,12 @@ import yaml
 
 import flray
 from flray.cli import main
+from flray.config import spaces
 from flray.interrupts import InterruptedRunError
-from flray.results.export import export_runs
+from flray.results.export import export_runs, read_export, records
 from flray.results.load import load_folder
 from flray.results.provenance import PROVENANCE, beside, digest, entries_text, read_entries
-from flray.results.verify import Verdict, verify
+from flray.results.verify import Verdict, experiment_of, verify
 from tests.helpers import StopAfter, small
 from tests.messages import refused
 
@@ -232,3 +233,14 @@ def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixt
     assert main.invoke(["verify", str(other), "--rows", "1"]) == 3
     assert main.invoke(["verify", "nowhere.csv"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_rows_that_come_with_flray_name_settings_that_can_be_run() -> None:
+    files = [*spaces.folder().rglob("*.results.csv")]
+    assert files
+    for path in files:
+        rows = records(read_export(path))
+        every = [experiment_of(path, row, read_entries(path), []) for row in rows]
+        assert len({one.name for one in every}) == len(rows)
+        if path.name == "tuned.results.csv":  # settings were chosen on validation samples
+            assert {one.evaluation.validation for one in every} == {0.2}
