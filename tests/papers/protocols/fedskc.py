@@ -2,75 +2,138 @@
 
 from tests.papers.protocols import Row, Suite, divided, method, rows
 
+CLIENTS = "section IV-A: = 20 clients in total"
+DIRICHLET = f"{CLIENTS} // section IV-A: = 0.2 follows Dirichlet distribution"
 RUNS: Row = {
     **rows(
-        "section IV, configurations", rounds=200, participation=0.4, epochs=10, batch=64, lr=0.01
+        "section IV-A: = 200 global rounds ... = 0.4, non-iid ... local epoch ... = 10 and each step uses a "
+        "mini-batch with size 64646464",
+        rounds=200,
+        participation=0.4,
+        epochs=10,
+        batch=64,
     ),
-    **rows("section IV, configurations: SGD", optimiser="sgd", clip=None),
-    **divided("section IV, configurations", "dirichlet", 20, alpha=0.2),
+    **rows("section IV-A: SGD with the initial learning rate of 0.010.010.010.01", lr=0.01),
+    **rows("section IV-A: use SGD", optimiser="sgd"),
+    **rows("ours: no clipping is stated", clip=None),
+    **divided(DIRICHLET, "dirichlet", 20, alpha=0.2),
     **rows(
-        "section IV, datasets and models",
+        "section IV-A: ResNet-8 [41] for both CIFAR-10",
         data="cifar-10",
         model="resnet8",
         split="official",
         shift={},
     ),
-    **rows("code, main_fedskc.py: RandomCrop(32, padding=4), RandomHorizontalFlip", augment="crop"),
-    **rows("ours", normalisation="data", weights="method"),
-    **rows("tables I and II: final accuracy", protocol="last", tested=("own",)),
-    **rows("three runs", seeds=3),
+    **rows("code main_fedskc.py:150: RandomCrop(32, padding=4)", augment="crop"),
+    **rows("ours: the text names no mean and no weights", normalisation="data", weights="method"),
+    **rows("section IV-B: show the final accuracy", protocol="last", tested=("own",)),
+    **rows("section IV-A: three repeating runs", seeds=3),
 }
+DEGREES = f"{CLIENTS} // section IV-C: 0.05 , 0.2 , 0.5"
 
 
 def alpha(value: float) -> Row:
     """Return a degree of label skew."""
-    return divided("section IV, configurations", "dirichlet", 20, alpha=value)
+    return divided(DEGREES, "dirichlet", 20, alpha=value)
 
 
 def equal(value: float) -> Row:
     """Return the released code's clients, of as many samples each."""
     return divided(
-        "code, sample_dirichlet.py: partition_balance", "dirichlet-equal", 20, alpha=value
-    ) | rows("code: partition_balance", images=(2500, 2500))
+        f"{DEGREES} // code utils/sample_dirichlet.py:24: partition_balance",
+        "dirichlet-equal",
+        20,
+        alpha=value,
+    ) | rows(
+        f"code utils/sample_dirichlet.py:26: num_per_part, r = len(idxs) // {CLIENTS} // "
+        "known: CIFAR has 50000 training images // 2500 = 50000 / 20",
+        images=(2500, 2500),
+    )
 
 
-def long_tail(rho: float, images: int, data: str = "cifar-10") -> Row:
+def long_tail(rho: float, images: int, classes: int = 10) -> Row:
     """Return a long tail with its number of training images, n_0 rho^(-c / (C - 1)) of class c, rounded down."""
+    size = 50_000 // classes
     return rows(
-        "tables I and II; Cao et al. 2019",
-        data=data,
+        "section IV-A: = 10 , 50 , 100 follow [42] ... CIFAR-10-LT and CIFAR-100-LT // "
+        "code utils/long_tailed_cifar10.py:11: (imb_factor**(_classes_idx / (num_classes - 1.0))) // "
+        f"known: of {classes} classes each has {size} images // "
+        f"{images} = sum(int({size} * {rho:.0f} ** (-c / ({classes} - 1))) for c in range({classes}))",
+        data=f"cifar-{classes}",
         shift={"long_tail": rho},
         images=("sum", images),
     )
 
 
-def fedskc(source: str = "section IV, configurations", **options: object) -> Row:
+SKC = "section IV-A: = 1 in Eq. (1) ... = 0.08 in Eq. (3) ... = 0.95 in Eq. (5)"
+
+
+def fedskc(source: str = "", **options: object) -> Row:
     """Return FedSKC with options."""
-    return method(source, "fedskc", **{"tau": 0.08, "neighbours": 1, "beta": 0.95, **options})
+    given = {"tau": 0.08, "neighbours": 1, "beta": 0.95, **options}
+    return method(f"{SKC} // {source}" if source else SKC, "fedskc", **given)
 
 
-CLIPPED = rows("Yutong-Dai/FedNH, skynbe/FedRCL: clip 10", clip=10.0)
-MOON5, MOON1 = (
-    method("MOON: 5 for CIFAR-10, 1 for others", "moon", mu=mu, tau=0.5) for mu in (5.0, 1.0)
+CLIPPED = rows(
+    "FedNH src/flbase/strategies/FedUH.py:107: max_norm=10 // FedRCL clients/rcl_client.py:239: parameters(), 10)",
+    clip=10.0,
 )
-FEDNH1 = method("Yutong-Dai/FedNH: 1 for a small CNN", "fednh", rho=0.9, scale=1.0) | CLIPPED
+TEMPERATURE = "MOON main.py:44: default=0.5"
+MOON5 = method(f"MOON README.md:45: --mu=5 // {TEMPERATURE}", "moon", mu=5.0, tau=0.5)
+MOON1 = method(f"MOON main.py:42: default=1 // {TEMPERATURE}", "moon", mu=1.0, tau=0.5)
+SMOOTHING = "FedNH experiments/Cifar10_Conv2Cifar.yaml:36: FedNH_smoothing: 0.9"
+FEDNH1 = CLIPPED | method(
+    f"{SMOOTHING} // FedNH src/flbase/models/CNN.py:51: torch.tensor([1.0])",
+    "fednh",
+    rho=0.9,
+    scale=1.0,
+)
 METHODS: dict[str, Row] = {
-    "fedavg": method("section IV", "fedavg"),
-    "fedprox": method("litian96/FedProx", "fedprox", mu=0.01),
-    "scaffold": method("SCAFFOLD", "scaffold"),
-    "fedopt": method("ours; WenkeHuang/MarsFL", "fedopt", server_optimizer="avgm", server_lr=0.5),
+    "fedavg": method("section IV-A: FedAvg [1]", "fedavg"),
+    "fedprox": method("FedProx flearn/optimizer/pgd.py:11: mu=0.01", "fedprox", mu=0.01),
+    "scaffold": method("section IV-A: Scaffold [45]", "scaffold"),
+    "fedopt": method(
+        "ours: which FedOPT is meant // MarsFL utils/cfg.py:117: FedOptSever.global_lr = 0.5",
+        "fedopt",
+        server_optimizer="avgm",
+        server_lr=0.5,
+    ),
     "moon": MOON5,
     "fedproto": method(
-        "yuetan031/FedProto; one model: ours", "fedproto", lam=1.0, aggregate_weights=True
+        "ours: how it has one model // FedProto lib/options.py:69: default=1",
+        "fedproto",
+        lam=1.0,
+        aggregate_weights=True,
     ),
-    "fednh": method("Yutong-Dai/FedNH: 20 for ResNet", "fednh", rho=0.9, scale=20.0) | CLIPPED,
-    "fedrcl": method("skynbe/FedRCL", "fedrcl", tau=0.05, threshold=0.7, beta=1.0, weight=1.0)
+    "fednh": method(
+        f"{SMOOTHING} // FedNH src/flbase/models/CNN.py:108: torch.tensor([20.0])",
+        "fednh",
+        rho=0.9,
+        scale=20.0,
+    )
+    | CLIPPED,
+    "fedrcl": method(
+        "FedRCL configs/client/fedrcl.yaml:14: temp: 0.05 // "
+        "FedRCL configs/client/fedrcl.yaml:24: weight: 1 ... threshold: 0.7",
+        "fedrcl",
+        tau=0.05,
+        threshold=0.7,
+        beta=1.0,
+        weight=1.0,
+    )
     | CLIPPED,
     "fedskc": fedskc(),
 }
-EMNIST = rows("section IV: a CNN", data="emnist", model="emnist-cnn", augment="none")
-CIFAR100 = rows("section IV", data="cifar-100")
-FC100 = rows("section IV: ProtoNet", data="fc100", model="protonet", augment="none")
+PLAIN = rows("ours: augmentation is not stated", augment="none")
+EMNIST = PLAIN | rows(
+    "section IV-A: a multi-layers CNN for EMNIST", data="emnist", model="emnist-cnn"
+)
+CIFAR100 = rows("section IV-A: CIFAR-100 [40]", data="cifar-100")
+FC100 = PLAIN | rows(
+    "section IV-A: FC100 [43] ... we use ProtoNet [38]", data="fc100", model="protonet"
+)
+SCALE = "ours: the unit of N in Eq. 4 is not stated"
+MODULES = "table V: LCL GDA GPR"
 OFF = {"lcl": False, "gda": False, "gpr": False}
 
 
@@ -118,9 +181,9 @@ SUITES = {
             "data": {
                 "EMNIST α = 0.05": EMNIST | alpha(0.05),
                 "EMNIST α = 0.2": EMNIST,
-                "CIFAR-100-LT ρ = 100": long_tail(100.0, 10847, "cifar-100"),
-                "CIFAR-100-LT ρ = 50": long_tail(50.0, 12608, "cifar-100"),
-                "CIFAR-100-LT ρ = 10": long_tail(10.0, 19573, "cifar-100"),
+                "CIFAR-100-LT ρ = 100": long_tail(100.0, 10847, 100),
+                "CIFAR-100-LT ρ = 50": long_tail(50.0, 12608, 100),
+                "CIFAR-100-LT ρ = 10": long_tail(10.0, 19573, 100),
             },
         },
         where("data", ("EMNIST α = 0.05", "EMNIST α = 0.2"), "fednh", FEDNH1),
@@ -137,7 +200,7 @@ SUITES = {
         RUNS,
         {
             "method": METHODS | {"moon": MOON1},
-            "data": {"EMNIST": EMNIST, "CIFAR-100-LT ρ = 50": long_tail(50.0, 12608, "cifar-100")},
+            "data": {"EMNIST": EMNIST, "CIFAR-100-LT ρ = 50": long_tail(50.0, 12608, 100)},
         },
         where("data", ("EMNIST",), "fednh", FEDNH1),
     ),
@@ -145,14 +208,15 @@ SUITES = {
         RUNS,
         {
             "modules": {
-                "none": fedskc("Table V", **OFF),
-                "LCL": fedskc("Table V", **OFF | {"lcl": True}),
-                "LCL + GDA": fedskc("Table V", lcl=True, gda=True, gpr=False),
-                "LCL + GPR": fedskc("Table V", lcl=True, gda=False, gpr=True),
-                "LCL + GDA + GPR": fedskc("Table V", lcl=True, gpr=True),
-                "none, uniform weights": fedskc("ours", **OFF) | rows("ours", weights="uniform"),
-                "LCL + GDA, N as shares": fedskc("ours", gpr=False, sample_scale="fraction"),
-                "LCL + GDA + GPR, N as shares": fedskc("ours", sample_scale="fraction"),
+                "none": fedskc(MODULES, **OFF),
+                "LCL": fedskc(MODULES, **OFF | {"lcl": True}),
+                "LCL + GDA": fedskc(MODULES, lcl=True, gda=True, gpr=False),
+                "LCL + GPR": fedskc(MODULES, lcl=True, gda=False, gpr=True),
+                "LCL + GDA + GPR": fedskc(MODULES, lcl=True, gpr=True),
+                "none, uniform weights": fedskc(MODULES, **OFF)
+                | rows("ours: the control for equal sizes", weights="uniform"),
+                "LCL + GDA, N as shares": fedskc(SCALE, gpr=False, sample_scale="fraction"),
+                "LCL + GDA + GPR, N as shares": fedskc(SCALE, sample_scale="fraction"),
             },
             "data": {"CIFAR-100": CIFAR100, "CIFAR-10, equal sizes": equal(0.2)},
         },
@@ -162,10 +226,18 @@ SUITES = {
         {
             "argument": {
                 **{
-                    f"τ = {tau}": fedskc("Fig. 3(a)", tau=tau)
+                    f"τ = {tau}": fedskc(
+                        "figure 3: (a) Temperature // known: it shows 0.01, 0.04, 0.07, 0.08, 0.11, 0.2",
+                        tau=tau,
+                    )
                     for tau in (0.01, 0.04, 0.07, 0.08, 0.11, 0.2)
                 },
-                **{f"M = {m}": fedskc("Fig. 3(b)", neighbours=m) for m in range(4)},
+                **{
+                    f"M = {m}": fedskc(
+                        "figure 3: (b) Similar Clients // known: it shows 0, 1, 2, 3", neighbours=m
+                    )
+                    for m in range(4)
+                },
                 **{f"α = {value}": fedskc() | alpha(value) for value in (0.05, 0.2, 0.5)},
                 "ρ = 10": fedskc() | long_tail(10.0, 20431),
                 "ρ = 50": fedskc() | long_tail(50.0, 13996),
@@ -174,8 +246,16 @@ SUITES = {
         },
     ),
     "fig4": Suite(
-        RUNS | rows("pictures of one run: ours", seeds=1),
-        {"method": METHODS | {"fedskc without neighbours": fedskc("Fig. 4(c)", neighbours=0)}},
+        RUNS | rows("ours: pictures of one run", seeds=1),
+        {
+            "method": METHODS
+            | {
+                "fedskc without neighbours": fedskc(
+                    "section IV-C: without (w.o.) or with Eq. (1) // known: 0 is without",
+                    neighbours=0,
+                )
+            }
+        },
     ),
 }
 
@@ -186,7 +266,7 @@ SUITES["local"] = Suite(
     {
         **RUNS,
         **rows(
-            "ours, for a small machine",
+            "ours: for a small machine",
             rounds=15,
             data={"name": "mnist", "samples": 10000},
             partition={"name": "dirichlet", "clients": 20, "alpha": 0.1},
@@ -199,8 +279,9 @@ SUITES["local"] = Suite(
     },
     {
         "method": {
-            "fedavg": method("section IV", "fedavg"),
-            "fedavg, uniform weights": method("ours", "fedavg") | rows("ours", weights="uniform"),
+            "fedavg": METHODS["fedavg"],
+            "fedavg, uniform weights": METHODS["fedavg"]
+            | rows("ours: the control for GDA", weights="uniform"),
             "fedskc, GPR as printed": fedskc(),
             "fedskc, GPR interpolates": fedskc(review="interpolate"),
             "fedskc, LCL alone": fedskc(gda=False, gpr=False),
@@ -216,7 +297,7 @@ SUITES["local"] = Suite(
 SUITES["local-lt"] = Suite(
     SUITES["local"].runs
     | rows(
-        "ours; long tail and alpha: Table I",
+        "ours: for a small machine; long tail and alpha: table I",
         data={"name": "mnist", "samples": 30000},
         partition={"name": "dirichlet", "clients": 20, "alpha": 0.2, "min_size": 2},
         shift={"long_tail": 50.0},
@@ -226,7 +307,7 @@ SUITES["local-lt"] = Suite(
 SUITES["local-cifar"] = Suite(
     SUITES["local"].runs
     | rows(
-        "ours, for a small machine; long tail, alpha and seeds: Table I",
+        "ours: for a small machine; long tail, alpha and seeds: table I",
         rounds=60,
         data={"name": "cifar10-jpeg", "path": "cifar10_jpegs.npz"},
         partition={"name": "dirichlet", "clients": 20, "alpha": 0.2, "min_size": 2},
