@@ -4,10 +4,14 @@ import re
 
 import pytest
 
-from tests.papers.protocols import Row, Suite, fedskc, lgmix
+from tests.papers.protocols import Row, Suite, fedco2, fedco2_labels, fedskc, lgmix
 from tests.papers.protocols.sources import faults, texts, wrong
 
-WRITTEN: dict[str, dict[str, Suite]] = {"fedskc": fedskc.SUITES, "lgmix": lgmix.SUITES}
+WRITTEN: dict[str, dict[str, Suite]] = {
+    "fedco2": fedco2.SUITES | fedco2_labels.SUITES,
+    "fedskc": fedskc.SUITES,
+    "lgmix": lgmix.SUITES,
+}
 
 
 def _rows(suite: Suite) -> list[Row]:

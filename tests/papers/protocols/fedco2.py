@@ -1,33 +1,58 @@
-"""Fed-CO2's feature skew: its appendices A, B, E, F, and zhyczy/Fed-CO2 ("code") where they are silent."""
+"""Fed-CO2's feature skew: its section 5.1, appendices A, B, E, F, and zhyczy/Fed-CO2 ("code") where they are silent."""
 
 from tests.papers.protocols import Row, Suite, method, rows
 
+PART = (
+    "FedBN utils/data_preprocess.py:266: according to the smallest datasize (i.e. 743) // "
+    "FedBN utils/data_preprocess.py:269: part_len = 743.8"
+)
 FEATURES: Row = {
-    **rows("appendix B", rounds=300, participation=1.0, lr=0.01, optimiser="sgd"),
-    **rows("appendix A", batch=32, data="digits5"),
-    **rows("code, main.py: --wk_iters 1, --momentum 0", epochs=1, clip=None),
-    **rows("section 4.1: a client per domain", partition="domains", clients=5),
-    **rows("Eq. 2; code, main.py: client_weights = 1/client_num", weights="uniform"),
     **rows(
-        "code, data_utils.py: transform_mnist and others", augment="none", normalisation=(0.5, 0.5)
+        "appendix B: all clients participated ... trained with 300 communication rounds ... learning rate 0.01",
+        rounds=300,
+        participation=1.0,
+        lr=0.01,
     ),
-    **rows("section 4.1: own test data", tested=("own",)),
-    **rows("code, main.py: digits has no validation", protocol="last"),
-    **rows("section 4.1: five runs", seeds=5),
-    **rows("code, data_utils.py: percent 0.1", split="fedbn-digits", images=[743] * 5, shift={}),
+    **rows("code main.py:37: '--momentum', type=float, default=0", optimiser="sgd"),
+    **rows("appendix A: batch size to 32", batch=32),
+    **rows("section 5.1: Digits is composed of 5 different digit datasets", data="digits5"),
+    **rows("code main.py:40: '--wk_iters', type = int, default=1", epochs=1),
+    **rows("ours: no clipping is stated", clip=None),
+    **rows(
+        "section 5.1: each domain serves as a client ... Digits is composed of 5",
+        partition="domains",
+        clients=5,
+    ),
+    **rows("eq. 2: \\frac{1}{N} // code main.py:162: [1/client_num", weights="uniform"),
+    **rows(
+        "code utils/data_utils.py:403: transforms.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))",
+        augment="none",
+        normalisation=(0.5, 0.5),
+    ),
+    **rows("appendix B: on the private test data of each client", tested=("own",)),
+    **rows("code main.py:280: if args.dataset != 'digits'", protocol="last"),
+    **rows("appendix B: we run 5 times", seeds=5),
+    **rows(
+        f"code main.py:35: percentage of dataset // {PART} // 743 = int(743.8)",
+        split="fedbn-digits",
+        images=[743] * 5,
+        shift={},
+    ),
 }
 FLIP_AND_ROTATE = rows(
-    "code, data_utils.py: RandomHorizontalFlip, RandomRotation((-30, 30)), no Normalize",
+    "code utils/data_utils.py:17: RandomHorizontalFlip() ... RandomRotation((-30,30)) ... ToTensor(), ]",
     augment=("flip", "rotation degrees=30.0"),
     normalisation="none",
 )
-BEST = rows("code, main.py: best mean validation accuracy", protocol="best")
+BEST = rows("code main.py:303: np.mean(val_acc_list) > np.mean(best_acc)", protocol="best")
 OFFICE = {
     **FLIP_AND_ROTATE,
     **BEST,
-    **rows("appendix A", data="office-caltech10"),
+    **rows("section 5.1: Office-Caltech10 [41]", data="office-caltech10"),
     **rows(
-        "code, prepare_data_office: 0.5 of DSLR's 125",
+        "code utils/data_utils.py:243: int(min_data_len * 0.5) // "
+        "section 5.1: four different domains // known: FedBN's list of DSLR has 125 for training // "
+        "62 = int(125 * 0.5)",
         split="fedbn-office",
         clients=4,
         images=[62] * 4,
@@ -36,9 +61,10 @@ OFFICE = {
 DOMAINNET = {
     **FLIP_AND_ROTATE,
     **BEST,
-    **rows("appendix A: the ten largest classes", data="domainnet"),
+    **rows("appendix A: selecting only the top 10 classes ... from DomainNet", data="domainnet"),
     **rows(
-        "appendix A: as FedBN; code, prepare_data_domainNet: int(min_data_len * 0.05)",
+        "code utils/data_utils.py:50: int(min_data_len * 0.05) // section 5.1: six distinct domains // "
+        "known: FedBN's shortest list has 2103 for training // 105 = int(2103 * 0.05)",
         split="fedbn-domainnet",
         clients=6,
         images=[105] * 6,
@@ -49,9 +75,10 @@ DOMAINNET = {
 def network(name: str, split: str = "fc", norm: bool = False) -> Row:
     """Return a network: three convolutions or AlexNet's five, then three fully connected layers."""
     sizes = {"layers": 3} if name == "digit-cnn" else {}
+    head = " // code nets/models.py:224: self.head = nn.Linear(512" if split == "head" else ""
     return rows(
-        "appendix B: as in FedBN, norms in the classifiers of FedBN and Fed-CO2 alone; code, nets/models.py: "
-        "DigitModel has 3 convolutions, DigitModel_head and _moon end before the last layer",
+        "appendix B: we omitted the BNs in our classifiers for methods other than FedBN [10] and Fed-CO<sub>2</sub> // "
+        f"appendix B: one Alexnet // code nets/models.py:60: self.conv3{head}",
         model={"name": name, **sizes, "split": split, "classifier_norm": norm},
     )
 
@@ -59,16 +86,22 @@ def network(name: str, split: str = "fc", norm: bool = False) -> Row:
 def methods(name: str) -> dict[str, Row]:
     """Return the rivals on a network."""
     return {
-        "local": method("section 4.1", "local"),
-        "fedavg": method("section 4.1", "fedavg"),
-        "fedprox": method("code, main.py: --mu 1e-3", "fedprox", mu=0.001),
-        "fedper": method("code, D_Head: three layers", "fedper"),
-        "moon": method("code, train_moon", "moon", mu=1.0, tau=0.5) | network(name, "head"),
-        "fedrod": method("section 4.1: linear; code, train_rod", "fedrod", generic_loss="ce")
+        "local": method("section 5.1: **SingleSet**", "local"),
+        "fedavg": method("section 5.1: **FedAvg**", "fedavg"),
+        "fedprox": method("code main.py:42: '--mu', type=float, default=1e-3", "fedprox", mu=0.001),
+        "fedper": method("code nets/models.py:541: D_Head", "fedper"),
+        "moon": method("code utils/methods.py:253: temperature=0.5, mu=1", "moon", mu=1.0, tau=0.5)
         | network(name, "head"),
-        "copa": method("code, train_COPA", "copa") | network(name, "head"),
-        "fedbn": method("section 4.1", "fedbn") | network(name, norm=True),
-        "fedco2": method("below Eq. 7: mu 1", "fedco2", mu=1.0) | network(name, norm=True),
+        "fedrod": method(
+            "section 5.1: the linear version // code utils/methods.py:132: loss_g",
+            "fedrod",
+            generic_loss="ce",
+        )
+        | network(name, "head"),
+        "copa": method("code utils/methods.py:217: def train_COPA", "copa") | network(name, "head"),
+        "fedbn": method("section 5.1: **FedBN**", "fedbn") | network(name, norm=True),
+        "fedco2": method("below eq. 7: set as 1 by default", "fedco2", mu=1.0)
+        | network(name, norm=True),
     }
 
 
@@ -78,9 +111,12 @@ def ablation(**variants: Row) -> Suite:
     return Suite(FEATURES | DOMAINNET | network("alexnet", norm=True), {"variant": named})
 
 
-def fedco2(**options: object) -> Row:
+def fedco2(source: str, **options: object) -> Row:
     """Return Fed-CO2 with options."""
-    return method("tables 5, 10, 11 and 12", "fedco2", **options)
+    return method(source, "fedco2", **options)
+
+
+PAIR = fedco2("below eq. 7: set as 1 by default")
 
 
 def cut(alpha: float, parts: int) -> dict[str, object]:
@@ -90,14 +126,16 @@ def cut(alpha: float, parts: int) -> dict[str, object]:
 
 
 DIGITS = Suite(FEATURES | network("digit-cnn"), {"method": methods("digit-cnn")})
+PARTS = (
+    "code utils/data_utils.py:787: (len(idx_j) < N_train / n_parties) // known: balanced, 1 of them is kept // "
+    "appendix A: three parts ... two parts ... five parts"
+)
 DIGITS_SKEWED: Row = {
+    **rows(f"section 5.1: default parameter $\\alpha = 0.3$ // {PARTS}", partition=cut(0.3, 3)),
     **rows(
-        "appendix A: three parts; code, Dataset_partition_digits: of three partitions of 743 images, full parts "
-        "get no further class",
-        partition=cut(0.3, 3),
-        shift={"ratio": 3.0},
-        images=(350, 1100),  # of each client, in every seed about 743
-    )
+        "appendix A: we divided each sub-dataset in Digits into three parts", shift={"ratio": 3.0}
+    ),
+    **rows("ours: the seed draws each client's, about 743", images=(350, 1100)),
 }
 
 
@@ -105,20 +143,19 @@ def skewed(alpha: float, parts: int) -> Row:
     """Return the cut of all official training images by labels."""
     return {
         **rows(
-            "appendix A; code: parts that are full get no further class",
+            f"appendix E: $\\alpha = 2.0$ to DomainNet ... $\\alpha = 1.0$ to Office-Caltech10 // {PARTS}",
             partition=cut(alpha, parts),
         ),
         **rows(
-            "code, main.py: with --imbalance_train all images are divided, none validate",
-            split="official",
-            protocol="last",
+            "code main.py:280: and args.imbalance_train == False", split="official", protocol="last"
         ),
     }
 
 
 def degrees(*alphas: float) -> dict[str, Row]:
     """Return figure 3's degrees of label skew."""
-    return {f"α = {alpha}": rows("appendix E", partition=cut(alpha, 3)) for alpha in alphas}
+    source = f"appendix E: \\{{0.3, 0.7, 1.0, 1.5, 2.0\\}} // {PARTS}"
+    return {f"α = {alpha}": rows(source, partition=cut(alpha, 3)) for alpha in alphas}
 
 
 ALEXNET = {"method": methods("alexnet")}
@@ -127,10 +164,10 @@ SUITES = {
     "table2": Suite(FEATURES | DOMAINNET | network("alexnet"), ALEXNET),
     "table4": Suite(DIGITS.runs | DIGITS_SKEWED, DIGITS.arms),
     "table5": ablation(
-        without_both=fedco2(intra="none", inter="none"),
-        without_intra=fedco2(intra="none"),
-        without_inter=fedco2(inter="none"),
-        full=fedco2(),
+        without_both=fedco2("table 5: w/o Intra and Inter Transfer", intra="none", inter="none"),
+        without_intra=fedco2("table 5: w/o Intra Transfer", intra="none"),
+        without_inter=fedco2("table 5: w/o Inter Transfer", inter="none"),
+        full=PAIR,
     ),
     "table7": DIGITS,
     "table8": Suite(
@@ -138,36 +175,49 @@ SUITES = {
         | DOMAINNET
         | network("alexnet")
         | skewed(2.0, 5)
-        | rows("a fifth", images=(300, 3000)),
+        | rows("ours: the seed draws about a fifth", images=(300, 3000)),
         ALEXNET,
     ),
     "table9": Suite(
-        FEATURES | OFFICE | network("alexnet") | skewed(1.0, 2) | rows("a half", images=(40, 600)),
+        FEATURES
+        | OFFICE
+        | network("alexnet")
+        | skewed(1.0, 2)
+        | rows("ours: the seed draws about a half", images=(40, 600)),
         ALEXNET,
     ),
     "table10": ablation(
-        online_model_alone=method("table 10: prints FedBN of table 2", "fedbn"),
-        offline_model_alone=method("table 10: prints SingleSet of table 2", "local")
-        | network("alexnet"),
-        without_both_transfers=fedco2(intra="none", inter="none"),
-        full=fedco2(),
+        online_model_alone=method("table 10: Online Model 51.2", "fedbn"),
+        offline_model_alone=method("table 10: Offline Model 41.0", "local") | network("alexnet"),
+        without_both_transfers=fedco2(
+            "table 10: (no intra and inter knowledge transfer)", intra="none", inter="none"
+        ),
+        full=PAIR,
     ),
     "table11": ablation(
-        none=fedco2(intra="none", inter="none"),
-        to_the_online_model=fedco2(intra="to_online", inter="none"),
-        to_the_offline_model=fedco2(intra="to_offline", inter="none"),
-        both=fedco2(intra="both", inter="none"),
+        none=fedco2("table 11: No intra transfer", intra="none", inter="none"),
+        to_the_online_model=fedco2(
+            "table 11: Intra transfer to online", intra="to_online", inter="none"
+        ),
+        to_the_offline_model=fedco2(
+            "table 11: Intra transfer to offline", intra="to_offline", inter="none"
+        ),
+        both=fedco2("table 11: Full intra transfer", intra="both", inter="none"),
     ),
     "table12": ablation(
-        none=fedco2(intra="none", inter="none"),
-        online=fedco2(intra="none", inter="online"),
-        offline=fedco2(intra="none", inter="offline"),
-        both=fedco2(intra="none", inter="both"),
+        none=fedco2("table 12: No inter transfer", intra="none", inter="none"),
+        online=fedco2("table 12: Online model with inter transfer", intra="none", inter="online"),
+        offline=fedco2(
+            "table 12: Offline model with inter transfer", intra="none", inter="offline"
+        ),
+        both=fedco2("table 12: Full inter transfer", intra="none", inter="both"),
     ),
     "fig2a": Suite(FEATURES | OFFICE | network("alexnet"), ALEXNET),
     "fig2b": DIGITS,
     "fig3": Suite(
-        DIGITS.runs | DIGITS_SKEWED | rows("as in table 4, wider where α is", images=(300, 1200)),
+        DIGITS.runs
+        | DIGITS_SKEWED
+        | rows("ours: as in table 4, wider where α is", images=(300, 1200)),
         {"method": methods("digit-cnn"), "skew": degrees(0.3, 0.7, 1.0, 1.5, 2.0)},
     ),
     "fig6": Suite(
@@ -176,11 +226,13 @@ SUITES = {
             "method": methods("digit-cnn"),
             "data": {
                 f"γ = {share}": rows(
-                    "appendix F.4: shares; code, data_utils.py: int(self.images.shape[0] * percent*10)",
+                    "appendix F.4: 0.2, 0.4, 0.6, 1.0, 2.0 // "
+                    "code utils/data_utils.py:597: int(self.images.shape[0] * percent*10) // "
+                    f"{PART} // {images} = int({743 if share < 1 else 743.8} * {share})",
                     shift={} if share == 1 else {"ratio": share},
-                    images=[int((743 if share < 1 else 743.8) * share)] * 5,
+                    images=[images] * 5,
                 )
-                for share in (0.2, 0.4, 0.6, 1.0, 2.0)
+                for share, images in ((0.2, 148), (0.4, 297), (0.6, 445), (1.0, 743), (2.0, 1487))
             },
         },
     ),
@@ -188,8 +240,10 @@ SUITES = {
         FEATURES,
         {
             "personal": {
-                "batch norms": fedco2(personal="batch_norm"),
-                "classifier": fedco2(personal="classifier"),
+                "batch norms": fedco2(
+                    "appendix F.5: Batch Normalization layers", personal="batch_norm"
+                ),
+                "classifier": fedco2("appendix F.5: the Classifier Head", personal="classifier"),
             },
             "data": {
                 "Digits": network("digit-cnn", norm=True),
@@ -206,7 +260,7 @@ SUITES["local"] = Suite(
     {
         **FEATURES,
         **rows(
-            "ours",
+            "ours: for a small machine",
             rounds=40,
             data={"name": "digits5-local", "samples": 743},
             normalisation="data",
@@ -219,23 +273,27 @@ SUITES["local"] = Suite(
     },
     {
         "method": {
-            "local": method("section 4.1", "local"),
-            "fedavg": method("section 4.1", "fedavg"),
-            "fedbn": method("section 4.1", "fedbn") | rows("Eq. 2", weights="uniform"),
-            "fedco2": fedco2(),
-            "fedco2, intra alone": fedco2(inter="none"),
-            "fedco2, inter alone": fedco2(intra="none"),
-            "fedco2, neither": fedco2(intra="none", inter="none"),
+            "local": method("section 5.1: **SingleSet**", "local"),
+            "fedavg": method("section 5.1: **FedAvg**", "fedavg"),
+            "fedbn": method("section 5.1: **FedBN**", "fedbn")
+            | rows("eq. 2: \\frac{1}{N}", weights="uniform"),
+            "fedco2": PAIR,
+            "fedco2, intra alone": fedco2("table 5: w/o Inter Transfer", inter="none"),
+            "fedco2, inter alone": fedco2("table 5: w/o Intra Transfer", intra="none"),
+            "fedco2, neither": fedco2(
+                "table 5: w/o Intra and Inter Transfer", intra="none", inter="none"
+            ),
         }
     },
 )
 SUITES["local-300"] = Suite(
     SUITES["local"].runs
-    | rows("appendix A: 300 rounds, five runs", rounds=300, protocol="last every 20", seeds=5),
+    | rows("appendix B: 300 communication rounds ... we run 5 times", rounds=300, seeds=5)
+    | rows("ours: for a small machine", protocol="last every 20"),
     SUITES["local"].arms,
 )
 SUITES["local-office"] = Suite(
     SUITES["table1"].runs
-    | rows("ours, for a small machine", data={"name": "office-caltech10", "size": 64}, seeds=3),
+    | rows("ours: for a small machine", data={"name": "office-caltech10", "size": 64}, seeds=3),
     SUITES["table1"].arms,
 )
