@@ -20,8 +20,8 @@ def released(folder: str, commit: str, place: str, lines: list[str]) -> bool:
     path, _, first = place.rpartition(":")
     command = ["git", "-C", folder, "show", f"{commit}:{path}"]
     shown = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
-    found = shown.stdout.split("\n")[int(first) - 1 :][: len(lines)]
-    return [line.strip() for line in found] == lines
+    found = shown.stdout.split("\n")[int(first) - 1 :]
+    return [line.strip() for line in found[: len(lines)]] == lines
 
 
 def main() -> int:
@@ -34,25 +34,24 @@ def main() -> int:
     full = {re.sub(r"\W", "", file.stem): file for file in arguments.texts.glob("*.txt")}
     lost = 0
     for kept in sorted(KEPT.glob("*.txt")):
-        head, *parts = kept.read_text(encoding="utf-8").split("\n[")
+        head, *parts = re.split(r"^\[(.+)\]$", kept.read_text(encoding="utf-8"), flags=re.M)
         names = dict(re.findall(r"(\S+) = (\S+ @\S+)", head))
         text = " ".join(full[kept.stem].read_text(encoding="utf-8").split())
         found = skipped = 0
-        for part in parts:
-            place, *lines = part.strip().replace("]\n", "\n", 1).split("\n")
+        for place, part in zip(parts[::2], parts[1::2], strict=True):
+            lines = part.strip().split("\n")
             name, _, file = place.partition(" ")
             repository, _, commit = names.get(name, "").partition(" @")
             if repository and repository not in checkouts:
                 skipped += 1
                 continue
+            there = all(" ".join(line.split()) in text for line in lines)
             if repository:
                 there = released(checkouts[repository], commit, file, lines)
-            else:
-                there = all(" ".join(line.split()) in text for line in lines)
             found, lost = found + there, lost + (not there)
             if not there:
                 print(f"{kept.name}: [{place}] is not there")
-        print(f"{kept.name}: {found} of {len(parts)} places found, {skipped} without a checkout")
+        print(f"{kept.name}: {found} of {len(parts) // 2} found, {skipped} without a checkout")
     return int(lost > 0)
 
 

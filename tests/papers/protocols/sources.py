@@ -24,8 +24,8 @@ RULE = re.compile(r"([\d.]+) = ([a-z\d.+*/()\s-]+)")
 def texts(paper: str) -> dict[str, str]:
     """Return what is kept of a paper, by place; lines of one place follow each other."""
     places: dict[str, str] = {}
-    for part in (TEXTS / f"{paper}.txt").read_text(encoding="utf-8").split("\n[")[1:]:
-        place, _, text = part.partition("]\n")
+    _, *parts = re.split(r"^\[(.+)\]$", (TEXTS / f"{paper}.txt").read_text("utf-8"), flags=re.M)
+    for place, text in zip(parts[::2], parts[1::2], strict=True):
         places[place] = " ".join([*places.get(place, "").split(), *text.split()])
     return places
 
