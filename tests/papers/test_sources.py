@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.papers.protocols import Row, Suite, fcclplus, fedco2, fedco2_labels, fedskc, lgmix
+from tests.papers.protocols.measures import WRITTEN as MEASURES
 from tests.papers.protocols.sources import faults, texts, wrong
 
 WRITTEN: dict[str, dict[str, Suite]] = {
@@ -15,30 +16,26 @@ WRITTEN: dict[str, dict[str, Suite]] = {
 }
 
 
-def _rows(suite: Suite) -> list[Row]:
-    arms = [row for named in suite.arms.values() for row in named.values()]
-    return [suite.runs, *arms, *(row for _, row in suite.where)]
+def _rows(paper: str) -> dict[str, Row]:
+    """Return all that is written of a paper."""
+    rows: dict[str, Row] = {}
+    for name, suite in WRITTEN[paper].items():
+        rows[name] = suite.runs
+        rows |= {f"{name} {arm}": row for one in suite.arms.values() for arm, row in one.items()}
+        rows |= {f"{name} {arms}": row for arms, row in suite.where}
+    measures = {name: fact for name, fact in MEASURES.items() if name.startswith(f"{paper}/")}
+    return rows | {"measures": measures}
 
 
 @pytest.mark.parametrize("paper", WRITTEN)
 def test_every_fact_quotes_the_text_that_it_rests_on(paper: str) -> None:
-    faults = {
-        fault: name
-        for name, suite in WRITTEN[paper].items()
-        for row in _rows(suite)
-        for fault in wrong(paper, row)
-    }
-    assert not faults
+    found = {fault: name for name, row in _rows(paper).items() for fault in wrong(paper, row)}
+    assert not found
 
 
 @pytest.mark.parametrize("paper", WRITTEN)
 def test_no_text_is_kept_that_no_fact_quotes(paper: str) -> None:
-    sources = {
-        source
-        for suite in WRITTEN[paper].values()
-        for row in _rows(suite)
-        for _, source in row.values()
-    }
+    sources = {source for row in _rows(paper).values() for _, source in row.values()}
     used = {part.partition(": ")[0] for source in sources for part in source.split(" // ")}
     assert set(texts(paper)) <= used
 
