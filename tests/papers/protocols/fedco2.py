@@ -241,9 +241,9 @@ SUITES = {
         {
             "personal": {
                 "batch norms": fedco2(
-                    "appendix F.5: Batch Normalization layers", personal="batch_norm"
+                    "appendix E.5: Batch Normalization layers", personal="batch_norm"
                 ),
-                "classifier": fedco2("appendix F.5: the Classifier Head", personal="classifier"),
+                "classifier": fedco2("appendix E.5: the Classifier Head", personal="classifier"),
             },
             "data": {
                 "Digits": network("digit-cnn", norm=True),

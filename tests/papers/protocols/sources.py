@@ -3,7 +3,8 @@
 A source is a place and a quote, `section 4.1: batch size of 256`, or several of them with ` // ` between; ` ... ` in a
 quote leaves words out. Each number of a fact stands in a quote, as a figure, in per cent or as a word, or is computed
 from numbers that do, by a rule that the source names: `743 = int(7438 * 0.1)`. Two more have no place: `ours: ...` says
-what paper and code leave open, and `known: ...` gives the size of a public data set that a rule needs.
+what paper and code leave open, or where a suite departs from them; `known: ...` gives what no text has, the size of a
+public data set or what a picture shows, and stands beside a quote.
 """
 
 import functools
