@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flray import rng, trees
+from flray.algorithms.common.optimizers import SGD, Adam
 from flray.algorithms.common.samples import Batch, ResidentModel, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.config.experiment import Experiment, Local
@@ -346,11 +347,9 @@ def make_optimizer(
     if not parameters:
         parameters = [nn.Parameter(torch.zeros(()))]
     if local.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay
-        )
-    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, lr=lr, betas=local.betas, weight_decay=local.weight_decay)
+        return SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    decoupled = local.optimizer == "adamw"
+    return Adam(parameters, lr, local.betas, local.weight_decay, decoupled)
 
 
 def optimizer_state(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flray import functional
 from flray.algorithms.base import Algorithm, Client, Message, Replies, Reply, Server, Stage, View
 from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.optimizers import Adam
 from flray.algorithms.common.public_exchange import (
     Outputs,
     PublicCollaboration,
@@ -158,7 +159,7 @@ class FedDF(PublicCollaboration):
         resident, samples = server.model_for(architecture), self.samples(server)
         resident.load(server.models[architecture])
         student = resident.model.eval()
-        optimizer = torch.optim.Adam(student.parameters(), lr=self.hp.lr)
+        optimizer = Adam(student.parameters(), lr=self.hp.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.hp.steps)
         for positions in self.batches(server, len(samples)):
             x, numbers = samples.take(positions)

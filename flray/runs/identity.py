@@ -1,9 +1,11 @@
 """The identity of a run: settings, data and code, which decide its bits, and the files that verify them elsewhere."""
 
 import ast
+import contextlib
 import hashlib
 import json
 import platform
+import re
 import shutil
 import sys
 import uuid
@@ -18,12 +20,16 @@ from flray import registry
 from flray.config.experiment import Config, Experiment
 from flray.config.plugins import file_of, user_code
 from flray.config.shapes import may_change
+from flray.errors import FlrayError
 from flray.federation.building import components_of
 from flray.federation.spec import FederationSpec
+from flray.files import storage
 from flray.files.atomic import write_atomically
+from flray.files.border import read
 from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 PACKAGE = Path(__file__).resolve().parents[1]
 DECIDING = (
     "algorithms",
@@ -126,10 +132,21 @@ def _distributions() -> Mapping[str, list[str]]:
 
 @cache
 def _package_digest() -> str:
+    """Return the digest of the modules' essence; the cache has it by the digest of their bytes."""
+    sources = {file.relative_to(PACKAGE).as_posix(): file.read_bytes() for file in _modules()}
+    known = hashlib.sha256(sys.version.encode())
+    for name, source in sources.items():
+        known.update(f"\n{name} {len(source)}\n".encode() + source)
+    kept = storage.cache_folder() / "code" / known.hexdigest()
+    with contextlib.suppress(OSError, FlrayError):
+        found = read(kept, 64).decode("ascii", "replace")
+        if _SHA256.fullmatch(found):
+            return found
     digest = hashlib.sha256()
-    for file in _modules():
-        digest.update(f"\n{file.relative_to(PACKAGE).as_posix()}\n".encode())
-        digest.update(_essence(file.read_text(encoding="utf-8")).encode())
+    for name, source in sources.items():
+        digest.update(f"\n{name}\n{_essence(source.decode('utf-8'))}".encode())
+    with contextlib.suppress(OSError):
+        write_atomically(kept, digest.hexdigest().encode())
     return digest.hexdigest()
 
 

@@ -1,0 +1,107 @@
+"""The optimisers are torch's to the bit, and their processes never import torch's compiler."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flray import registry
+from flray.algorithms.common.optimizers import SGD, Adam
+
+KINDS: dict[str, Any] = {
+    "sgd": (
+        lambda p: SGD(p, lr=0.1, momentum=0.0, weight_decay=0.0),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+    ),
+    "momentum": (
+        lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
+    ),
+    "adam": (
+        lambda p: Adam(p, 0.01, (0.8, 0.99), 1e-2),
+        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=1e-2),
+    ),
+    "adamw": (
+        lambda p: Adam(p, 0.01, decoupled=True, weight_decay=1e-2),
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_and_memory_are_torchs(kind: str, dtype: torch.dtype) -> None:
+    """Seven steps with a schedule; one parameter has no gradient, one has none at first, gradients may be zeros."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(7, 5, generator=generator, dtype=dtype) for _ in range(3)]
+    gradients = [
+        [torch.randn(7, 5, generator=generator, dtype=dtype) for _ in range(2)] for _ in range(7)
+    ]
+    runs = []
+    for make in KINDS[kind]:
+        parameters = [nn.Parameter(one.clone()) for one in start]
+        optimizer = make(parameters)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+        for number, pair in enumerate(gradients):
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+            parameters[0].grad = pair[0].clone()
+            if number > 1:
+                parameters[1].grad = pair[1].clone()
+            optimizer.step()
+            schedule.step()
+        memory = [
+            {k: v for k, v in optimizer.state.get(p, {}).items() if v is not None}
+            for p in parameters
+        ]
+        runs.append((parameters, memory, optimizer.param_groups[0]["lr"]))
+    (own, own_memory, rate), (wanted, memory, wanted_rate) = runs
+    assert rate == wanted_rate
+    assert all(torch.equal(one, other) for one, other in zip(own, wanted, strict=True))
+    for one, other in zip(own_memory, memory, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_closure_is_called_with_gradients() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = SGD([weight], lr=0.5, momentum=0.0, weight_decay=0.0)
+
+    def closure() -> float:
+        loss = weight.sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 2.0 and weight.tolist() == [0.5, 0.5]
+
+
+COMPILER_IS_IMPORTED = """
+import sys
+from tests.accelerator.cases import experiment
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.federation import inline_federation
+
+for name in sys.argv[1:]:
+    federation = inline_federation(build_spec(load({"experiment": experiment(name)}).experiment), lambda line: None)
+    federation.step()
+    federation.evaluate()
+    assert "torch._dynamo" not in sys.modules, name
+"""
+
+
+def test_no_method_imports_torchs_compiler() -> None:
+    names = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+    command = [sys.executable, "-c", COMPILER_IS_IMPORTED, *names]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
