@@ -30,24 +30,25 @@ def main() -> int:
     parser.add_argument("texts", type=Path)
     parser.add_argument("--code", action="append", default=[], metavar="OWNER/NAME=DIR")
     arguments = parser.parse_args()
-    checkouts = dict(one.split("=", 1) for one in arguments.code)
+    checkouts = dict(one.partition("=")[::2] for one in arguments.code)
     full = {re.sub(r"\W", "", file.stem): file for file in arguments.texts.glob("*.txt")}
     lost = 0
     for kept in sorted(KEPT.glob("*.txt")):
         head, *parts = re.split(r"^\[(.+)\]$", kept.read_text(encoding="utf-8"), flags=re.M)
         names = dict(re.findall(r"(\S+) = (\S+ @\S+)", head))
-        text = " ".join(full[kept.stem].read_text(encoding="utf-8").split())
+        file = full.get(kept.stem) or parser.error(f"{arguments.texts}: no text of {kept.stem}")
+        text = " ".join(file.read_text(encoding="utf-8").split())
         found = skipped = 0
         for place, part in zip(parts[::2], parts[1::2], strict=True):
             lines = part.strip().split("\n")
-            name, _, file = place.partition(" ")
+            name, _, line = place.partition(" ")
             repository, _, commit = names.get(name, "").partition(" @")
             if repository and repository not in checkouts:
                 skipped += 1
                 continue
             there = all(" ".join(line.split()) in text for line in lines)
             if repository:
-                there = released(checkouts[repository], commit, file, lines)
+                there = released(checkouts[repository], commit, line, lines)
             found, lost = found + there, lost + (not there)
             if not there:
                 print(f"{kept.name}: [{place}] is not there")
