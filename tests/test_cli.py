@@ -18,7 +18,8 @@ from flray.cli.main import app
 from flray.cli.papers import Suite, list_suites, show_papers
 from flray.cli.tables import show_list
 from flray.config.arms import setting_label
-from flray.config.loader import load, schema
+from flray.config.loader import load
+from flray.config.schema import schema
 from flray.federation.building import build_spec
 from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.tasks.classification import Binary, Classification
@@ -61,7 +62,8 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
     prox = forms[names.index("fedprox")]
     assert prox["properties"]["mu"]["default"] == 0.01
     assert prox["additionalProperties"] is False
-    assert set(document["properties"]) == {"experiment", "arms", "space", "sweep", "paper"}
+    parts = {"base", "experiment", "arms", "space", "sweep", "paper"}
+    assert set(document["$defs"]["File"]["properties"]) == parts
     assert set(document["$defs"]["Local"]["properties"]) >= {"lr", "epochs", "batch_size"}
 
 

@@ -8,6 +8,13 @@ import typer
 
 from flray.cli.arguments import AsJson, Overrides, complete
 
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE.py",
+        help="your own file: what it registers is there, too (in a list as (own))",
+    ),
+]
 commands = typer.Typer()
 data_commands = typer.Typer(
     no_args_is_help=True,
@@ -21,33 +28,27 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, augmentations, callbacks, datasets, metrics, models, partitions, samplers or papers",
+            help="algorithms, augmentations, callbacks, datasets, metrics, models, partitions, samplers, "
+            "papers or settings",
             autocompletion=complete("kinds"),
         ),
     ],
     name: Annotated[
         str | None,
         typer.Argument(
-            help="one with its options; papers: those that start so; metrics: those of a YAML file",
+            help="one with its options; papers: those that start so; metrics: those of a YAML file; "
+            "settings: a section, such as local",
             autocompletion=complete("names"),
         ),
     ] = None,
     time: Annotated[
         bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
     ] = False,
-    plugins: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE.py", help="your own file: what it registers is listed, too, as (own)"
-        ),
-    ] = None,
+    plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the components that a YAML file may name, or the suites that reproduce the papers' tables."""
-    if plugins:
-        from flray.config.plugins import load_plugins
-
-        load_plugins(plugins)
+    """List the components that a YAML file may name, its settings, or the suites of the papers' tables."""
+    _load(plugins)
     if what == "papers":
         from flray.cli.papers import show_papers
 
@@ -57,15 +58,25 @@ def list_command(
 
         if what == "metrics":
             tables.show_metrics(name, as_json)
+        elif what == "settings":
+            tables.show_settings(name, as_json)
         else:
             tables.show_list(what, name, as_json)
 
 
-@commands.command("schema", epilog="Example: flray schema > schema.json")
-def schema_command() -> None:
-    """Print the JSON schema of the YAML file, for editors that complete it."""
-    from flray.config.loader import schema
+def _load(plugins: list[str] | None) -> None:
+    if plugins:
+        from flray.config.plugins import load_plugins
 
+        load_plugins(plugins)
+
+
+@commands.command("schema", epilog="Example: flray schema > schema.json")
+def schema_command(plugins: Plugins = None) -> None:
+    """Print the JSON schema of the YAML file, for editors that complete it."""
+    from flray.config.schema import schema
+
+    _load(plugins)
     typer.echo(json.dumps(schema(), indent=1))
 
 

@@ -39,7 +39,7 @@ def datasets(incomplete: str) -> list[str]:
 
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of components that ``flray list`` accepts."""
-    known = (*sorted(registry.ALL), "metrics", "papers")
+    known = (*sorted(registry.ALL), "metrics", "papers", "settings")
     return [kind for kind in known if kind.startswith(incomplete)]
 
 

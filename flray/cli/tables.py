@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from flray import registry
 from flray.cli.display import console, make_table, print_json, show_table
+from flray.config.schema import Setting, allowed_values, settings
 from flray.errors import DataError, FlrayError, nearest, one_line
 from flray.metrics import names
 
@@ -24,7 +25,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         If the kind or the name is unknown.
     """
     if what not in registry.ALL:
-        kinds = sorted({*registry.ALL, "papers"})
+        kinds = sorted({*registry.ALL, "papers", "settings"})
         kind = next((kind for kind, known in registry.ALL.items() if what in known.names()), None)
         meant = nearest(what, kinds) if kind is None else f"; did you mean '{kind} {what}'?"
         raise FlrayError(f"nothing called {what!r} to list{meant}; one of {', '.join(kinds)}")
@@ -99,20 +100,26 @@ def _first_line(item: Any) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
-_LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+def show_settings(section: str | None, as_json: bool = False) -> None:
+    """Print the settings of a YAML file, or those of a section of it.
 
-
-def allowed_values(field: dict[str, Any]) -> str:
-    """Return in words what a field of a JSON schema may be."""
-    forms = field.get("anyOf", [field])
-    words = []
-    for form in forms:
-        if "enum" in form:
-            words.append(" | ".join(map(str, form["enum"])))
-            continue
-        limits = [f"{sign} {form[key]:g}" for key, sign in _LIMITS.items() if key in form]
-        words.append(" ".join([str(form.get("type", form.get("const", "any"))), *limits]))
-    return " or ".join(words)
+    Raises
+    ------
+    FlrayError
+        If the section or setting is unknown.
+    """
+    wanted = (section or "").removeprefix("experiment").removeprefix(".")
+    every = [row for _, _, rows in settings() for row in rows]
+    rows = [row for row in every if f"{row.path}.".startswith(f"{wanted}." if wanted else "")]
+    if not rows:
+        known = {row.path for row in every} | {path for path, _, _ in settings()}
+        raise FlrayError(
+            f"no setting or section {section!r}{nearest(str(section), known)} (flray list settings shows all)"
+        )
+    table = make_table("settings (KEY=VALUE behind a command, or in a file)", *Setting._fields)
+    for row in rows:
+        table.add_row(*row)
+    show_table(table, as_json)
 
 
 def show_metrics(file: str | None, as_json: bool = False) -> None:

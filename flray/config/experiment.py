@@ -43,9 +43,11 @@ class Local(Section):
     """optimiser steps per round instead of epochs: passes go on until they are done, the last one unfinished; where a
     method sets the length of a phase itself, that stays"""
     batch_size: int = Field(32, ge=1)
+    """samples of an optimiser step"""
     drop_last: bool = False
     """leave out an epoch's last batch where it has fewer samples; an only batch stays"""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """of local training"""
     lr: float = Field(0.01, gt=0)
     """learning rate"""
     lr_decay: float = Field(1.0, gt=0, le=1)
@@ -57,6 +59,7 @@ class Local(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     """SGD only"""
     weight_decay: float = Field(0.0, ge=0)
+    """as torch's optimisers have it: L2 in sgd and adam, decoupled in adamw"""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Adam and AdamW only"""
     clip_norm: float | None = Field(None, gt=0)
@@ -176,9 +179,13 @@ class Experiment(Section):
     """One federation, completely described."""
 
     name: Name = "experiment"
+    """of its folder, and in MLflow"""
     seed: int = Field(0, ge=0)
+    """of what is drawn: partition, weights, order of samples, cohorts"""
     rounds: int = Field(10, ge=1, le=MOST_ROUNDS)
+    """rounds of communication"""
     data: components.DatasetChoice
+    """the data set"""
     public: components.PublicChoice | None = None
     """public data: another set's training images, brought to the private ones' shape; null: those that come with the
     data set"""
@@ -187,10 +194,12 @@ class Experiment(Section):
     partition: components.PartitionChoice = Field(
         default_factory=lambda: components.PartitionChoice.model_validate("domains")
     )
+    """who holds which samples; default: domains"""
     split: sections.Split = "official"
     shift: sections.Shift = sections.Shift()
     normalisation: sections.Normalisation = "data"
     model: components.ModelChoice
+    """the clients' network"""
     models: components.Networks = Field(default_factory=dict)
     """other networks for single clients or domains, by their name; or a list, from which the seed deals one to every
     client, each as often as the others"""
@@ -198,6 +207,7 @@ class Experiment(Section):
     """weights to start from: a run, whose newest global model is meant, as demo/001, or a safetensors file (flray
     export); what they lack starts fresh; null: all does"""
     algorithm: components.AlgorithmChoice
+    """the method"""
     local: Local = Local()
     participation: Participation = Field(default_factory=Participation)
     evaluation: sections.Evaluation = sections.Evaluation()
@@ -224,6 +234,7 @@ class Config(Section):
     arms: dict[AxisName, dict[ArmName, Arm]] = Field(default_factory=dict)
     """by axis and name: settings that are changed together; see flray.config.arms"""
     space: dict[str, Domain] = Field(default_factory=dict)
+    """by path: the values that a sweep tries, such as local.lr: {loguniform: [0.01, 1.0]}"""
     sweep: Sweep = Sweep()
     paper: PaperTable | None = None
     """the paper's table that the sweep makes again"""

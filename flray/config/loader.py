@@ -208,27 +208,6 @@ def check_space(config: Config) -> None:
         raise ConfigErrors(errors)
 
 
-def schema() -> dict[str, Plain]:
-    """Return the JSON schema of the YAML file, with the options of every registered component."""
-    document = Config.model_json_schema()
-    for choice in Component.__subclasses__():
-        forms: list[dict[str, Plain]] = [{"enum": choice.registry.names()}]
-        for name in choice.registry.names():
-            params = choice.params(name)
-            options = params.model_json_schema()
-            document["$defs"].update(options.pop("$defs", {}))
-            presets = [preset.name for preset in getattr(params, "presets", ())]
-            options["properties"] = {
-                "name": {"const": name},
-                **({"preset": {"enum": presets}} if presets else {}),
-                **options.get("properties", {}),
-            }
-            options["required"] = ["name", *options.get("required", [])]
-            forms.append(options)
-        document["$defs"][choice.__name__] = {"anyOf": forms}
-    return document
-
-
 def _base_folder(source: str | Path | Mapping[str, Plain]) -> Path | None:
     return None if isinstance(source, Mapping) else Path(source).resolve().parent
 

@@ -119,6 +119,7 @@ class Evaluation(Section):
     every: int = Field(1, ge=1)
     """evaluate every so many rounds, and after the last one"""
     batch_size: int = Field(512, ge=1)
+    """samples of a forward pass"""
     metrics: tuple[MetricChoice, ...] = ()
     """also measure these, wherever the task's own are measured, for example [balanced-accuracy] (flray list metrics)"""
     adapt_steps: int = Field(0, ge=0, le=1_000_000)
@@ -181,6 +182,7 @@ class Resources(Section):
     """Resources of the client tasks."""
 
     executor: Literal["ray", "inline"] = "ray"
+    """ray: on actors, here or on a cluster; inline: in this process, one client after another"""
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member"""
     cpus_per_actor: float = Field(1.0, gt=0, le=4096)
@@ -216,6 +218,7 @@ class Faults(Section):
     """Handling of failures."""
 
     on_client_error: Literal["fail", "skip"] = "fail"
+    """fail: the run ends if a client's task raises; skip: the round goes without that client"""
     round_timeout: float | None = Field(None, gt=0, le=10_000_000)
     """seconds; clients that have not answered a stage by then are left out and reported"""
     attempts: int = Field(3, ge=1)

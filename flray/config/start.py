@@ -118,7 +118,7 @@ def _newest_checkpoint(run: Path) -> Path:
     return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 
-Start = Annotated[Weights, BeforeValidator(_resolve)]
+Start = Annotated[Weights, BeforeValidator(_resolve, json_schema_input_type=Weights | str)]
 Pretrained = Annotated[
     Weights | str | None,
     BeforeValidator(_resolve_pretrained),

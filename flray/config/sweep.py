@@ -96,9 +96,11 @@ class Asha(Section):
     """Asynchronous successive halving: the worse part of the trials stops early."""
 
     name: Literal["asha"]
+    """the scheduler"""
     grace_period: int = Field(1, ge=1)
     """rounds before a trial may be stopped"""
     reduction_factor: float = Field(3, gt=1)
+    """one of so many trials goes beyond each rung"""
     compared: Compared = "alike"
 
 
@@ -115,7 +117,8 @@ def _by_name(value: Plain) -> Plain:
     return {"name": value} if isinstance(value, str) else value
 
 
-Scheduler = Annotated[Asha | None, BeforeValidator(_by_name)]
+_AshaOrName = Asha | Literal["asha"] | None
+Scheduler = Annotated[Asha | None, BeforeValidator(_by_name, json_schema_input_type=_AshaOrName)]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -212,8 +215,11 @@ class Sweep(Section):
     """seeds in the space whose values are places, each with comparisons of its own; others are repetitions, pooled in
     one interval; default: none, beside sweep.until all, because its tests need independent seeds"""
     search: Literal["random", "grid", "optuna"] = "random"
+    """random: draws; grid: every combination; optuna: each draw follows from the results before it"""
     scheduler: Scheduler = None
+    """asha: the worse part of the trials stops early; null: all run to the end"""
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """trials that run at a time; auto: as many as the CPUs and GPUs carry"""
     max_failures: int = Field(2, ge=0)
     """times a crashed trial is tried again from its checkpoint; where it is 1 at least, the loss of a node does not
     count"""
@@ -278,7 +284,7 @@ class PaperTable(Section):
     departures: tuple[str, ...] = ()
     """how this suite differs from the paper's experiment"""
 
-    @field_validator("measures", mode="before")
+    @field_validator("measures", mode="before", json_schema_input_type=dict[str, str | None])
     @classmethod
     def _taken_out(cls, value: object) -> object:
         """Leave out measures of a base that are set to null."""

@@ -4,8 +4,8 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import types
-import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,20 @@ from typing import Any
 import click
 import typer
 from cards import write_cards
-from pydantic import BaseModel
 from rst import escaped, labelled, list_of_pages, option_table, plain, put, table, title
 
 import flray
 from flray import functional, registry
-from flray.cli import main, tables
-from flray.config.components import Component
-from flray.config.experiment import Config
+from flray.cli import main
+from flray.config.schema import Setting, settings
 
 ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""
 OTHER_KINDS = tuple(kind for kind in registry.ALL if kind not in ("algorithms", "datasets"))
 """Those of which all share a page."""
 SETTINGS = (
-    "What a YAML file may hold: path, default, what is allowed, meaning. Paths on the command line "
-    "are relative to ``experiment``.",
+    "As ``flray list settings`` shows them. In a file they stand below ``experiment:``, except ``arms``, ``space``, "
+    "``sweep`` and ``paper``.",
     "",
 )
 
@@ -40,7 +38,7 @@ def write_pages(folder: Path) -> list[str]:
     modules = modules_of_flray()
     for name in modules:
         _module_page(folder, name, [one for one in modules if one.rpartition(".")[0] == name])
-    put(folder / "settings.rst", [*title("Settings"), *SETTINGS, *_sections("", Config)])
+    put(folder / "settings.rst", [*title("Settings"), *SETTINGS, *_sections()])
     commands = _commands(typer.main.get_command(main.app), "flray")
     put(folder / "commands.rst", [*title("Commands"), *commands])
     return ["settings", "commands", *cards, *kinds, "modules/flray"]
@@ -104,38 +102,18 @@ def _summary(item: Any) -> str:
     return (inspect.getdoc(item) or "").split("\n\n")[0]
 
 
-def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
-    """Yield a table of a model's settings, then those of the models within it."""
-    rows, inner = [], []
-    properties = model.model_json_schema().get("properties", {})
-    for name, field in model.model_fields.items():
-        whole, parts = f"{path}{name}", _models(field.annotation)
-        sections = [part for part in parts if not issubclass(part, Component)]
-        if len(parts) == 1 and sections:
-            inner.append((f"{whole}.", sections[0]))
-            continue
-        shown = f"``{properties[name]['default']!r}``" if "default" in properties[name] else ""
-        components = [part for part in parts if issubclass(part, Component)]
-        allowed = " or ".join(f":doc:`{part.registry.kind}s`" for part in components)
-        meaning = field.description or " ".join(map(_summary, sections[:1]))
-        shown = "required" if field.is_required() else shown
-        allowed = allowed or escaped(tables.allowed_values(properties[name]))
-        rows.append((f"``{whole}``", shown, allowed, escaped(meaning)))
-    if rows:
-        yield from (*title(path.rstrip(".") or "the file", "-"), *plain(inspect.getdoc(model)), "")
-        yield from table(("setting", "default", "allowed", "meaning"), rows)
-    for prefix, part in inner:
-        yield from _sections(prefix, part)
+def _sections() -> Iterator[str]:
+    """Yield a table of each section's settings."""
+    for path, about, rows in settings():
+        if rows:
+            yield from (*title(path or "the file", "-"), *plain(about), "")
+            yield from table(("setting", "default", "allowed", "meaning"), map(_cells, rows))
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the pydantic models an annotation is made of."""
-    if inspect.isclass(annotation) and typing.get_origin(annotation) is None:
-        return [annotation] if issubclass(annotation, BaseModel) else []
-    found: list[type[BaseModel]] = []
-    for part in typing.get_args(annotation):
-        found += [model for model in _models(part) if model not in found]
-    return found
+def _cells(row: Setting) -> tuple[str, ...]:
+    allowed = re.sub(r"flray list (\w+)", r":doc:`\1`", escaped(row.allowed))
+    default = row.default if row.default in ("", "required") else f"``{row.default}``"
+    return f"``{row.path}``", default, allowed, escaped(row.meaning)
 
 
 def _commands(command: Any, name: str) -> Iterator[str]:

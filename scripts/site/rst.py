@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from flray.cli import tables
+from flray.config.schema import allowed_values
 
 _SECTION = re.compile(r"^\w[\w ]*\n-{3,}$", re.MULTILINE)
 
@@ -59,7 +59,7 @@ def option_table(params: type[BaseModel]) -> list[str]:
         needed = option in schema.get("required", ())
         default = "required" if needed else f"``{field.get('default')!r}``"
         about = (field.get("description", ""), field.get("source", ""))
-        words = map(escaped, (tables.allowed_values(field), *about))
+        words = map(escaped, (allowed_values(field), *about))
         rows.append((f"``{option}``", default, *words))
     if not rows:
         return ["It has no options.", ""]

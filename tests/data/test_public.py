@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flray.config.loader import load, schema
+from flray.config.loader import load
+from flray.config.schema import schema
 from flray.data import load_dataset
 from flray.data.loading import fit_to_shape, load_once, public_images
 from flray.federation.building import build_spec

@@ -10,7 +10,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from flray import registry
-from flray.config.loader import schema
+from flray.config.schema import schema
 
 GOOD: dict[str, Any] = {
     "experiment": {
@@ -68,7 +68,7 @@ def places() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     for name, form in document()["$defs"]["Sweep"]["properties"].items():
         yield ("sweep", name), form
     for part in ("arms", "space", "sweep", "paper", "experiment"):
-        yield (part,), document()["properties"][part]
+        yield (part,), document()["$defs"]["File"]["properties"][part]
 
 
 def of_settings() -> Iterator[Case]:
