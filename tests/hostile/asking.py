@@ -53,11 +53,11 @@ def answer(arguments: Sequence[str]) -> tuple[int | str, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def asked(arguments: Sequence[str]) -> str:
+def asked(arguments: Sequence[str], codes: tuple[int, ...] = (2,)) -> str:
     """Return what is wrong with how a bad command line ends in this process; empty if nothing is."""
     before = listing()
     code, _, err = answer(arguments)
-    return judged(code, err, before)
+    return judged(code, err, before, codes)
 
 
 def started(arguments: Sequence[str]) -> str:
@@ -76,10 +76,10 @@ def started(arguments: Sequence[str]) -> str:
     return judged(ended.returncode, ended.stderr, before)
 
 
-def judged(code: int | str, stderr: str, before: set[str]) -> str:
+def judged(code: int | str, stderr: str, before: set[str], codes: tuple[int, ...] = (2,)) -> str:
     """Return what is wrong with an exit code, a text and what was left; empty if nothing is."""
     lines = stderr.removesuffix("\n").split("\n")
-    if code != 2:
+    if code not in codes:
         return f"{code}: {stderr[-300:]!r}"
     if len(lines) != 1 or not lines[0].strip() or not lines[0].isprintable():
         return f"{len(lines)} lines: {stderr[:600]!r}"

@@ -40,13 +40,13 @@ def wrong(cases: list[values.Case]) -> list[str]:
 
 def test_every_bad_value_of_every_setting_is_refused_in_one_line() -> None:
     cases = list(values.of_settings())
-    assert len(cases) > 1500
+    assert len(cases) > 2500
     assert wrong(cases) == []
 
 
 def test_bad_values_of_the_components_options_are_refused_in_one_line() -> None:
     cases = list(values.of_components())
-    assert len(cases) > 5000
+    assert len(cases) > 9000
     assert wrong(random.Random(0).sample(cases, 1500)) == []
 
 

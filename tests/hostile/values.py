@@ -27,11 +27,15 @@ ODD = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, math.nan, math
 WRONG: tuple[Any, ...] = (*ODD, *HUGE, *TEXTS)
 Case = tuple[tuple[str, ...], Any]
 KINDS = {
-    "data": "datasets",
-    "partition": "partitions",
-    "model": "models",
-    "algorithm": "algorithms",
+    ("experiment", "data"): "datasets",
+    ("experiment", "partition"): "partitions",
+    ("experiment", "model"): "models",
+    ("experiment", "algorithm"): "algorithms",
+    ("experiment", "participation", "sampler"): "samplers",
+    ("experiment", "callbacks"): "callbacks",
+    ("experiment", "evaluation", "metrics"): "metrics",
 }
+LISTS = ("callbacks", "metrics")
 
 
 @cache
@@ -55,20 +59,28 @@ def _refuses(form: dict[str, Any], value: Any) -> bool:
     return not Draft202012Validator({**form, "$defs": document()["$defs"]}).is_valid(value)
 
 
-def places() -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield path and schema of every setting: of the experiment's parts, of the sweep, and of a component per kind."""
-    experiment = document()["$defs"]["Experiment"]["properties"]
-    for name, form in experiment.items():
-        yield ("experiment", name), form
-        if "$ref" in form and "properties" in (
-            inner := document()["$defs"][form["$ref"].rpartition("/")[2]]
-        ):
-            for key, part in inner["properties"].items():
-                yield ("experiment", name, key), part
-    for name, form in document()["$defs"]["Sweep"]["properties"].items():
-        yield ("sweep", name), form
-    for part in ("arms", "space", "sweep", "paper", "experiment"):
-        yield (part,), document()["$defs"]["File"]["properties"][part]
+def places(
+    path: tuple[str, ...] = (), form: dict[str, Any] | None = None
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield path and schema of every setting, at any depth, that may stand alone; options of components need a name."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in _alternatives(form or document()["$defs"]["File"]):
+        needed = set() if path in ((), ("experiment",)) else set(one.get("required", ()))
+        found |= {
+            key: part for key, part in one.get("properties", {}).items() if not needed - {key}
+        }
+    for key, part in found.items():
+        yield (*path, key), part
+        yield from places((*path, key), part)
+
+
+def _alternatives(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in form:
+        form = document()["$defs"][form["$ref"].rpartition("/")[2]]
+    yield form
+    for several in ("anyOf", "oneOf", "allOf"):
+        for one in form.get(several, ()):
+            yield from _alternatives(one)
 
 
 def of_settings() -> Iterator[Case]:
@@ -76,8 +88,7 @@ def of_settings() -> Iterator[Case]:
     for path, form in places():
         for value in WRONG:
             # each key that is missing is a mistake of its own
-            whole = ("experiment",), ("paper",), ("sweep", "scheduler")
-            several = path in whole and isinstance(value, dict)
+            several = path[-1] in ("experiment", "paper", "scheduler") and isinstance(value, dict)
             if refused(form, value) and not several:
                 yield path, value
 
@@ -93,7 +104,8 @@ def of_components() -> Iterator[Case]:
                     if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(
                         value
                     ):
-                        yield ("experiment", setting), {**required, "name": name, option: value}
+                        component = {**required, "name": name, option: value}
+                        yield setting, [component] if kind in LISTS else component
 
 
 def _allowed(form: dict[str, Any]) -> Any:
@@ -109,6 +121,8 @@ def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     content = copy.deepcopy(GOOD)
     node = content
     for part in path[:-1]:
-        node = node.setdefault(part, {})
+        if not isinstance(node.get(part), dict):
+            node[part] = {}
+        node = node[part]
     node[path[-1]] = value
     return content
