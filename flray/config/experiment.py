@@ -99,7 +99,10 @@ class Participation(Section):
     unseen: sections.Unseen = 0
     dropout: float = Field(0.0, ge=0, lt=1)
     """chance that a sampled client does not answer in a round"""
-    sampler: SamplerChoice = Field(default_factory=lambda: SamplerChoice.model_validate("uniform"))
+    sampler: SamplerChoice = Field(
+        default_factory=lambda: SamplerChoice.model_validate("uniform"),
+        json_schema_extra={"default": "uniform"},
+    )
     """how the round's clients are chosen (flray list samplers)"""
     stragglers: sections.Fraction = 0.0
     """chance that a client is slow in a round"""
@@ -209,7 +212,9 @@ class Experiment(Section):
     algorithm: components.AlgorithmChoice
     """the method"""
     local: Local = Local()
-    participation: Participation = Field(default_factory=Participation)
+    participation: Participation = Field(
+        default_factory=Participation, json_schema_extra={"default": {"sampler": "uniform"}}
+    )
     evaluation: sections.Evaluation = sections.Evaluation()
     episodes: Episodes = Episodes()
     aggregation: sections.Aggregation = sections.Aggregation()

@@ -145,8 +145,8 @@ class Evaluation(Section):
 class ChannelStatistics(Section):
     """Mean and standard deviation of pixels scaled to [0, 1]: one for all channels, or one for each."""
 
-    mean: tuple[float, ...] = Field(min_length=1)
-    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1)
+    mean: tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...] = Field(min_length=1)
+    std: tuple[Annotated[float, Field(ge=1e-6, le=1e6)], ...] = Field(min_length=1)
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -125,7 +125,7 @@ Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 class Tune(Section):
     """Tunes every arm over the arm's space, with equal budgets, and compares the best settings at `sweep.seeds`."""
 
-    samples: int = Field(20, ge=1)
+    samples: int = Field(20, ge=1, le=100_000)
     """settings of each arm; fewer where all that its space has are fewer; by default 10 if neither samples nor seeds
     are given and sweep.repeat.tuning is 4"""
     seeds: Seeds = (100, 101)
@@ -150,7 +150,7 @@ class Until(Section):
     """chance that any of the decisions is wrong"""
     at_least: int = Field(3, ge=2)
     """seeds of each setting before the first look"""
-    at_most: int = Field(20, ge=2)
+    at_most: int = Field(20, ge=2, le=100_000)
     """seeds of each setting"""
 
     @model_validator(mode="after")

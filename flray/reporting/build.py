@@ -1,5 +1,6 @@
 """``flray report``: read results, build the tables, draw the figures, write the files."""
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from flray.drawing.canvas import render_svg, save_figure
+from flray.errors import FlrayError
 from flray.files.csv_files import csv_text
 from flray.records import directory
 from flray.reporting.render import markdown, render_latex, render_page, render_summary
@@ -92,18 +94,22 @@ def report(
     """
     if uri is None:
         folder = directory.find(what, base)
-        return _export(make(folder, to or folder / FOLDER, target, reference), keep)
+        return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
     from flray.results.load_mlflow import load_mlflow  # start-up: MLflow
 
     with tempfile.TemporaryDirectory() as place:
         source = load_mlflow(uri, what, Path(place))
-        return _export(make(source, to or Path(FOLDER), target, reference), keep)
+        return _kept(source, to or Path(FOLDER), target, reference, keep)
 
 
-def _export(made: Report, path: Path | None) -> Report:
-    if path is None:
+def _kept(
+    source: ResultSet, to: Path, target: float | None, reference: str | None, path: Path | None
+) -> Report:
+    """Write a report, and before it the rows that are to be kept: a file that cannot have them is named first."""
+    counts = None if path is None else export_runs(source, path)
+    made = make(source, to, target, reference)
+    if counts is None or path is None:
         return made
-    counts = export_runs(made.source, path)
     line = f"kept: {counts.added} finished runs in {path}"
     files = [path]
     if beside(path).is_file():
@@ -140,6 +146,8 @@ def make(
     FlrayError
         If there is nothing to report on.
     """
+    if target is not None and not 0 < target < math.inf:
+        raise FlrayError(f"--reach: found {100 * target:g}; an accuracy above 0, such as 80")
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))
