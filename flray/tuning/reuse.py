@@ -327,7 +327,7 @@ def _copy(
     """Copy files and history into a new trial's folder, whose record is written last."""
     directory.update(folder.path, taking_over=found.name)
     for name in FILES:
-        if (source / name).is_file():
+        if name in found.record["files"]:  # those alone were verified
             shutil.copyfile(source / name, folder.path / name)
     session = folder.begin(point, directory.read(sweep), config)
     try:

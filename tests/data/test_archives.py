@@ -73,6 +73,7 @@ def with_array(name: str, values: Any) -> Any:
         flip,
         with_array("classes", None),
         with_array("label", [12] * 20),
+        with_array("label", [-1] * 20),
         with_array("label", [0.5] * 20),
         with_array("label", [[1]] * 20),
         with_array("offset", [0, 5, 9]),

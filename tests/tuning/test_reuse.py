@@ -48,6 +48,8 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     armed: dict[str, Any], tmp_path: Path
 ) -> None:
     first = api.tune(armed)
+    unlisted = first.folder / "trials" / "0001" / "portrait.npz"
+    unlisted.write_bytes(b"in no record")
     armed["arms"]["method"] |= LOCAL
     armed["sweep"]["seeds"] = [0, 1]
     file = tmp_path / "more.yaml"
@@ -81,6 +83,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
         (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
         assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
         assert (folder.path / "partition.json").exists()
+        assert not (folder.path / unlisted.name).exists()
 
     again = Seen()  # also of those that were taken over
     third = api.tune(file, progress=again)

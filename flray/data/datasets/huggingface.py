@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub, or in its formats in a folder: images or numbers, by the names of columns."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,6 +61,11 @@ def huggingface(
     import datasets
 
     folder = Path(path).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"data set huggingface: {path} is a file; name the folder that it lies in")
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # five lines on each attempt to reach the hub
     try:
         if (folder / "state.json").is_file():  # Dataset.save_to_disk
             found = {splits[0]: _saved(folder)}
@@ -74,6 +80,8 @@ def huggingface(
         raise
     except Exception as error:  # of many packages
         raise DataError(f"data set huggingface: {path} cannot be loaded ({brief(error)})") from None
+    finally:
+        hub.setLevel(level)
     parts = {name: found[name] for name in splits if name in found}
     if splits[0] not in parts:
         raise DataError(

@@ -135,6 +135,8 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     stored = read_npz(path)
     jpeg, test = stored["jpeg"].tobytes(), stored["is_test"].astype(bool)
     number = {name: place for place, name in enumerate(CIFAR10)}
+    if (stored["label"] < 0).any():  # numpy counts it from the end
+        raise ValueError(f"the label {stored['label'].min()}")
     y = np.array([number[str(name)] for name in stored["classes"]])[stored["label"]]
     images = [
         decode(jpeg[start:end], f"{path}: image {row}", 32)
