@@ -99,6 +99,8 @@ def take_lock(path: Path, seconds: float | None = None) -> BaseFileLock | None:
     """
     lock = FileLock(path, is_singleton=False)
     try:
+        if not os.path.lexists(path):  # FileLock waits for a file that nobody can make
+            path.touch()
         lock.acquire(timeout=-1 if seconds is None else seconds, poll_interval=0.02)
     except Timeout:
         raise BusyError(str(path)) from None

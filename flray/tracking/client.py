@@ -164,6 +164,7 @@ def connect(uri: str) -> Any:
 
 
 def _import_mlflow() -> Any:
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # mlflow decides at import whether to start a thread that reports usage over the network; not on
     # our behalf.
     with environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
@@ -193,6 +194,7 @@ def _prepare_database(uri: str, database: Path) -> None:
             made = database.with_name(f".{database.name}.new")
             for rest in (made, made.with_name(f"{made.name}-journal")):  # left by a killed process
                 rest.unlink(missing_ok=True)
+            made.touch()  # MLflow tries for a minute
             artifacts = str(database.parent / "mlruns")
             store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", artifacts)
             store.engine.dispose()
