@@ -105,7 +105,7 @@ def report(
 def _kept(
     source: ResultSet, to: Path, target: float | None, reference: str | None, path: Path | None
 ) -> Report:
-    """Write a report, and before it the rows that are to be kept: a file that cannot have them is named first."""
+    """Write a report, after the rows of `path`, because a file that refuses them ends the command."""
     counts = None if path is None else export_runs(source, path)
     made = make(source, to, target, reference)
     if counts is None or path is None:
