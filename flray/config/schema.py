@@ -115,6 +115,7 @@ def _forms(choice: type[Component], defs: Node) -> Iterator[Node]:
         if presets := [preset.name for preset in getattr(params, "presets", ())]:
             options = {"preset": {"enum": presets}, **options}
         for option, field in options.items():
+            field.pop("variants", None)  # for the method alone
             place = {"$ref": f"{_REFS}{choice.__name__}/anyOf/{number}/properties/{option}"}
             every.setdefault(option, {}).setdefault(json.dumps(field, sort_keys=True), place)
         form["properties"] = {"name": {"const": name}, **options}

@@ -64,14 +64,21 @@ def places(
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield path and schema of every setting, at any depth, that may stand alone; options of components need a name."""
     found: dict[str, dict[str, Any]] = {}
-    for one in _alternatives(form or document()["$defs"]["File"]):
+    forms = list(_alternatives(form or document()["$defs"]["File"]))
+    if any("const" in one.get("properties", {}).get("name", {}) for one in forms):
+        return
+    for one in forms:
         needed = set() if path in ((), ("experiment",)) else set(one.get("required", ()))
         found |= {
             key: part for key, part in one.get("properties", {}).items() if not needed - {key}
         }
     for key, part in found.items():
         yield (*path, key), part
-        yield from places((*path, key), part)
+        if path or key in (
+            "experiment",
+            "sweep",
+        ):  # the others' keys are made of these, or need each other
+            yield from places((*path, key), part)
 
 
 def _alternatives(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
