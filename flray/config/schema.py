@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from flray.config.arms import SPACE
 from flray.config.components import Component
 from flray.config.experiment import Config
@@ -19,13 +21,20 @@ _REFS = "#/$defs/"
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
+class _Untitled(GenerateJsonSchema):
+    """Without the titles that pydantic makes of the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
 def schema() -> Node:
     """Return the JSON schema of the YAML file, with the options of every registered component.
 
     It accepts files over a base, settings without ``experiment:`` above them, and null under
     ``arms``. Only a file without a base has to name data, model and algorithm.
     """
-    document = _without_titles(Config.model_json_schema())
+    document = Config.model_json_schema(schema_generator=_Untitled)
     defs, parts = document["$defs"], document["properties"]
     for choice in Component.__subclasses__():
         defs[choice.__name__] = {"anyOf": list(_forms(choice, defs))}
@@ -90,26 +99,13 @@ def schema() -> Node:
     }
 
 
-def _without_titles(node: Any) -> Any:
-    """Return a schema without the titles that pydantic makes of names."""
-    if isinstance(node, list):
-        return [_without_titles(one) for one in node]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: _without_titles(one)
-        for key, one in node.items()
-        if key != "title" or not isinstance(one, str)
-    }
-
-
 def _forms(choice: type[Component], defs: Node) -> Iterator[Node]:
     """Yield the forms of a component: a name alone, a name with its options, over a base also options alone."""
     yield {"enum": choice.registry.names()}
     every: dict[str, dict[str, Node]] = {}
     for number, name in enumerate(choice.registry.names(), 1):
         params = choice.params(name)
-        form = _without_titles(params.model_json_schema())
+        form = params.model_json_schema(schema_generator=_Untitled)
         defs.update(form.pop("$defs", {}))
         options = form.get("properties", {})
         if presets := [preset.name for preset in getattr(params, "presets", ())]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from flray.config.shapes import may_change
@@ -28,30 +28,22 @@ _OPEN = ConfigDict(strict=True, extra="allow")
 
 
 @with_config(_OPEN)
-class _Code(TypedDict, total=False):
-    flray: _Digests
-    files: _Digests
-    versions: _Digests
-    others: list[dict[str, _Digests]]
-
-
-@with_config(_OPEN)
 class _Cpu(TypedDict, total=False):
     kinds: _Digests
 
 
 @with_config(_OPEN)
-class _Machine(TypedDict, total=False):
+class _Entry(TypedDict, total=False):
+    """The parts of code and machine that are compared; settings are compared as texts."""
+
+    flray: _Digests
+    files: _Digests
+    versions: _Digests
     cpu: _Cpu
     gpus: list[_Digests]
 
 
-_FORM = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], dict[str, Any]])
-_ENTRIES: dict[str, TypeAdapter[Any]] = {
-    "settings": TypeAdapter(dict[str, Any]),
-    "code": TypeAdapter(_Code),
-    "machine": TypeAdapter(_Machine),
-}
+_FORM = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], _Entry])
 _COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -145,7 +137,7 @@ def read_entries(path: Path) -> dict[str, dict[str, Any]]:
     if not os.path.lexists(file):
         return {}
     try:
-        entries: dict[str, dict[str, Any]] = read_json(file, _FORM)
+        entries: dict[str, Any] = read_json(file, _FORM)
     except FlrayError as error:
         raise DataError(str(error)) from None
     for name, content in entries.items():
@@ -154,25 +146,6 @@ def read_entries(path: Path) -> dict[str, dict[str, Any]]:
                 f"{file}: the entry {name[:12]} is not what was kept (SHA-256); restore the file"
             )
     return entries
-
-
-def entry(entries: Entries, name: str, column: str) -> dict[str, Any]:
-    """Return the entry that a cell of a column names.
-
-    Raises
-    ------
-    DataError
-        If it has another form than that column's entries.
-    """
-    try:
-        found: dict[str, Any] = _ENTRIES[column].validate_python(entries[name])
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise DataError(
-            f"the entry {name[:12]} of the column {column} in the file beside the rows: "
-            f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}; restore the file"
-        ) from None
-    return found
 
 
 def entries_text(entries: Mapping[str, Mapping[str, Any]]) -> bytes:

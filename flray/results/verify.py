@@ -33,7 +33,6 @@ from flray.results.provenance import (
     beside,
     deciding_settings,
     digest,
-    entry,
     read_entries,
 )
 from flray.results.result_set import ResultSet
@@ -130,7 +129,7 @@ def _causes(kept: Row, here: Row, entries: Entries, found: Entries) -> Iterator[
 
     def both(name: str) -> tuple[Any, Any] | None:
         if kept[name] in entries and here[name] in found:
-            return entry(entries, kept[name], name), entry(found, here[name], name)
+            return entries[kept[name]], found[here[name]]
         return None
 
     if pair := both("settings"):
