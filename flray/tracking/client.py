@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -285,6 +286,19 @@ def in_time(uri: str, function: Callable[[], R], seconds: float) -> R:
         raise TrackingUnavailableError(
             f"{redact(uri)} has not answered whole within {seconds:g} s"
         ) from None
+
+
+class InTime:
+    """A client whose every request has to be answered whole within the time limits; see `in_time`."""
+
+    def __init__(self, client: Any, uri: str) -> None:
+        self._client, self._uri = client, uri
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method of the client."""
+        method = getattr(self._client, name)
+        seconds = UPLOAD_SECONDS if "artifact" in name else REQUEST_SECONDS
+        return lambda *args, **kwargs: in_time(self._uri, partial(method, *args, **kwargs), seconds)
 
 
 def _one_line(text: str) -> str:

@@ -91,6 +91,8 @@ def test_a_server_that_drips_is_given_up(
     monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
     assert invoke(["sync", "sent", "--uri", dripping]) == 2
     assert "has not answered whole within 2 s" in capsys.readouterr().err
+    assert invoke(["report", "sent", "--uri", dripping]) == 2
+    assert "has not answered whole within 2 s" in capsys.readouterr().err
     assert " events of 1 run sent to sqlite:///" in printed(
         "sync", "sent", "--uri", "sqlite:///mlflow.db"
     )
