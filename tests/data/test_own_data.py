@@ -150,6 +150,7 @@ WRONG: list[dict[str, Any]] = [
     {"path": "large.csv", "by": "hospital"},
     {"label": "age", "columns": ["pressure"], "task": "binary"},
     {"columns": ["pressure"], "by": "age"},
+    {"path": "unique.csv", "label": "pressure", "columns": ["weight"]},
 ]
 
 
@@ -160,6 +161,7 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     hospitals(Path("patients.csv"))
     hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
     hospitals(Path("one.csv"), ill=1.0, same=1)
+    hospitals(Path("unique.csv"), weight=np.linspace(40, 90, 90))
     hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
     hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
     Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)

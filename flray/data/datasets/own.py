@@ -257,12 +257,12 @@ def table(
                 f"data set table: column {name!r} of {file} is empty in "
                 f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
             )
-    _check_other_than_label(file, frame, used, label)
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
     parts = None if part is None else [str(v) for v in frame[part].tolist()]
     labelling = Labelling("table", str(file), label, task, positive)
     labels = frame[label].tolist()
     domains, classes = labelling.domains(x, labels, groups, parts, test, seed)
+    _check_other_than_label(file, frame, used, label)
     if scale == "standard":
         training = np.concatenate([domain.train_x for domain in domains]).astype(np.float64)
         mean, std = training.mean(0), training.std(0)
