@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flray.callbacks.base import RunInfo
-from flray.errors import FlrayError
+from flray.errors import FlrayError, brief
 from flray.registry import register_callback, require_package
 
 
@@ -77,19 +77,25 @@ class WeightsAndBiases:
         import wandb
 
         former = list(run.folder.glob(f"wandb/offline-run-*-{run.uid}"))
-        self._run = wandb.init(
-            project=project,
-            entity=entity,
-            mode=mode,
-            id=run.uid,
-            name=run.name,
-            group=run.group or None,
-            dir=str(run.folder),
-            config=dict(run.settings),
-            resume="allow",
-            reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
-        )
+        try:
+            self._run = wandb.init(
+                project=project,
+                entity=entity,
+                mode=mode,
+                id=run.uid,
+                name=run.name,
+                group=run.group or None,
+                dir=str(run.folder),
+                config=dict(run.settings),
+                resume="allow",
+                reinit="create_new",
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.Error as error:  # no key, no network, no such project
+            raise FlrayError(
+                f"callback wandb: the server takes no run ({brief(error)}); mend that and resume the run, or begin one "
+                "with callbacks=[{name: wandb, mode: offline}]"
+            ) from None
         self.rounds_in_log = run.rounds_done
         if mode == "offline":
             self.rounds_in_log = 0

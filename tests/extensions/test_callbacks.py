@@ -126,6 +126,15 @@ def tensorboard_points(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in events.Scalars(name)]
 
 
+def test_weights_and_biases_without_a_key_is_one_line(
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_cwd / "netrc"))
+    refused(runner.run, inline(digits, callbacks=["wandb"]))
+
+
 def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
