@@ -15,6 +15,7 @@ if [ "$have" != "$want dev" ] && [ "$have" != "$want $extras" ] && [ "$have" != 
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
   echo "$want $extras" > .venv/.flray-installed
-  .venv/bin/flray schema > search_spaces/schema.json      # which the first lines of the YAML files there name, for editors
+  # Which the first lines of the YAML files there name, for editors.
+  [ ! -d search_spaces ] || .venv/bin/flray schema > search_spaces/schema.json
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -103,8 +103,9 @@ def of_settings() -> Iterator[Case]:
 def of_components() -> Iterator[Case]:
     """Yield every bad value of every option of every built-in component; of each a whole component."""
     for setting, kind in KINDS.items():
-        for name in registry.ALL[kind].names():
-            form = registry.ALL[kind].params(name).model_json_schema()
+        entries = registry.ALL[kind]
+        for name in sorted(set(entries.names()) - set(entries.added())):
+            form = entries.params(name).model_json_schema()
             required = {key: _allowed(form["properties"][key]) for key in form.get("required", ())}
             for option, part in form.get("properties", {}).items():
                 for value in WRONG:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -212,7 +213,9 @@ verify(Path(sys.argv[1]), 1, progress=lambda: contextlib.nullcontext(Kill(1)))
 
 def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
     path = edited()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=300, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", KILLED, str(path)]
+    done = subprocess.run(command, env=environment, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(list(Path("runs").glob("verify-*/001/run.json"))) == 1
     stopped = StopAfter(2)
