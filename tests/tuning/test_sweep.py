@@ -70,7 +70,8 @@ def _check_tracked(uri: str, folder: Path) -> None:
     client = connect(uri)
 
     def curve(run: Any, name: str) -> tuple[list[int], list[float]]:
-        points = client.get_metric_history(run.info.run_id, name)
+        # After a kill the means of an early round may be sent after those of a later one.
+        points = sorted(client.get_metric_history(run.info.run_id, name), key=lambda one: one.step)
         return [point.step for point in points], [point.value for point in points]
 
     runs = client.search_runs([client.get_experiment_by_name("killed").experiment_id])
