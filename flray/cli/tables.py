@@ -242,7 +242,7 @@ def show_partition(
 def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:
     """Return the manifests of the first seed's runs, one for all arms that have the same."""
     from flray.config.loader import load
-    from flray.federation.manifest import divide, manifest
+    from flray.federation.manifest import digests, divide, manifest
     from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
     config = resolve_sweep(load(source, overrides))
@@ -256,10 +256,11 @@ def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict
     ]
     found: dict[str, dict[str, Any]] = {}
     for _, same in itertools.groupby(sorted(specs, key=lambda pair: pair[0]), lambda pair: pair[0]):
-        data = None
-        for _, spec in same:
-            data = divide(spec.experiment) if data is None else data
-            held = {"data": spec.experiment.data.name, **manifest(spec.experiment, data)}
+        runs = [spec for _, spec in same]
+        data = divide(runs[0].experiment)
+        known = digests(data)
+        for spec in runs:
+            held = {"data": spec.experiment.data.name, **manifest(spec.experiment, data, known)}
             found.setdefault(json.dumps(held), {**held, "runs": []})["runs"].append(spec.setting)
     return list(found.values())
 

@@ -32,7 +32,20 @@ def divide(experiment: Experiment) -> FederatedData:
     )
 
 
-def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
+def digests(data: FederatedData) -> list[dict[str, str]]:
+    """Return the SHA-256 of the samples and labels of each client's parts, which reads all of them."""
+    return [
+        {
+            f"{name}_sha256": _digest(data, rows)
+            for name, rows in (("train", one.train), ("val", one.val), ("test", one.test))
+        }
+        for one in data.clients
+    ]
+
+
+def manifest(
+    experiment: Experiment, data: FederatedData, known: list[dict[str, str]]
+) -> dict[str, Any]:
     """Return a run's rounds and epochs, and the samples and duties of each client.
 
     Parameters
@@ -41,6 +54,8 @@ def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
         The run.
     data : FederatedData
         As `divide` returns it.
+    known : list of dict
+        Its `digests`, which all runs of one division share.
 
     Returns
     -------
@@ -60,7 +75,7 @@ def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
     weighting = algorithm.weighting if declared == "method" else declared
     names, counts = data.class_table()
     clients: list[dict[str, Any]] = []
-    for client, of_classes in zip(data.clients, counts.tolist(), strict=True):
+    for client, of_classes, hashed in zip(data.clients, counts.tolist(), known, strict=True):
         size = len(client.train)
         parts = {"train": client.train, "val": client.val, "test": client.test}
         # One sample more than whole batches: batch norm leaves it out.
@@ -74,7 +89,7 @@ def manifest(experiment: Experiment, data: FederatedData) -> dict[str, Any]:
                 "client": client.name,
                 "domain": client.domain,
                 **{name: len(rows) for name, rows in parts.items()},
-                **{f"{name}_sha256": _digest(data, rows) for name, rows in parts.items()},
+                **hashed,
                 "classes": dict(zip(names, of_classes, strict=True)),
                 "weight": 1 / len(data.clients) if weighting == "uniform" else size / total,
                 "steps": None

@@ -310,7 +310,7 @@ def foreign(folder: Path) -> bool:
 
 
 def origin(folder: Path) -> str:
-    """Return what all copies of a run share of their paths.
+    """Return the part of its path that all copies of a run share.
 
     Parameters
     ----------

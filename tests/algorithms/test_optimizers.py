@@ -66,6 +66,24 @@ def test_steps_and_memory_are_torchs(kind: str, dtype: torch.dtype) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plug_in_can_use_it_as_torchs(kind: str) -> None:
+    """Further groups, hooks, and a state that goes out and comes back."""
+    make, _ = KINDS[kind]
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer, seen = make(weights[:1]), []
+    optimizer.add_param_group({"params": weights[1:], "lr": 0.0})
+    optimizer.register_step_post_hook(lambda *_: seen.append(1))
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    optimizer.step()
+    assert seen == [1] and bool((weights[0] < 1).all()) and weights[1].tolist() == [1.0, 1.0]
+    other = make(weights[:1])
+    other.add_param_group({"params": weights[1:]})
+    other.load_state_dict(optimizer.state_dict())
+    assert str(other.state_dict()) == str(optimizer.state_dict())
+
+
 def test_a_closure_is_called_with_gradients() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = SGD([weight], lr=0.5, momentum=0.0, weight_decay=0.0)

@@ -104,7 +104,10 @@ def lists(home: Path, domains: Any, folder: str, classes: Any, kept: dict[str, A
     for domain in domains:
         for part, numbers in kept.items():
             pairs = [(f"{folder}/{domain}/{c}/{i:03d}.png", c) for i in numbers for c in classes]
-            paths, labels = (np.array(column) for column in zip(*reversed(pairs), strict=True))
+            # Texts as numpy's own, or as objects.
+            kind = object if domain == domains[0] else None
+            columns = zip(*reversed(pairs), strict=True)
+            paths, labels = (np.array(column, dtype=kind) for column in columns)
             (home / f"{domain}_{part}.pkl").write_bytes(pickle.dumps((paths, labels)))
 
 

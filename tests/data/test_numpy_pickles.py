@@ -85,7 +85,7 @@ NO_DATA = (
     b"(cnumpy\nndarray\nl.",
     b"(K\x01cnumpy._core.numeric\n_frombuffer\nd.",
     *(pickle.dumps(other) for other in (OWN, nested(50), RECORD)),
-    pickle.dumps({"x": (np.array(["a"], dtype=object),)}),
+    pickle.dumps({"x": (np.array(["a", b"b"], dtype=object),)}),
     b"\x80\x02cnumpy\nndarray\n(" + HUGE + b"\x85tR.",  # more memory than there is
 )
 

@@ -119,6 +119,7 @@ def test_nothing_is_doubled_or_leaked(
         ("fedbn-office", [(300, 60), (121, 30)], [(60, 48, 60), (60, 48, 30)]),
         # int(479 * 0.05) of every domain for training, as many others for validation
         ("fedbn-domainnet", [(900, 60), (479, 30)], [(23, 23, 60), (23, 23, 30)]),
+        ("lgmix-digits", [(100, 50), (41, 10)], [(75, 25, 50), (31, 10, 10)]),
     ],
 )
 def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, int, int]]) -> None:
@@ -128,7 +129,7 @@ def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, i
     assert not numbers_of(data, "train") & numbers_of(data, "val")
     official = {float(v) for v in dataset.domains[0].test_x[:, 0]}
     assert all(numbers_of(data, part) & official for part in ("train", "val")) is (len(split) == 3)
-    if split == "fedbn-domainnet":  # this protocol has its own seed
+    if split in ("fedbn-domainnet", "lgmix-digits"):  # this protocol has its own seed
         other = federate(dataset, "domains", {}, 6, split=split)
         assert other.partition_fingerprint == data.partition_fingerprint
 

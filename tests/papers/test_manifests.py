@@ -13,7 +13,7 @@ from flray.config import suites
 from flray.config.arms import PREFIX
 from flray.config.loader import experiment_at, load
 from flray.data import FederatedData
-from flray.federation.manifest import manifest
+from flray.federation.manifest import digests, manifest
 from flray.tuning.space import enumerate_settings, resolve_sweep
 from tests.helpers import printed
 from tests.papers.protocols.facts import divided
@@ -113,7 +113,7 @@ def test_clients_hold_and_do_what_the_paper_says(
     name: str, arms: dict[str, str], counts: tuple[int, int], clients: list[list[str]]
 ) -> None:
     experiment, data = run(name, arms)
-    found = manifest(experiment, data)
+    found = manifest(experiment, data, digests(data))
     assert (found["rounds"], found["epochs"]) == counts
     for one, (client, *wanted) in zip(found["clients"], clients, strict=True):
         held = [client, one["train"], one["val"], one["test"], one["weight"], one["steps"]]
@@ -126,7 +126,7 @@ def test_clients_hold_and_do_what_the_paper_says(
 @pytest.mark.parametrize("alpha", ["0.05", "0.2"])
 def test_fedskcs_released_clients_have_as_many_samples_each(alpha: str) -> None:
     experiment, data = run("fedskc/table1", {"data": f"CIFAR-10 α = {alpha}, equal sizes"})
-    found = manifest(experiment, data)["clients"]
+    found = manifest(experiment, data, digests(data))["clients"]
     assert [(one["train"], one["weight"], one["steps"]) for one in found] == [
         (2500, 0.05, 400)
     ] * 20
@@ -134,10 +134,12 @@ def test_fedskcs_released_clients_have_as_many_samples_each(alpha: str) -> None:
 
 def test_digests_name_the_samples_of_each_part() -> None:
     experiment, data = run("fedco2/table1", {"method": "fedavg"})
-    found = manifest(experiment, data)["clients"]
-    digests = [one[f"{part}_sha256"] for one in found for part in ("train", "val", "test")]
-    assert all(len(digest) == 64 for digest in digests)
-    again, other = (manifest(experiment, one)["clients"] for one in (data, moved(data)))
+    found = manifest(experiment, data, digests(data))["clients"]
+    written_down = [one[f"{part}_sha256"] for one in found for part in ("train", "val", "test")]
+    assert all(len(digest) == 64 for digest in written_down)
+    again, other = (
+        manifest(experiment, one, digests(one))["clients"] for one in (data, moved(data))
+    )
     assert found == again
     assert [one["train_sha256"] == two["train_sha256"] for one, two in zip(found, other, strict=True)] == [
         False, True, True, True,

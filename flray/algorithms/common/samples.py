@@ -231,7 +231,7 @@ def batch_indices(
 def batches_per_epoch(
     count: int, size: int, batch_norm: bool = False, drop_last: bool = False
 ) -> int:
-    """Return the number of batches of so many samples; the arguments are those of `epoch_batches`."""
+    """Return the number of batches of so many samples; the arguments are those of `batch_indices`."""
     if drop_last and count >= size:
         return count // size
     return -(-count // size) - int(batch_norm and count > 1 and count % size == 1)

@@ -428,7 +428,7 @@ def _entries(store: image_sets.Store, path: str) -> list[str]:
     held = read_pickled_arrays(store.where / path, content)
     if isinstance(held, list | tuple) and len(held) == 2:
         names, labels = (np.asarray(one) for one in held)
-        if names.ndim == 1 and names.shape == labels.shape and names.dtype.kind == "U":
+        if names.ndim == 1 and names.shape == labels.shape and names.dtype.kind in "UO":
             return [str(name) for name in names]
     raise DataError(f"{store.where / path}: no paths with a class's name each; fetch it again")
 

@@ -110,8 +110,8 @@ def _check(path: Path, content: Any, depth: int) -> None:
             f"{path}: more than {_DEEPEST} containers within each other; arrays of numbers are needed"
         )
     if type(content) is np.ndarray:
-        if content.dtype.hasobject:
-            raise DataError(f"{path}: an array of objects; arrays of numbers are needed")
+        if content.dtype.hasobject and any(type(one) is not str for one in content.ravel()):
+            raise DataError(f"{path}: an array of objects; arrays of numbers or texts are needed")
     elif type(content) in (list, tuple, dict):
         parts = [*content.keys(), *content.values()] if isinstance(content, dict) else content
         for part in parts:
