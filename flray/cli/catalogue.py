@@ -141,6 +141,13 @@ def data_show(
     plot: Annotated[
         Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")
     ] = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SPLIT.json",
+            help="write the numbers of each client's samples here, for other tools and for partition: {name: file}",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -153,4 +160,4 @@ def data_show(
     """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
     from flray.cli import tables
 
-    tables.show_partition(file, overrides or [], plot, as_json)
+    tables.show_partition(file, overrides or [], plot, split, as_json)

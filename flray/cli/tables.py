@@ -13,6 +13,7 @@ from flray import registry
 from flray.cli.display import console, make_table, print_json, show_table
 from flray.config.schema import Setting, allowed_values, settings
 from flray.errors import DataError, FlrayError, nearest, one_line
+from flray.files.atomic import write_atomically
 from flray.metrics import names
 
 
@@ -203,11 +204,12 @@ def show_datasets(as_json: bool = False) -> None:
 
 
 def show_partition(
-    file: Path, overrides: list[str], plot: Path | None, as_json: bool = False
+    file: Path, overrides: list[str], plot: Path | None, split: Path | None, as_json: bool
 ) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
     from flray.config.loader import load
     from flray.data.federated import partition_table
+    from flray.data.partitions.given import split_of
     from flray.drawing.canvas import SUFFIXES, save_figure
     from flray.drawing.grids import PartitionCounts, draw_partition
     from flray.federation.building import build_spec
@@ -237,6 +239,12 @@ def show_partition(
         except OSError as error:
             raise DataError(f"{plot}: cannot be written ({error.strerror})") from None
         console.print(f"chart: {plot}")
+    if split is not None:
+        try:
+            write_atomically(split, json.dumps(split_of(data)).encode())
+        except OSError as error:
+            raise DataError(f"{split}: cannot be written ({error.strerror})") from None
+        console.print(f"split: {split}")
 
 
 def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``experiment.start``: the weights that training starts from."""
+"""Files that settings name and that have to stay as they are: weights to start from, a split of the samples."""
 
 import hashlib
 import re
@@ -12,7 +12,47 @@ from flray import registry
 from flray.config.sections import Section
 from flray.config.yaml_files import read_yaml
 from flray.errors import ConfigError, DataError, FlrayError
-from flray.files.border import MAPPING, check_name, read, read_json
+from flray.files.border import FILE_BYTES, MAPPING, WEIGHTS_BYTES, check_name, read, read_json
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def read_known(field: str, path: str, sha256: str, most: int = WEIGHTS_BYTES) -> bytes:
+    """Return the content of a file that has to stay as it was, as data have to.
+
+    Parameters
+    ----------
+    field : str
+        The setting, for messages.
+    path : str
+        The file's full path.
+    sha256 : str
+        Its digest at the beginning.
+    most : int
+        Bytes that are read at most.
+
+    Raises
+    ------
+    ConfigError
+        If it is gone, or is not the one that was there at the beginning.
+    """
+    try:
+        data = read(Path(path), most)
+    except (OSError, DataError) as error:
+        raise ConfigError(
+            field,
+            path,
+            f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains needs it there",
+        ) from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != sha256:
+        raise ConfigError(
+            field,
+            path,
+            f"it is not the file that was there at the beginning (SHA-256 {digest[:12]}, then "
+            f"{sha256[:12]}); put that back, or start a new run",
+        )
+    return data
 
 
 class Weights(Section):
@@ -20,39 +60,42 @@ class Weights(Section):
 
     weights: str = Field(min_length=1)
     """its full path"""
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: Digest
     """its digest"""
 
     def read(self, field: str) -> bytes:
-        """Return the file's content.
+        """Return the file's content; see `read_known`."""
+        return read_known(field, self.weights, self.sha256)
 
-        Parameters
-        ----------
-        field : str
-            The setting, for messages.
 
-        Raises
-        ------
-        ConfigError
-            If it is gone, or is not the one that was there at the beginning.
-        """
-        try:
-            data = read(Path(self.weights))
-        except (OSError, DataError) as error:
-            raise ConfigError(
-                field,
-                self.weights,
-                f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains needs it there",
-            ) from None
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != self.sha256:
-            raise ConfigError(
-                field,
-                self.weights,
-                f"it is not the file that was there at the beginning (SHA-256 {digest[:12]}, then "
-                f"{self.sha256[:12]}); put that back, or start a new run",
-            )
-        return data
+class SplitFile(Section):
+    """A file that says who holds which samples."""
+
+    file: str = Field(min_length=1)
+    """its full path"""
+    sha256: Digest
+    """its digest"""
+
+    def read(self, field: str) -> bytes:
+        """Return the file's content; see `read_known`."""
+        return read_known(field, self.file, self.sha256, FILE_BYTES)
+
+
+def _resolve_split(value: Any) -> Any:
+    """Return the file that a path stands for, with its digest."""
+    if isinstance(value, SplitFile | dict):
+        return value  # of a configuration that was saved
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        return _known(Path(value), "file", FILE_BYTES)
+    except (OSError, ValueError, DataError) as error:
+        why = str(error) if isinstance(error, DataError) else "there is no such file"
+        raise PydanticCustomError(
+            "split",
+            "{why}; needed is a JSON file, as flray data show FILE.yaml --split SPLIT.json writes",
+            {"why": why},
+        ) from None
 
 
 def _resolve(value: Any) -> Any:
@@ -78,9 +121,9 @@ def _resolve(value: Any) -> Any:
         ) from None
 
 
-def _known(path: Path) -> dict[str, str]:
-    """Return a file of weights with its digest."""
-    return {"weights": str(path.resolve()), "sha256": hashlib.sha256(read(path)).hexdigest()}
+def _known(path: Path, key: str = "weights", most: int = WEIGHTS_BYTES) -> dict[str, str]:
+    """Return a file's full path, under `key`, with its digest."""
+    return {key: str(path.resolve()), "sha256": hashlib.sha256(read(path, most)).hexdigest()}
 
 
 def _resolve_pretrained(value: Any) -> Any:
@@ -118,6 +161,9 @@ def _newest_checkpoint(run: Path) -> Path:
     return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 
+GivenSplit = Annotated[
+    SplitFile, BeforeValidator(_resolve_split, json_schema_input_type=SplitFile | str)
+]
 Start = Annotated[Weights, BeforeValidator(_resolve, json_schema_input_type=Weights | str)]
 Pretrained = Annotated[
     Weights | str | None,

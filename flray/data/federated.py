@@ -11,6 +11,7 @@ import numpy as np
 
 from flray.config.sections import SETS_VALIDATION_APART, Normalisation, Shift, SplitName
 from flray.data import splits
+from flray.data.partitions.given import file as given_split
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled, Rows
 from flray.errors import ConfigError, DataError, nearest
 from flray.registry import partitions
@@ -232,6 +233,13 @@ def federate(
         split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio, dataset.ordered
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
+    given: dict[str, dict[str, Rows]] = {}
+    if function is given_split:
+        _check_plain(split, shift)
+        given = given_split(len(y), len(train_y), **partitions.checked(partition_name, options))
+    tested = any("test" in parts for parts in given.values())
+    if tested:  # then any sample may be one to train on
+        division = replace(division, fit=np.arange(len(y)))
     fit_y, fit_domain = y[division.fit], domains[division.fit]
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
     if dataset.coarse is not None:
@@ -243,15 +251,17 @@ def federate(
             f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
             f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"
         )
-    trains = _partition(partition_name, options, context)
+    trains = [parts["train"] for parts in given.values()] or _partition(
+        partition_name, options, context
+    )
 
     domain_names = ["pooled"] * len(trains)
-    if by_domain or len(dataset.domains) == 1:
+    if by_domain or given or len(dataset.domains) == 1:
         homes = [np.unique(fit_domain[rows]) for rows in trains]
         domain_names = [
             dataset.domains[home[0]].name if len(home) == 1 else "pooled" for home in homes
         ]
-    names = _client_names(domain_names, by_domain)
+    names = list(given) or _client_names(domain_names, by_domain)
     for k, rows in enumerate(trains):
         if not len(rows):
             raise DataError(
@@ -269,7 +279,8 @@ def federate(
         found = splits.assign_test_samples(holders, groups, groups[part], num_classes)
         return [part[rows] for rows in found]
 
-    tests, vals = assigned(division.test), assigned(division.val)
+    vals = [parts["val"] for parts in given.values()] or assigned(division.val)
+    tests = [parts["test"] for parts in given.values()] if tested else assigned(division.test)
 
     clients = []
     for k, (name, domain, rows) in enumerate(zip(names, domain_names, trains, strict=True)):
@@ -305,6 +316,15 @@ def federate(
         noise=noise,
     )
     return keep_unseen(held, unseen, seed)
+
+
+def _check_plain(split: Split, shift: Shift | None) -> None:
+    """Refuse settings that would change a split that a file gives."""
+    remedy = "the file of partition.path says who trains and tests on what; "
+    if split != "official":
+        raise ConfigError("experiment.split", str(split), f"{remedy}official, or leave it out")
+    if shift is not None and (shift.long_tail is not None or shift.sizes or shift.ratio != 1):
+        raise ConfigError("experiment.shift", str(shift), f"{remedy}noise alone, or leave it out")
 
 
 def _apply_shift(

@@ -5,7 +5,7 @@ A partition's positional parameters are filled in by name (``labels`` int64 [n];
 one; ``seed``); it declares the ones it needs. Its keyword-only parameters are its options in the
 YAML file. It returns one sorted int64 array of rows per client; no row twice. Rows that it gives to
 nobody take their share of the test samples with them. A partition that takes ``domains`` keeps
-clients to their domain, any other one pools all domains.
+clients to their domain, any other one pools all domains. ``file`` alone is given who tests on what too.
 
 Data whose clients are sites (hospitals, recordings) have these sites as domains: ``domains`` is
 their partition.
@@ -13,4 +13,5 @@ their partition.
 
 from flray.data.partitions.builtin import *
 from flray.data.partitions.flower import flower as flower
+from flray.data.partitions.given import file as file
 from flray.data.types import Rows as Rows

@@ -1,0 +1,127 @@
+"""A split that is given as a file, by flray or by another tool."""
+
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flray.config.start import GivenSplit, SplitFile
+from flray.data.types import FederatedData, Rows
+from flray.errors import DataError, one_line
+from flray.files.border import MAPPING
+from flray.registry import register_partition
+
+_FIELD = "experiment.partition.path"
+_Numbers: TypeAlias = list[Annotated[int, Field(ge=0, lt=2**62)]]
+_Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w .:-]{0,99}$")]
+
+
+class _Client(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    train: Annotated[_Numbers, Field(min_length=1)]
+    val: _Numbers = []
+    test: _Numbers | None = None
+
+
+class _Split(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    dataset: str | None = None
+    samples: int | None = None
+    clients: dict[_Name, _Client] = Field(min_length=1)
+
+
+@register_partition("file")
+def file(
+    samples: int,
+    training: int,
+    *,
+    path: Annotated[
+        GivenSplit, Field(description="JSON file of each client's samples, by their numbers")
+    ],
+) -> dict[str, dict[str, Rows]]:
+    """Split as a file says, which flray or another tool wrote.
+
+    The file maps each client's name to the numbers of its training samples, or has ``clients``,
+    which maps it to ``train``, ``val`` and ``test``. Numbers count the data set's training samples
+    from 0, domain by domain, and then its test samples. Without ``test``, clients get test samples
+    in proportion to their training samples, as in any other partition.
+
+    Parameters
+    ----------
+    samples, training : int
+        Number of all samples of the data set, and of the training samples among them.
+    path : SplitFile
+        The file. It has to stay as it was when the run began.
+
+    Returns
+    -------
+    dict of str to dict
+        By client its sorted rows ``train``, ``val``, and ``test`` if the file has any.
+
+    Raises
+    ------
+    FlrayError
+        If the file is gone, is another one now, or does not fit the data set.
+    """
+    known = SplitFile.model_validate(path)
+    found = _parse(known)
+    if found.samples not in (None, samples):
+        raise DataError(
+            f"{known.file}: it splits {found.samples} samples, and the data set has {samples}; set "
+            "data and subset as the file needs them, or write it anew"
+        )
+    tested = [name for name, one in found.clients.items() if one.test is not None]
+    if tested and (without := [name for name in found.clients if name not in tested]):
+        raise DataError(
+            f"{known.file}: {without[0]} has no test, and {tested[0]} has one; give it to all clients or to none"
+        )
+    most = samples if tested else training
+    held: dict[str, dict[str, Rows]] = {}
+    taken = np.zeros(samples, dtype=bool)
+    for name, one in found.clients.items():
+        held[name] = {}
+        for part in ("train", "val", *(["test"] if tested else [])):
+            rows = np.sort(np.array(getattr(one, part), dtype=np.int64))
+            where = f"{known.file}: clients.{name}.{part}"
+            if len(rows) and rows[-1] >= most:
+                kind = (
+                    "samples" if tested else "training samples (numbers of test samples go to test)"
+                )
+                raise DataError(f"{where} has number {rows[-1]}; there are {most} {kind}, from 0")
+            twice = [*rows[taken[rows]], *rows[1:][np.diff(rows) == 0]]
+            if twice:
+                raise DataError(
+                    f"{where} has sample {twice[0]}, which was given before; give it once"
+                )
+            taken[rows] = True
+            held[name][part] = rows
+    return held
+
+
+def _parse(known: SplitFile) -> _Split:
+    """Return a file's content in its full form."""
+    try:
+        content = MAPPING.validate_json(known.read(_FIELD))
+        if not isinstance(content.get("clients"), dict):
+            content = {"clients": {name: {"train": rows} for name, rows in content.items()}}
+        return _Split.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its content"
+        raise DataError(
+            f"{known.file}: {where}: {one_line(first['msg'])}; needed is a JSON file such as "
+            '{"clients": {"a": {"train": [0, 1], "test": [8]}}}: names of at most 100 letters, digits, '
+            "spaces and _ - . :, and numbers of samples from 0"
+        ) from None
+
+
+def split_of(data: FederatedData) -> dict[str, Any]:
+    """Return who holds which samples in the form that the partition ``file`` reads."""
+    return {
+        "dataset": data.dataset,
+        "samples": len(data.y),
+        "clients": {
+            client.name: {part: getattr(client, part).tolist() for part in ("train", "val", "test")}
+            for client in data.everyone
+        },
+    }

@@ -1,0 +1,139 @@
+"""A split that a file gives: flray's own comes back to the same bits, others' as they are, faults in one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flray.config.loader import load
+from flray.config.sections import Shift
+from flray.data import federate
+from flray.federation.manifest import divide
+from flray.records import directory
+from flray.runs import runner
+from tests.data.test_splits import numbered
+from tests.helpers import printed
+from tests.messages import mistyped, refused
+
+SET = numbered([(40, 10), (20, 10)])  # numbers 0 to 59 to train on, 60 to 79 for tests
+SPLIT: dict[str, Any] = {
+    "a": {"train": [0, 41, 61], "val": [1], "test": [60, 3]},
+    "b": {"train": [45], "test": [70]},
+}
+
+
+def given(content: object, **settings: Any) -> Any:
+    text = content if isinstance(content, str) else json.dumps(content)
+    Path("split.json").write_text(text)
+    partition = {"name": "file", "path": "split.json"}
+    experiment = {"data": "digits-sklearn", "partition": partition, "model": "linear"}
+    options = load({"experiment": {**experiment, "algorithm": "fedavg"}}).experiment.partition
+    return federate(SET, "file", options.arguments, 0, **settings)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_clients_hold_what_the_file_says() -> None:
+    data = given({"clients": SPLIT, "samples": 80})
+    assert [(c.name, c.domain) for c in data.clients] == [("a", "pooled"), ("b", "d1")]
+    held = [[part.tolist() for part in (c.train, c.val, c.test)] for c in data.clients]
+    assert held == [[[0, 41, 61], [1], [3, 60]], [[45], [], [70]]]
+    assert data.test.tolist() == [3, 60, 70]
+
+
+def test_without_tests_they_follow_the_training_samples() -> None:
+    """As in any other partition: the numbers of an `iid` one give its clients and its test samples."""
+    iid = federate(SET, "iid", {"clients": 3}, 5)
+    data = given({client.name: client.train.tolist()[::-1] for client in iid.clients})
+    for name in ("train", "val", "test"):
+        pairs = zip(data.clients, iid.clients, strict=True)
+        assert all(np.array_equal(getattr(a, name), getattr(b, name)) for a, b in pairs)
+    apart = given({client.name: client.train.tolist() for client in iid.clients}, val_fraction=0.5)
+    assert [len(client.val) for client in apart.clients] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("form", ["[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", ""])
+def test_other_files_are_refused(form: str) -> None:
+    refused(given, form)
+
+
+def changed(**parts: object) -> dict[str, Any]:
+    return {"clients": {**SPLIT, "b": {**SPLIT["b"], **parts}}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed(train=[]),
+        changed(train=[80]),
+        changed(train=[2**63]),
+        changed(train=[-1]),
+        changed(train=[True]),
+        changed(train=["4"]),
+        changed(train=[1.0]),
+        changed(train=[4, 4]),
+        changed(train=[41]),
+        changed(test=[1]),
+        changed(test=None),
+        changed(more=[1]),
+        {"clients": SPLIT, "samples": 79},
+        {"clients": {"../a": {"train": [1]}}},
+        {"clients": {"a\n": {"train": [1]}}},
+        {"clients": {"a" * 101: {"train": [1]}}},
+        {"a": [60]},
+        {"a": {"b": [1]}},
+    ],
+)
+def test_what_does_not_fit_is_refused(content: object) -> None:
+    assert "\n" not in str(refused(given, content))
+
+
+def test_settings_that_would_change_it_are_refused() -> None:
+    content = {"clients": SPLIT}
+    refused(given, content, split=(0.6, 0.2, 0.2))
+    refused(given, content, shift=Shift(long_tail=3))
+    refused(given, content, shift=Shift(ratio=0.5))
+    assert given(content, shift=Shift(noise=0.1)).noise is not None
+
+
+@pytest.mark.parametrize("path", [".", "none.json", 3, ["a"], "/dev/zero"])
+def test_other_paths_are_refused(path: object) -> None:
+    partition = {"name": "file", "path": path}
+    experiment = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
+    refused(load, {"experiment": {**experiment, "partition": partition}})
+
+
+WRITTEN = """
+name: given
+rounds: 2
+data: {name: digits-sklearn, samples: 40}
+partition: {name: dirichlet, clients: 3, alpha: 1}
+evaluation: {validation: 0.2}
+model: linear
+algorithm: fedavg
+local: {epochs: 1, lr: 0.1}
+"""
+
+
+def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
+    Path("x.yaml").write_text(WRITTEN)
+    printed("data", "show", "x.yaml", "--split", "split.json")
+    file = ["partition={name: file, path: split.json}", "evaluation.validation=0"]
+    first, again = load(Path("x.yaml")), load(Path("x.yaml"), file)
+    parts = [divide(config.experiment).partition_fingerprint for config in (first, again)]
+    assert parts[0] == parts[1]
+    whole, other = runner.run(Path("x.yaml")), runner.run(Path("x.yaml"), file)
+    assert other.sha256 == whole.sha256
+
+    directory.update(other.folder, status="interrupted")
+    kept = Path("split.json").read_text()
+    Path("split.json").write_text(kept + " ")
+    refused(runner.resume, other.folder)
+    Path("split.json").write_text(kept)
+    assert runner.resume(other.folder).sha256 == whole.sha256
+    mistyped("data", "show", "x.yaml", "--split", "x.yaml/split.json")
