@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flray.registry import register_augmentation as register_augmentation
     from flray.registry import register_callback as register_callback
     from flray.registry import register_dataset as register_dataset
+    from flray.registry import register_loss as register_loss
     from flray.registry import register_metric as register_metric
     from flray.registry import register_model as register_model
     from flray.registry import register_partition as register_partition
@@ -38,6 +39,7 @@ _LATER = {
     "register_augmentation": ("flray.registry", "register_augmentation"),
     "register_callback": ("flray.registry", "register_callback"),
     "register_dataset": ("flray.registry", "register_dataset"),
+    "register_loss": ("flray.registry", "register_loss"),
     "register_metric": ("flray.registry", "register_metric"),
     "register_model": ("flray.registry", "register_model"),
     "register_partition": ("flray.registry", "register_partition"),

@@ -93,6 +93,7 @@ class Registry:
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind, self.package = kind, package
+        self.plural = f"{kind}{'es' if kind.endswith('s') else 's'}"
         self._entries: dict[str, Any] = {}
         self._signatures: dict[str, tuple[object, type[BaseModel]]] = {}
         self._outlines: dict[str, Any] = {}
@@ -160,7 +161,7 @@ class Registry:
         """
         if name not in self.names():
             raise FlrayError(
-                f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list {self.kind}s` shows all)"
+                f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list {self.plural}` shows all)"
             )
         self._load()
         return self._entries[name]
@@ -342,6 +343,7 @@ augmentations = Registry("augmentation", "flray.data.augment")
 metrics = Registry("metric", "flray.metrics.builtin")
 samplers = Registry("sampler", "flray.samplers")
 callbacks = Registry("callback", "flray.callbacks")
+losses = Registry("loss", "flray.tasks.losses")
 
 register_algorithm = algorithms.register
 register_dataset = datasets.register
@@ -351,10 +353,11 @@ register_augmentation = augmentations.register
 register_metric = metrics.register
 register_sampler = samplers.register
 register_callback = callbacks.register
+register_loss = losses.register
 ALL = {
-    f"{one.kind}s": one
+    one.plural: one
     for one in (
         *(algorithms, datasets, models, partitions),
-        *(augmentations, metrics, samplers, callbacks),
+        *(augmentations, losses, metrics, samplers, callbacks),
     )
 }

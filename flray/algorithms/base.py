@@ -114,6 +114,13 @@ class Algorithm:
             If a setting is refused; the message names it and the value to write instead.
         """
 
+    def own_loss(self) -> str:
+        """Return what `loss` minimises instead of the task's loss, which ``local.loss`` sets; empty: nothing.
+
+        Default: empty if the code of `loss` calls a ``loss``, the task's or that of the class above.
+        """
+        return "" if "loss" in type(self).loss.__code__.co_names else "a loss of its own"
+
     def needs_epochs(self) -> str:
         """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""
         return ""

@@ -18,7 +18,7 @@ from flray.data.augment import augment_pair
 from flray.devices import transfers
 from flray.errors import FlrayError
 from flray.models import groups
-from flray.tasks.base import Task
+from flray.tasks.base import Task, bound_loss, with_loss
 from flray.trees import Tree
 
 
@@ -73,6 +73,9 @@ class Client(TaskRecord):
         self._loaded: set[str] = set()
         self._trainable: list[nn.Parameter] = []
         self._clip_norm = self.local.clip_norm
+        if self.local.loss is not None:
+            loss = bound_loss(self.local.loss, lambda: self.class_counts)
+            self.task = with_loss(self.task, loss)
 
     # --- model ------------------------------------------------------------------------------------
 

@@ -40,6 +40,11 @@ class FedRoD(Algorithm):
     needs = frozenset({"split", "classification"})
     views = ("personal", "global")
 
+    def own_loss(self) -> str:
+        """Return the balanced softmax, if the generic head has it."""
+        ce = self.hp.generic_loss == "ce"
+        return "" if ce else "the balanced softmax (algorithm.generic_loss: ce does not)"
+
     def setup(self, client: Client) -> None:
         """Start the personal head."""
 

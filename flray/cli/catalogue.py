@@ -28,8 +28,8 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, augmentations, callbacks, datasets, metrics, models, partitions, samplers, "
-            "papers or settings",
+            help="algorithms, augmentations, callbacks, datasets, losses, metrics, models, partitions, "
+            "samplers, papers or settings",
             autocompletion=complete("kinds"),
         ),
     ],

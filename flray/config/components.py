@@ -226,6 +226,12 @@ class MetricChoice(Component):
         return super().params(name)
 
 
+class LossChoice(Component):
+    """The loss of local training, in place of the task's."""
+
+    registry = registry.losses
+
+
 class SamplerChoice(Component):
     """How a round's clients are chosen."""
 

@@ -6,7 +6,15 @@
 import os
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from flray.config import components, sections
@@ -46,6 +54,10 @@ class Local(Section):
     """samples of an optimiser step"""
     drop_last: bool = False
     """leave out an epoch's last batch where it has fewer samples; an only batch stays"""
+    loss: components.LossChoice | None = None
+    """minimised in training in place of the task's own, for example focal, or {name: cross-entropy, weights: balanced}
+    (flray list losses); null: the task's. Tests measure the task's loss either way; a method with a loss of its own
+    refuses others"""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """of local training"""
     lr: float = Field(0.01, gt=0)
@@ -82,6 +94,13 @@ class Local(Section):
     last bits depend on it. For methods that train as FedAvg does; slower on a CPU"""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """layout of images; channels_last is the faster one for most networks"""
+
+    @model_serializer(mode="wrap")
+    def _without_new(self, whole: SerializerFunctionWrapHandler) -> dict[str, Plain]:
+        found: dict[str, Plain] = whole(self)
+        if self.loss is None:  # keeps the identity of runs of before it was a setting
+            del found["loss"]
+        return found
 
     @property
     def of_public_images(self) -> components.Augment:

@@ -203,8 +203,8 @@ def allowed_values(field: Mapping[str, Any]) -> str:
         elif "enum" in form:
             words.append(" | ".join(map(str, form["enum"])))
         elif component := _component(form):
-            kinds = {one.__name__: one.registry.kind for one in Component.__subclasses__()}
-            words.append(f"flray list {kinds[component['$ref'].removeprefix(_REFS)]}s")
+            kinds = {one.__name__: one.registry.plural for one in Component.__subclasses__()}
+            words.append(f"flray list {kinds[component['$ref'].removeprefix(_REFS)]}")
         elif "$ref" in form:
             words.append("a mapping of its own settings")
         elif form.get("type") == "array" and "items" in form:

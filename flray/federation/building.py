@@ -4,7 +4,8 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from flray import models, registry
 from flray.algorithms.common.batched_clients import check_batchable
@@ -21,8 +22,10 @@ from flray.federation.spec import FederationSpec, SharedDataset, read_start
 from flray.metrics.names import check_clients
 from flray.metrics.summary import AUTO
 from flray.models import groups
+from flray.models.base import dry_run
 from flray.models.groups import supports_single_sample
 from flray.rng import numpy_generator
+from flray.tasks.base import bound_loss
 from flray.tasks.few_shot import FewShot
 
 AUGMENTS = ("augment", "public_augment")
@@ -105,6 +108,47 @@ def check_unseen(spec: FederationSpec) -> None:
         _refuse(
             config, "participation.unseen", why, f"{count} of {len(spec.data.everyone)} clients"
         )
+
+
+def check_loss(spec: FederationSpec, key: str, model: nn.Module) -> None:
+    """Refuse a ``local.loss`` that the method does not minimise, or that cannot be computed of the network's outputs.
+
+    Parameters
+    ----------
+    spec : FederationSpec
+        The federation.
+    key : str
+        One of its architectures.
+    model : nn.Module
+        A network of this architecture; it is not changed.
+
+    Raises
+    ------
+    ConfigError
+        Naming the reason.
+    """
+    config, data, chosen = spec.config, spec.data, spec.config.local.loss
+    if chosen is None:
+        return
+    function, why = registry.losses.get(chosen.name), ""
+    counted = registry.takes(function, 3)
+    if own := spec.algorithm.own_loss():
+        why = f"{config.algorithm.name} minimises {own}, not the task's loss; leave local.loss out"
+    elif not counted and not registry.takes(function, 2):
+        why = "a loss is a function loss(outputs, targets, *, options), or loss(outputs, targets, counts, *, options)"
+    elif counted and not spec.task.logits:
+        why = f"it needs the logits of fixed classes, and {data.dataset} is {data.task}; leave local.loss out"
+    elif not isinstance(spec.task, FewShot):
+        rows = data.clients[0].train[:2]
+        outputs = torch.cat([dry_run(key, model, data.shape)] * len(rows)).requires_grad_()
+        counts = torch.from_numpy(data.class_counts()[0]) if counted else torch.empty(0)
+        loss = bound_loss(chosen, lambda: counts)
+        with registry.losses.guarded(chosen.name):
+            found = loss(outputs, torch.from_numpy(data.y[rows]))
+        if not (isinstance(found, Tensor) and found.shape == () and found.requires_grad):
+            why = "it has to return a tensor of one number that follows from the outputs, such as a mean over the batch"
+    if why:
+        _refuse(config, "local.loss", why, chosen.name)
 
 
 def validate(spec: FederationSpec) -> None:
@@ -194,6 +238,7 @@ def validate(spec: FederationSpec) -> None:
     for key in spec.architectures:
         model = spec.build(key)
         learnt.check_network(key, model, data)
+        check_loss(spec, key, model)
         if local.clients_per_step > 1:
             check_batchable(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
@@ -301,6 +346,8 @@ def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
         for steps in map(section.get, AUGMENTS):
             for step in steps if isinstance(steps, tuple | list) else ():
                 yield "augmentations", step["name"] if isinstance(step, dict) else step.name
+    if config.local.loss is not None:
+        yield "losses", config.local.loss.name
     for metric in config.evaluation.metrics:
         yield "metrics", metric.name
     yield "samplers", config.participation.sampler.name
@@ -319,7 +366,7 @@ def _own_components(config: Experiment) -> dict[str, dict[str, Any]]:
         kind: {
             name: item for name, item in registry.ALL[kind].added().items() if (kind, name) in used
         }
-        for kind in ("algorithms", "models", "augmentations", "metrics", "samplers")
+        for kind in ("algorithms", "models", "augmentations", "losses", "metrics", "samplers")
     }
 
 

@@ -1,7 +1,9 @@
 """The interface of every task, and a task with further metrics: those of ``evaluation.metrics``."""
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flray import registry
+from flray.config.components import LossChoice
 from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, FlrayError, MethodError
 
@@ -64,6 +67,32 @@ class Task(Protocol):
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
         """Return the metrics of a set of samples; undefined ones are NaN."""
+
+
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def bound_loss(choice: LossChoice, counts: Callable[[], Tensor]) -> LossFunction:
+    """Return a loss with its options as a function of outputs and targets.
+
+    Parameters
+    ----------
+    choice : LossChoice
+        ``local.loss``.
+    counts : callable
+        Returns the client's training samples of each class, int64 [C]; called if the loss takes them.
+    """
+    function = registry.losses.get(choice.name)
+    if not registry.takes(function, 3):
+        return partial(function, **choice.options)
+    return lambda outputs, targets: function(outputs, targets, counts(), **choice.options)
+
+
+def with_loss(task: Task, loss: LossFunction) -> Task:
+    """Return a task that is trained with another loss and measured as before."""
+    other = copy.copy(task)
+    vars(other)["loss"] = loss
+    return other
 
 
 PATH = "experiment.evaluation.metrics"

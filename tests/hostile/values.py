@@ -34,6 +34,7 @@ KINDS = {
     ("experiment", "participation", "sampler"): "samplers",
     ("experiment", "callbacks"): "callbacks",
     ("experiment", "evaluation", "metrics"): "metrics",
+    ("experiment", "local", "loss"): "losses",
 }
 LISTS = ("callbacks", "metrics")
 

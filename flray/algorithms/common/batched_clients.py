@@ -62,6 +62,10 @@ def check_batchable(
         reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {block})"
     elif not kind.takes_mean_only():
         reason = f"the server of {name} looks at single replies; set it to 1"
+    elif config.local.loss is not None:
+        reason = (
+            "local.loss is computed for one client's batch; set it to 1, or leave local.loss out"
+        )
     elif config.local.compile:
         reason = "local.compile holds for one client's batch; set one of the two"
     elif isinstance(task, FewShot):
