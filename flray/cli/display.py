@@ -409,5 +409,5 @@ def show_places(result: SweepResult) -> None:
             console.print(line, soft_wrap=True)
         console.print(
             f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its "
-            "settings, accuracy$ in the search of charts their mean curves"
+            "settings, score$ in the search of charts their mean curves"
         )

@@ -368,12 +368,29 @@ class MlflowExporter:
         found = Dataset(
             name=event["name"],
             digest=event["digest"][:_DIGEST_LENGTH],
-            source_type="flray",
-            source=json.dumps({"origin": event["source"]}),
+            source_type="code",  # which `mlflow.data.get_source` reads
+            source=json.dumps({"tags": {"origin": event["source"]}}),
             profile=json.dumps(event["profile"]),
         )
         tags = [InputTag("mlflow.data.context", "training, test")]
         self._call("log_inputs", self._run_id(cursor), datasets=[DatasetInput(found, tags)])
+
+    def _log_model(self, cursor: client.Cursor, folder: Path, name: str) -> None:
+        """Upload a folder as a logged model of the run; after a kill the one that was begun is completed."""
+        from mlflow.entities import LoggedModelOutput
+
+        run, where = self._run_id(cursor), [cursor.experiment_id or ""]
+        mine = f"source_run_id = '{run}'"
+        known = self._call("search_logged_models", where, filter_string=mine)
+        made = next((model for model in known if model.name == name), None)
+        if made is None:
+            made = self._call("create_logged_model", where[0], name=name, source_run_id=run)
+        if made.status != "READY":
+            self._call("log_model_artifacts", made.model_id, str(folder))
+            self._call("finalize_logged_model", made.model_id, "READY")
+        outputs = self._call("get_run", run).outputs
+        if made.model_id not in [one.model_id for one in getattr(outputs, "model_outputs", ())]:
+            self._call("log_outputs", run, [LoggedModelOutput(made.model_id, step=0)])
 
     def _upload(self, cursor: client.Cursor, event: Event) -> None:
         """Upload a file or folder. A file that fails is reported and left out; later metrics are still sent."""
@@ -381,9 +398,12 @@ class MlflowExporter:
         if not path.is_relative_to(self.run_dir.resolve()) or not path.exists():
             self.notices.append(f"{path} is not uploaded: no such file in the run directory")
             return
-        method = "log_artifacts" if path.is_dir() else "log_artifact"
         try:
-            self._call(method, self._run_id(cursor), str(path), event["to"] or None)
+            if (path / "MLmodel").is_file():
+                self._log_model(cursor, path, event["to"])
+            else:
+                method = "log_artifacts" if path.is_dir() else "log_artifact"
+                self._call(method, self._run_id(cursor), str(path), event["to"] or None)
         except client.TrackingUnavailableError:
             raise
         except Exception as error:  # every artifact store has its own errors

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.runs import runner
 from flray.tracking.client import connect
+from flray.tracking.exporter import MlflowExporter
 
 LOAD = """
 import sys
@@ -54,6 +56,21 @@ def test_a_run_s_model_is_loaded_by_mlflow_alone(
     assert (
         outputs.shape == (len(data.test), 10) and "uint8" in signature and "(-1, 10)" in signature
     )
+    (held,) = run.inputs.dataset_inputs
+    assert mlflow.data.get_source(held.dataset).to_dict() == {"tags": {"origin": "real, composed"}}
+
+    (made,) = client.search_logged_models([experiment.experiment_id])
+    assert (made.name, made.status, made.source_run_id) == ("model", "READY", run.info.run_id)
+    assert [one.model_id for one in run.outputs.model_outputs] == [made.model_id]
+    # Killed before it was noted, once while the model was on its way.
+    for status in ("READY", "FAILED"):
+        if status == "FAILED":
+            client.finalize_logged_model(made.model_id, status)
+        (result.folder / "tracking.json").unlink()
+        assert MlflowExporter(result.folder, uri).flush() == 0
+        (again,) = client.search_logged_models([experiment.experiment_id])
+        assert (again.model_id, again.status) == (made.model_id, "READY")
+
     accuracy = (outputs.argmax(1) == data.y[data.test]).mean()
     assert accuracy == pytest.approx(result.history["global/common/accuracy"].iloc[-1], abs=1e-9)
 
