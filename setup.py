@@ -1,5 +1,7 @@
-"""What pyproject.toml cannot say: a wheel carries search_spaces/ as flray/search_spaces/."""
+"""What pyproject.toml cannot say: a wheel carries search_spaces/, and its page has links that lead somewhere."""
 
+import os
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -19,4 +21,35 @@ class BuildWithSpaces(build_py):
                 self.copy_file(str(path), str(target))
 
 
-setup(cmdclass={"build_py": BuildWithSpaces})
+def absolute(text: str, repository: str, ref: str) -> str:
+    """Return a page of this folder with links and pictures that work elsewhere.
+
+    Parameters
+    ----------
+    text : str
+        Markdown; paths in it are relative to this folder.
+    repository : str
+        Its address, such as https://github.com/OWNER/NAME.
+    ref : str
+        Branch or tag that the links lead to.
+    """
+    text = re.sub(r"\]\((?!https?://|#|mailto:)", f"]({repository}/blob/{ref}/", text)
+    return re.sub(r'<img src="(?!https?://)', f'<img src="{repository}/raw/{ref}/', text)
+
+
+if __name__ == "__main__":
+    page, urls = Path("README.md").read_text(encoding="utf-8"), {}
+    # Set by the release workflow: a checkout does not know its address.
+    if repository := os.environ.get("FLRAY_REPOSITORY", "").rstrip("/"):
+        page = absolute(page, repository, os.environ.get("FLRAY_REF", "main"))
+        urls = {
+            "Source": repository,
+            "Issues": f"{repository}/issues",
+            "Changelog": f"{repository}/blob/main/CHANGELOG.md",
+        }
+    setup(
+        cmdclass={"build_py": BuildWithSpaces},
+        long_description=page,
+        long_description_content_type="text/markdown",
+        project_urls=urls,
+    )

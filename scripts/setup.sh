@@ -1,9 +1,9 @@
 # Shared by quickstart and test: make .venv beside this folder's parent and install flray into it, if missing or outdated.
-# With the extra packages of FLRAY_EXTRAS, those for development without; an environment that has these is enough for any.
+# With the extra packages of FLRAY_EXTRAS, by default those for development; an environment that has these is enough for any.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 want="$(cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1)"
-extras="${FLRAY_EXTRAS:-dev}"
+extras="${FLRAY_EXTRAS-dev}"
 have="$(cat .venv/.flray-installed 2>/dev/null || true)"
 if [ "$have" != "$want dev" ] && [ "$have" != "$want $extras" ] && [ "$have" != "$want" ]; then
   python="${PYTHON:-python3}"
@@ -13,7 +13,7 @@ if [ "$have" != "$want dev" ] && [ "$have" != "$want $extras" ] && [ "$have" != 
   }
   echo "flray: installing into .venv (once; about two to four minutes)"
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extras:+[$extras]}"
   echo "$want $extras" > .venv/.flray-installed
   # Which the first lines of the YAML files there name, for editors.
   [ ! -d search_spaces ] || .venv/bin/flray schema > search_spaces/schema.json

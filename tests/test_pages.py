@@ -117,7 +117,7 @@ def test_what_is_to_be_pasted_is_found() -> None:
     assert len([words for block in RUNNABLE for words in block.commands]) >= 20
     named = [block.file for block in BLOCKS if block.file]
     assert len(named) == len(set(named)), "two blocks are the same file"
-    assert {block.language for block in BLOCKS} <= {"bash", "yaml", "python", "text"}
+    assert {block.language for block in BLOCKS} <= {"bash", "yaml", "python", "toml", "text"}
 
 
 @pytest.mark.parametrize("page", QUICK, ids=name_of)

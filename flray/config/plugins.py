@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,8 @@ from flray.files.border import FILE_BYTES, read
 
 MODULE_PREFIX = "flray_plugin_"
 """Prefix of the module names of plug-ins."""
+ENTRY_POINTS = "flray.plugins"
+"""Group of the entry points by which installed packages name a module of theirs that registers components."""
 
 
 def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
@@ -24,7 +27,8 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
     Parameters
     ----------
     paths : iterable of str
-        Files; relative ones are looked up beside the YAML file, then in the current folder.
+        Files; relative ones are looked up beside the YAML file, then in the current folder. Or names of
+        installed packages' entry points in the group `ENTRY_POINTS`, whose modules are run as files.
     base : Path, optional
         Folder of the YAML file.
 
@@ -42,10 +46,24 @@ def _locate(text: str, base: Path | None) -> Path:
         path = next((c for c in candidates if c.is_file()), None)
     except (OSError, ValueError) as error:
         raise _refused(text, f"it cannot be read: {error}") from None
-    if path is None:
+    if path is not None:
+        return path
+    installed = {one.name: one.module for one in metadata.entry_points(group=ENTRY_POINTS)}
+    if text not in installed:
         places = " and ".join(str(c.parent) for c in candidates)
-        raise _refused(text, f"no such file; looked in {places}")
-    return path
+        names = f", and installed packages name {', '.join(sorted(installed))}" if installed else ""
+        raise _refused(text, f"no such file; looked in {places}{names}")
+    try:
+        spec = importlib.util.find_spec(installed[text])  # runs the packages that it is in
+    except Exception as error:
+        raise _refused(
+            text, f"its module {installed[text]} cannot be found: {brief(error)}"
+        ) from None
+    if spec is None or spec.origin is None:
+        raise _refused(
+            text, f"its module {installed[text]} is not installed; install the package anew"
+        )
+    return Path(spec.origin)
 
 
 def _refused(text: str, why: str) -> ConfigError:
