@@ -10,7 +10,6 @@ measured under ``unseen``: the global model as it is, and ``adapted`` by plain l
 settings of ``local``. The adaptation is the same for every method, so that only the model differs.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
 from flray.metrics.names import lower_is_better
-from flray.tasks.base import Task
+from flray.tasks.classification import summarise_parts
 
 NO_COMMON = (
     "; clients keep running statistics (BatchNorm) of their own here, so the global model is tested with "
@@ -143,8 +142,8 @@ def _global(federation: FederationState) -> dict[str, float]:
             ("validation", mine[tested:], [len(client.val) for client in data.clients]),
         ):
             if parts:
-                each = _by_client(measure, _join(parts), sizes)
-                values = {client: each[client] for client in members}
+                each = summarise_parts(measure, _join(parts), sizes)
+                values = {i: {n: float(v[i]) for n, v in each.items()} for i in members}
                 metrics |= over_clients(federation, f"global/{scope}", values, suffix)
     return metrics
 
@@ -204,22 +203,22 @@ def _personal(federation: FederationState) -> dict[str, float]:
         )
     _warn_of_initial_statistics(federation, "tested with these")
     measure = federation.spec.task
-    ends = np.cumsum([0] + [len(client.test) for client in data.clients])
-    inside = [slice(*place) for place in itertools.pairwise(ends)]
+    sizes = [len(client.test) for client in data.clients]
     own = {i: one["test"] for i, one in found.items()}
+    views: dict[str, dict[int, dict[str, float]]] = {}
     if wanted.others:
-        own = {i: _rows(part, inside[i]) for i, part in own.items()}
-    views = {"personal/local": {i: measure.summarise(part) for i, part in own.items()}}
-    if wanted.others:
-        views["personal/others"] = inter = {}
-        for i, one in found.items():
-            apart = [
-                measure.summarise(_rows(one["test"], place))
-                for j, place in enumerate(inside)
-                if j != i and place.start < place.stop
-            ]
-            if apart:
-                inter[i] = {name: _mean([part[name] for part in apart]) for name in apart[0]}
+        ends = np.cumsum([0, *sizes])
+        own = {i: _rows(part, slice(ends[i], ends[i + 1])) for i, part in own.items()}
+        each = {i: summarise_parts(measure, one["test"], sizes) for i, one in found.items()}
+        views["personal/local"] = {i: {n: float(v[i]) for n, v in each[i].items()} for i in each}
+        filled = np.flatnonzero(sizes)
+        views["personal/others"] = {
+            i: {name: _mean(values[filled[filled != i]]) for name, values in parts.items()}
+            for i, parts in each.items()
+            if len(filled) > (i in filled)
+        }
+    else:
+        views["personal/local"] = {i: measure.summarise(part) for i, part in own.items()}
     views["personal/validation"] = {
         i: measure.summarise(one["validation"]) for i, one in found.items() if "validation" in one
     }
@@ -236,12 +235,6 @@ def _personal(federation: FederationState) -> dict[str, float]:
 
 def _rows(part: Predictions, rows: slice) -> Predictions:
     return {name: values[rows] for name, values in part.items()}
-
-
-def _by_client(measure: Task, whole: Predictions, sizes: list[int]) -> list[dict[str, float]]:
-    """Return each client's metrics from the joined predictions of all clients."""
-    ends = np.cumsum([0, *sizes])
-    return [measure.summarise(_rows(whole, slice(*place))) for place in itertools.pairwise(ends)]
 
 
 def predict_clients(
@@ -291,10 +284,10 @@ def predict(
     return found
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: NDArray[np.float64]) -> float:
     """Return the mean, ignoring NaN."""
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def _join(parts: list[Predictions]) -> Predictions:

@@ -3,15 +3,20 @@
 Which class of two is the positive one the data set says: `flray.data.types.FederatedData.positive`.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
 from flray.models.base import dry_run
-from flray.tasks.base import Predictions
+from flray.tasks.base import Predictions, Task
 
 
 class Classification:
@@ -93,6 +98,39 @@ class Classification:
             **{name: float(np.count_nonzero(hit)) / len(hit) for name, hit in shares.items()},
             "loss": float(loss.sum()) / len(loss),
         }
+
+
+def summarise_parts(
+    task: Task, predictions: Predictions, sizes: Sequence[int]
+) -> dict[str, NDArray[np.float64]]:
+    """Return by metric the values of a task's `summarise` for each of consecutive parts of some samples.
+
+    Parameters
+    ----------
+    task : Task
+        For `Classification` alone all parts are added up at once, to the same bits: the losses of parts of one size
+        are the rows of one table.
+    predictions : mapping
+        Of all samples.
+    sizes : sequence of int
+        Samples of each part.
+    """
+    counts, ends = np.asarray(sizes), np.cumsum([0, *sizes])
+    if type(task) is not Classification:
+        places = [slice(*place) for place in pairwise(ends)]
+        each = [task.summarise({n: v[place] for n, v in predictions.items()}) for place in places]
+        return {name: np.array([one[name] for one in each]) for name in each[0]}
+    sums: dict[str, NDArray[Any]] = {
+        "accuracy" if name == "correct" else name: np.diff(np.cumsum(np.append(0, hits))[ends])
+        for name, hits in predictions.items()
+        if name != "loss"
+    }
+    losses = sums["loss"] = np.zeros(len(counts))
+    for size in np.unique(counts):
+        alike = np.flatnonzero(counts == size)
+        losses[alike] = predictions["loss"][ends[alike, None] + np.arange(size)].sum(axis=1)
+    with np.errstate(invalid="ignore"):  # an empty part has no mean
+        return {name: values / counts for name, values in sums.items()}
 
 
 def among_largest(logits: Tensor, labels: Tensor, k: int) -> Tensor:

@@ -17,7 +17,9 @@ def build(spec: dict[str, Any]) -> nn.Module:
     from flray import models
 
     torch.manual_seed(0)
-    model = models.build(spec["model"], tuple(spec["shape"]), spec["classes"], {}, 0)
+    model = models.build(
+        spec["model"], tuple(spec["shape"]), spec["classes"], spec.get("options", {}), 0
+    )
     if spec["channels_last"]:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

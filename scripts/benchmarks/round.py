@@ -4,6 +4,7 @@ The contestants take turns, round by round, so that whatever else the machine do
 alike; ratios are medians of the rounds' ratios.
 """
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from bare import OneProcess, SeveralProcesses
 from flray.federation.ray_backend.session import local_resources, ray_session
 
 PHASES = ("send", "train", "receive", "aggregate", "evaluate")
-BATCH, RATE = 64, 0.01
+RATE = 0.01
 
 
 @dataclass
@@ -28,8 +29,10 @@ class Options:
     clients: int = 20
     cohort: int = 8
     samples: int = runner.option(500, "per client")
-    actors: int = 2
-    model: str = "lenet"
+    actors: int = runner.option(2, "0: only what runs in one process")
+    batch: int = 64
+    model: str = runner.option("lenet", "a registered one, for images of 3x32x32")
+    hidden: Sequence[int] | None = runner.option(None, "layers of an mlp", nargs="+", type=int)
     format: str = runner.option("channels_last", choices=("channels_last", "contiguous"))
     peer: Sequence[str] | None = runner.option(
         None,
@@ -42,15 +45,20 @@ class Options:
 
 
 def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
-    local = {"epochs": 1, "batch_size": BATCH, "lr": RATE, "memory_format": options.format}
+    local = {"epochs": 1, "batch_size": options.batch, "lr": RATE, "memory_format": options.format}
     return runner.experiment(
         options.clients,
         options.samples,
-        model={"name": options.model},
+        model={"name": options.model, **network(options)},
         local=local,
         participation={"clients": options.cohort},
         resources=resources,
     )
+
+
+def network(options: Options) -> dict[str, Any]:
+    """Return the options of the network."""
+    return {"hidden": options.hidden} if options.hidden else {}
 
 
 def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
@@ -59,7 +67,9 @@ def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
     script = runner.HERE / "peers" / f"{name}.py"
     if not script.is_file():
         raise SystemExit(f"--peer {given}: no {script.name} in {script.parent}")
-    spec = {name: getattr(options, name) for name in ("clients", "cohort", "samples", "warmup")}
+    spec = {
+        name: getattr(options, name) for name in ("clients", "cohort", "samples", "batch", "warmup")
+    }
     spec |= {"rounds": options.rounds + options.warmup, "processes": options.actors}
     command = [python, str(script), json.dumps(spec)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -77,47 +87,51 @@ def main(options: Options) -> None:
         "clients": options.clients,
         "cohort": options.cohort,
         "samples": options.samples,
-        "batch": BATCH,
+        "batch": options.batch,
+        "options": network(options),
         "lr": RATE,
         "channels_last": options.format == "channels_last",
     }
     bare_many = f"bare PyTorch, {options.actors} processes"
     flray_many = f"flray, {options.actors} actors"
     bare_one, flray_one = "bare PyTorch, one process", "flray, inline"
-    several = SeveralProcesses(bare, options.actors)
     here = runner.Steps(runner.inline(settings(options, {"executor": "inline"})))
-    with ray_session(None):
-        pool = {"executor": "ray", "actors": options.actors}
-        there = runner.Steps(runner.on_actors(settings(options, pool), local_resources()))
-        turns: dict[str, Callable[[], float]] = {
-            bare_many: several.round,
-            flray_many: there,
-            bare_one: OneProcess(bare).round,
-            flray_one: here,
-        }
+    turns: dict[str, Callable[[], float]] = {bare_one: OneProcess(bare).round, flray_one: here}
+    there = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(here.federation.close)
+        if options.actors:
+            several = SeveralProcesses(bare, options.actors)
+            stack.callback(several.close)
+            stack.enter_context(ray_session(None))
+            pool = {"executor": "ray", "actors": options.actors}
+            there = runner.Steps(runner.on_actors(settings(options, pool), local_resources()))
+            stack.callback(there.federation.close)
+            turns = {bare_many: several.round, flray_many: there, **turns}
         times = runner.take_turns(turns, options.rounds, options.warmup)
-        there.federation.close()
-    here.federation.close()
-    several.close()
-    ratios = {
-        flray_many: runner.ratio(times[flray_many], times[bare_many]),
-        flray_one: runner.ratio(times[flray_one], times[bare_one]),
-    }
+    pairs = ((flray_many, bare_many), (flray_one, bare_one))
+    ratios = {one: runner.ratio(times[one], times[own]) for one, own in pairs if one in times}
     peers = dict(seconds_of_peer(peer, options) for peer in options.peer or ())
     runner.show(
-        f"{options.cohort} of {options.clients} clients x {options.samples} images, {options.model}, "
-        f"{options.format}, {options.rounds} rounds each",
+        f"{options.cohort} of {options.clients} clients x {options.samples} images, batch {options.batch}, "
+        f"{options.model}, {options.format}, {options.rounds} rounds each",
         "contestant | median s/round :.4f | min :.4f | ratio to its bare loop :.3f",
         [
             *((name, median(one), min(one), ratios.get(name)) for name, one in times.items()),
-            *((name, one, None, one / median(times[bare_many])) for name, one in peers.items()),
+            *(
+                (name, one, None, one / median(times.get(bare_many, times[bare_one])))
+                for name, one in peers.items()
+            ),
         ],
     )
+    found = {"times": times, "ratios": ratios, "peers": peers}
+    runner.write_json(options.json, found)
+    if there is None:
+        return
     measured = there.metrics[options.warmup :]
     phases = {phase: median(metrics[f"time/{phase}"] for metrics in measured) for phase in PHASES}
     sent = {way: measured[-1][f"bytes/{way}"] for way in ("down", "up")}
     shown = ", ".join(f"{phase} {seconds:.4f}" for phase, seconds in phases.items())
     print(f"flray with actors, seconds per phase: {shown}")
     print(f"bytes per round: down {sent['down']:,.0f}, up {sent['up']:,.0f}")
-    found = {"times": times, "ratios": ratios, "phases": phases, "bytes": sent, "peers": peers}
-    runner.write_json(options.json, found)
+    runner.write_json(options.json, {**found, "phases": phases, "bytes": sent})

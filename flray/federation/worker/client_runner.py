@@ -72,6 +72,7 @@ class ClientRunner:
         self._process = psutil.Process()
         self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
+        self._has_parts = type(spec.algorithm).parts is not Algorithm.parts
 
     def run(self, job: messages.TaskInput, sums: BlockSum | None = None) -> RunnerOutput:
         """Run a task; an exception of the method or the model becomes a failure in the outcome.
@@ -368,13 +369,11 @@ class ClientRunner:
 
     @torch.no_grad()
     def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
-        samples = self._resources.samples(rows, once=True)
-        return messages.join_predictions(
-            [
-                self.task.predictions(predictor(x), y)
-                for x, y in samples.in_order(self.spec.config.evaluation.batch_size)
-            ]
-        )
+        shared = self.spec.config.evaluation.others or self._has_parts
+        with self._resources.test_batches(rows, shared) as batches:
+            return messages.join_predictions(
+                [self.task.predictions(predictor(x), y) for x, y in batches]
+            )
 
 
 def _failed(client_task: messages.ClientTask, error: Exception, seconds: float) -> RunnerOutput:

@@ -1,6 +1,8 @@
 """Per-process cache of networks and samples on one device, in the experiment's precision."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +16,7 @@ from flray.data.sample_noise import sample_noise
 from flray.data.types import Rows
 from flray.devices import process, transfers
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.evaluation_cache import EvaluationCache
 from flray.models import acceleration
 
 SMALL_PART = 0.02
@@ -53,6 +56,7 @@ class WorkerResources:
         self.spec, self.device = spec, device
         self._capacity = process.capacity(device, share)
         self._residents: dict[str, ResidentModel] = {}
+        self._tests = EvaluationCache(SMALL_PART * self._capacity)
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
         images = len(data.shape) == 3
@@ -107,6 +111,27 @@ class WorkerResources:
             architecture: 1 + len(resident.frozen_copies)
             for architecture, resident in self._residents.items()
         }
+
+    @contextmanager
+    def test_batches(self, rows: Rows, shared: bool) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+        """Provide the samples of a test in batches.
+
+        Parameters
+        ----------
+        rows : ndarray of int64
+            The samples' rows.
+        shared : bool
+            Whether other tests may have the same samples and the same body of the network, whose features are then
+            kept for them.
+        """
+        here = [
+            (architecture, network)
+            for architecture, resident in self._residents.items()
+            for network in (resident.model, *resident.frozen_copies.values())
+        ]
+        with self._tests.sharing(here if shared else []):
+            size = self.spec.config.evaluation.batch_size
+            yield self._tests.batches(rows, self.samples(rows, once=True), size)
 
     def samples(self, rows: Rows, once: bool = False) -> Samples:
         """Return rows of the federation's samples.

@@ -83,7 +83,9 @@ def run() -> None:
         ),
         SimulatedBackend(training_data=data, val_data=data),
         model,
-        NNTrainHyperParams(local_batch_size=64, local_num_epochs=1, local_learning_rate=0.01),
+        NNTrainHyperParams(
+            local_batch_size=spec["batch"], local_num_epochs=1, local_learning_rate=0.01
+        ),
         None,
         [mark],
     )

@@ -39,7 +39,7 @@ def resident(client: int, count: int) -> tuple[Tensor, Tensor]:
 def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for rows in torch.randperm(len(y)).split(64):
+    for rows in torch.randperm(len(y)).split(specification()["batch"]):
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
