@@ -1,10 +1,12 @@
 """The trials of a sweep, or a single run, with their settings and histories: what everything renders."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 from flray.records.directory import FINAL_DIAGNOSTICS, PARTITION
 from flray.results.provenance import Provenance, describe
+
+if TYPE_CHECKING:
+    from torch import nn
 
 COMPARISON = "comparison"
 """The phase of trials that are compared."""
@@ -122,6 +127,12 @@ class Trial:
     def reported(self) -> ReportedRounds:
         """The rounds whose values are reported; a history does not change once it is loaded."""
         return reported_rounds(self.history, self.metric, self.protocol, self.last)
+
+    def model(self, client: str | None = None) -> nn.Module:
+        """Return the trained model of the last round, as `flray.runs.runner.Result.model` does."""
+        from flray.runs.models import trained_model  # which imports torch
+
+        return trained_model(self.folder, client)
 
     @cached_property
     def values(self) -> dict[tuple[str, str], float]:

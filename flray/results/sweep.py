@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from flray.results.build_table import build_table, client_columns, group_by_labe
 from flray.results.formatting import terminal
 from flray.results.load import load_folder
 from flray.results.measures import AVERAGE, QUANTILES, clients, clients_stay, total, tracked_value
-from flray.results.result_set import ResultSet, Trial
+from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.results.table import Table
 
 CLIENT, OVER_CLIENTS = "client/", "clients/"
@@ -29,7 +29,7 @@ TEST = "test"
 
 
 class SweepResult:
-    """The trials of a sweep's folder.
+    """The trials of a sweep's folder; iterating yields each as a `flray.results.result_set.Trial`.
 
     Parameters
     ----------
@@ -49,6 +49,14 @@ class SweepResult:
     def data(self) -> ResultSet:
         """The trials as they were read."""
         return load_folder(self.folder, allow_empty=True)
+
+    def __len__(self) -> int:
+        """Return the number of trials."""
+        return len(self.data.trials)
+
+    def __iter__(self) -> Iterator[Trial]:
+        """Iterate over the trials in their order: setting, seed, history, folder and model."""
+        return iter(self.data.trials)
 
     @cached_property
     def main_table(self) -> Table:
@@ -111,6 +119,12 @@ class SweepResult:
         first = self.summary.iloc[0]
         names = ("score", "score_std", *([TEST] if TEST in first else []), "seeds")
         return {name: first[name] for name in (*self.settings, *names)}
+
+    @property
+    def best_trials(self) -> list[Trial]:
+        """The trials of the best setting, one per seed: ``best_trials[0].model()`` is its first model."""
+        wanted = self.label(self.summary.iloc[0])
+        return [one for one in group_by_label(self.data).get(wanted, ()) if one.phase == COMPARISON]
 
     @property
     def uri(self) -> str | None:

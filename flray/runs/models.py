@@ -131,6 +131,20 @@ class TrainedModels:
         return model.eval()
 
 
+def trained_model(folder: Path, client: str | None = None) -> nn.Module:
+    """Return a model of a run or trial; see `flray.runs.runner.Result.model`."""
+    models = TrainedModels(folder)
+    if client is not None:
+        return models.client_model(client)
+    found = models.global_models()
+    if len(found) > 1:
+        raise FlrayError(
+            f"there are {len(found)} global models, {', '.join(found)}; name a client: one of "
+            f"{', '.join(models.clients)}"
+        )
+    return next(iter(found.values()))
+
+
 class Scoring(nn.Module):
     """The scoring function of a method that scores with more than its network; the networks are children.
 

@@ -112,18 +112,9 @@ class Result:
         FlrayError
             If the client does not exist, or the run has several global models or none.
         """
-        from flray.runs.models import TrainedModels
+        from flray.runs.models import trained_model
 
-        models = TrainedModels(self.folder)
-        if client is not None:
-            return models.client_model(client)
-        found = models.global_models()
-        if len(found) > 1:
-            raise FlrayError(
-                f"there are {len(found)} global models, {', '.join(found)}; name a client: one of "
-                f"{', '.join(models.clients)}"
-            )
-        return next(iter(found.values()))
+        return trained_model(self.folder, client)
 
 
 def run(

@@ -9,6 +9,7 @@ from typing import Any
 import mlflow
 import numpy as np
 import pytest
+import torch
 
 from flray import api
 from flray.config.loader import load
@@ -16,6 +17,7 @@ from flray.federation.building import build_spec
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tracking.exporter import MlflowExporter
+from tests.messages import refused
 
 LOAD = """
 import sys
@@ -85,3 +87,12 @@ def test_trials_that_have_one_leave_a_model(
     assert [path.parent.parent.name for path in found.folder.glob("trials/*/model/MLmodel")] == [
         "0001"
     ]
+    assert len(found) == 2 and [trial.method for trial in found] == ["fedavg", "local"]
+    (best,) = found.best_trials
+    assert best is max(found, key=lambda trial: trial.history[trial.metric].iloc[-1])
+    data = build_spec(load(best.folder / "config.yaml").experiment).data
+    model = found.data.trials[0].model()
+    assert model(torch.zeros(2, *data.shape)).shape == (2, 10)
+    refused(found.data.trials[1].model)
+    client = found.data.trials[1].model(data.clients[0].name)
+    assert client(torch.zeros(2, *data.shape)).shape == (2, 10)
