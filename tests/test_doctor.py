@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flray.cli import doctor, gpu_check
+from flray.cli import doctor
 from flray.cli.main import invoke
 from tests.helpers import python
 
@@ -124,7 +124,7 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
 def test_the_gpu_s_check_runs_on_a_cpu_too_and_ends_with_1_if_anything_fails(
     ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_check, "ON_CPU", ("lenet", 64, (1, 2)))
+    monkeypatch.setattr(doctor, "ON_CPU", ("lenet", 64, (1, 2)))
     code = invoke(["doctor", "--gpu"])
     lines = capsys.readouterr().out.splitlines()
     assert code == 0 and all(line.startswith("PASS  ") for line in lines), lines
@@ -132,12 +132,12 @@ def test_the_gpu_s_check_runs_on_a_cpu_too_and_ends_with_1_if_anything_fails(
     assert "(no actor, no actor, again, 1 actor, 2 actors)" in "".join(lines)
     assert sum("images/s" in line for line in lines) == 4
 
-    monkeypatch.setattr(gpu_check, "ON_CPU", ("lenet", 64, ()))
-    monkeypatch.setattr(gpu_check, "alike", lambda digests: (False, "they differ"))
+    monkeypatch.setattr(doctor, "ON_CPU", ("lenet", 64, ()))
+    monkeypatch.setattr(doctor, "alike", lambda digests: (False, "they differ"))
     assert invoke(["doctor", "--gpu"]) == 1
     assert "FAIL  any number of actors learns the same: they differ" in capsys.readouterr().out
 
 
 def test_other_digests_are_a_failure() -> None:
-    assert gpu_check.alike({"first": "a", "second": "a"})[0]
-    assert not gpu_check.alike({"first": "a", "second": "b"})[0]
+    assert doctor.alike({"first": "a", "second": "a"})[0]
+    assert not doctor.alike({"first": "a", "second": "b"})[0]

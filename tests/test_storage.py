@@ -21,8 +21,8 @@ from flray.errors import FlrayError
 from flray.files import storage
 from flray.records import directory
 from flray.records import mirror as lease
+from flray.records.directory import checkpoints
 from flray.records.mirror import Mirror
-from flray.records.trial_checkpoints import checkpoints
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders

@@ -65,8 +65,7 @@ def report_command(
     """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
     from flray import reporting
     from flray.cli import display
-    from flray.reporting.build import report_file
-    from flray.reporting.render import report_values
+    from flray.reporting.build import report_file, report_values
 
     display.to_stderr(as_json)
     if target.endswith(".csv"):

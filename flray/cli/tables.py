@@ -274,8 +274,8 @@ def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict
 
 
 def show_gpu_check() -> bool:
-    """Print what `flray.cli.gpu_check.check_gpu` finds, line by line; return whether all is as it should be."""
-    from flray.cli.gpu_check import check_gpu
+    """Print what `flray.cli.doctor.check_gpu` finds, line by line; return whether all is as it should be."""
+    from flray.cli.doctor import check_gpu
 
     all_passed = True
     for check, passed, text in check_gpu():

@@ -1,26 +1,253 @@
 """``flray report``: read results, build the tables, draw the figures, write the files."""
 
+import itertools
+import json
 import math
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from flray.drawing.canvas import render_svg, save_figure
-from flray.errors import FlrayError
+from flray.drawing import canvas
+from flray.errors import FlrayError, one_line
 from flray.files.csv_files import csv_text
 from flray.records import directory
-from flray.reporting.render import markdown, render_latex, render_page, render_summary
-from flray.reporting.sections import create_sections
+from flray.reporting.sections import Section, create_sections
 from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.formatting import (
+    CONCLUSIONS,
+    format_measured,
+    legend,
+    listings,
+    notes,
+    printed_reference,
+)
 from flray.results.load import load_folder
 from flray.results.measures import Cost, costs
 from flray.results.provenance import beside
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
+
+_UNTRACKED = (
+    "Features (t-SNE), correlations between classes and the layers' distances are drawn of runs "
+    "with tracking.features=true; of these they were not tracked."
+)
+_LINE = 75
+"""Characters of a table that fit on an article's line."""
+
+
+def head_rows(table: Table) -> list[list[tuple[str, int]]]:
+    """Return the heads by level, equal neighbours as one with the number of columns that it spans."""
+    depth = max((len(column.head) for column in table.columns), default=1)
+    heads = [("",) * (depth - len(column.head)) + column.head for column in table.columns]
+    return [
+        [
+            (prefix[-1], len(list(group)))
+            for prefix, group in itertools.groupby(heads, key=lambda head: head[: level + 1])
+        ]
+        for level in range(depth)
+    ]
+
+
+def markdown(table: Table, costs: Sequence[Cost]) -> str:
+    """Return the tables as Markdown."""
+    return _render("report.md", table, listings=listings(table, costs)).rstrip() + "\n"
+
+
+def render_latex(table: Table) -> str:
+    """Return the table as LaTeX (needs booktabs, and graphicx if it is wider than a page)."""
+    width = max(map(len, (table.heading, *table.rows)), default=0)
+    for position, column in enumerate(table.columns):
+        cells = (format_measured(row[position]) for row in table.rows.values())
+        width += max(map(len, (*column.head, *cells))) + 2
+    return _render("table.tex", table, wide=width > _LINE) + "\n"
+
+
+def render_page(
+    source: ResultSet,
+    table: Table,
+    costs: Sequence[Cost],
+    sections: Sequence[Section],
+    vectors: Mapping[str, str],
+) -> str:
+    """Return one HTML page that needs nothing but itself: no script, no font, no picture from elsewhere.
+
+    Parameters
+    ----------
+    source : ResultSet
+        The runs.
+    table : Table
+        The main table.
+    costs : sequence of Cost
+        The costs of each setting.
+    sections : sequence of Section
+        The sections with figures.
+    vectors : dict of str to str
+        The sections' figures as SVG, by file name without suffix.
+    """
+    tracked = any(trial.diagnostics() for trial in source.trials)
+    return _render(
+        "page.html",
+        table,
+        source=source,
+        seeds=sorted({trial.seed for trial in source.trials}),
+        data=_describe_data(source),
+        listings=listings(table, costs),
+        sections=[
+            (one, [canvas.theme_svg(vectors[name], one.title) for name in one.figures])
+            for one in sections
+        ],
+        untracked="" if tracked else _UNTRACKED,
+        versions=", ".join(f"{name} {text}" for name, text in sorted(source.versions.items())),
+        settings=json.dumps(source.config, indent=1, ensure_ascii=False).split("\n"),
+        canvas=canvas,
+    )
+
+
+def render_summary(table: Table) -> str:
+    """Return the conclusions and the main table as HTML without a style, to embed in another page."""
+    return _render("summary.html", table)
+
+
+def _render(template: str, table: Table, **values: object) -> str:
+    """Return a template whose texts are data: one line each, escaped as its format needs."""
+    escapes = {"html": one_line, "md": _escape_markdown, "tex": _escape_latex}
+    escape = escapes[template.rpartition(".")[2]]
+
+    def finish(value: object) -> object:
+        return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = Environment(
+        loader=PackageLoader("flray.reporting"),
+        autoescape=template.endswith(".html"),
+        finalize=finish,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    filters = {"measured": format_measured, "printed": printed_reference, "comment": _comment}
+    environment.filters |= filters
+    values |= {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
+    values |= {"table": table, "concluded": CONCLUSIONS}
+    return environment.get_template(template).render(values)
+
+
+def _comment(text: str) -> Markup:
+    return Markup(one_line(text))
+
+
+# What Markdown reads as markup: everywhere, and where a line begins. An underscore between letters
+# is none.
+_MARKUP = re.compile(r"[\\`*|\[\]~$!]|(?<![^\W_])_|_(?![^\W_])")
+_AT_THE_START = re.compile(r"^(\d*)([#+\-=.):])(?=\s|$|[#=\-])")
+
+
+def _escape_markdown(text: str) -> str:
+    """Return a text of one line that Markdown shows as it is, also within a table and where HTML is let through."""
+    text = _MARKUP.sub(r"\\\g<0>", one_line(text).strip())
+    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, name)
+    return _AT_THE_START.sub(lambda found: f"{found[1]}\\{found[2]}", text)
+
+
+_NAMES = {"lamda": "lambda", "phi": "varphi"}
+"""LaTeX's names of letters where they are not Unicode's."""
+
+
+def _letter_name(letter: str) -> str:
+    name = unicodedata.name(letter).rpartition(" ")[2].lower()
+    return _NAMES.get(name, name)
+
+
+GREEK = {letter: _letter_name(letter) for letter in "αβγδεζηθκλμνξπρστφχψω"}
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "–": r"\textendash{}",
+    "≥": r"$\geq$",
+    "<": r"$<$",
+    ">": r"$>$",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",  # which belong to the end of the line before them otherwise
+    **{letter: f"$\\{name}$" for letter, name in GREEK.items()},
+}
+
+
+def _escape_latex(text: str) -> str:
+    """Return a text of one line that LaTeX sets as it is."""
+    escaped = "".join(_SPECIAL.get(character, character) for character in one_line(text))
+    return escaped.replace("--", "-{}-")
+
+
+def _describe_data(source: ResultSet) -> str:
+    """Return which data were used and their origins."""
+    found: dict[str, None] = {}
+    for trial in source.trials:
+        if trial.partition is not None:
+            origins = sorted(set(trial.partition["origins"].values()))
+            found[f"{trial.partition['dataset']} ({' + '.join(origins)})"] = None
+    return ", ".join(found) or str(source.config["experiment"]["data"]["name"])
+
+
+def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) -> dict[str, object]:
+    """Return a report as JSON values; numbers that are not finite become null.
+
+    Parameters
+    ----------
+    table : Table
+        Its main table; shares are in percent.
+    costs : sequence of Cost
+        By setting.
+    files : iterable of Path
+        The files of the report.
+    """
+    studies = table.studies
+    compared = studies.frame().to_json(orient="records") if studies.each else "[]"
+    return {
+        "title": table.title,
+        "conclusions": table.conclusions,
+        "rows": [
+            {
+                "name": label,
+                "values": [
+                    {
+                        "column": " ".join(column.head),
+                        "measure": column.measure,
+                        "client": column.client,
+                        "mean": _finite(cell.mean),
+                        "std": _finite(cell.std),
+                        "seeds": {str(seed): _finite(one) for seed, one in cell.values.items()},
+                        "best": cell.best,
+                        **({"printed": _finite(cell.printed)} if cell.printed_text else {}),
+                    }
+                    for column, cell in zip(table.columns, row, strict=True)
+                ],
+            }
+            for label, row in table.rows.items()
+        ],
+        "comparisons": json.loads(compared),
+        "costs": [{name: _finite(value) for name, value in vars(one).items()} for one in costs],
+        "notes": notes(table),
+        "files": list(map(str, files)),
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
 
 MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "report"
 COMPARISONS = "comparisons.csv"
@@ -95,7 +322,7 @@ def report(
     if uri is None:
         folder = directory.find(what, base)
         return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
-    from flray.results.load_mlflow import load_mlflow  # start-up: MLflow
+    from flray.results.load import load_mlflow  # start-up: MLflow
 
     with tempfile.TemporaryDirectory() as place:
         source = load_mlflow(uri, what, Path(place))
@@ -152,14 +379,14 @@ def make(
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))
     figures = {name: one for section in sections for name, one in section.figures.items()}
-    vectors = {name: render_svg(figure) for name, figure in figures.items()}
+    vectors = {name: canvas.render_svg(figure) for name, figure in figures.items()}
     folder, pictures = output / directory.FIGURES, []
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
         pictures[-3].write_text(vectors[name], encoding="utf-8")
         for path in pictures[-2:]:
-            save_figure(figure, path)
+            canvas.save_figure(figure, path)
     contents = {
         MARKDOWN: markdown(table, spent),
         LATEX: render_latex(table),

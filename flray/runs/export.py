@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -26,72 +27,9 @@ from flray.runs.models import TrainedModels
 
 CARD = "model.json"
 # Names of runs, clients and classes come from data: they stand in the card and never in code.
-_HEAD = '''"""A model that was trained with flray {version}, as model.json says. Needs torch and safetensors only:
-
-    from {module} import load, prepare
-    outputs = load("NAME.safetensors")(prepare(x))
-"""
-
-import torch
-from safetensors.torch import load_file
-from torch import nn
-
-MEAN, STD = {mean}, {std}
-'''
-_PUT = '''
-def put(model, path, part):
-    """Put a layer, a parameter or a buffer into a model, under its path."""
-    *parents, name = path.split(".")
-    for parent in parents:
-        if not hasattr(model, parent):
-            model.add_module(parent, nn.Module())
-        model = getattr(model, parent)
-    if isinstance(part, (nn.Module, nn.Parameter)):
-        setattr(model, name, part)
-    else:
-        model.register_buffer(name, part)
-'''
-_TAIL = '''
-
-def load(file):
-    """Return the model with the weights of a safetensors file, in eval mode."""
-    model = Model()
-    model.load_state_dict(load_file(file))
-    return model.eval()
-
-
-def prepare(x):
-    """Return samples as the model takes them: pixels 0 to 255 of uint8 normalised, others as they are."""
-    if x.dtype != torch.uint8:
-        return x.to({dtype})
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(-1, 1, 1) for v in (MEAN, STD))
-    return x.to({dtype}).mul_((1.0 / (255.0 * std)).to({dtype})).add_((-mean / std).to({dtype}))
-'''
-
+_CODE, _PREDICTOR = (Path(__file__).with_name(f"{name}.py.txt") for name in ("model", "predictor"))
 MODEL = "model"
 """Its folder in the run's, and its name among the artifacts; MODEL-NETWORK where there are several networks."""
-_PREDICTOR = '''"""What MLflow calls: the code and the weights that flray exported."""
-
-import importlib.util
-
-import mlflow
-import torch
-
-
-class Predictor(mlflow.pyfunc.PythonModel):
-    def load_context(self, context):
-        spec = importlib.util.spec_from_file_location("exported", context.artifacts["code"])
-        self.code = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.code)
-        self.model = self.code.load(context.artifacts["weights"])
-
-    def predict(self, context, model_input, params=None):
-        with torch.inference_mode():
-            return self.model(self.code.prepare(torch.as_tensor(model_input))).float().numpy()
-
-
-mlflow.models.set_model(Predictor())
-'''
 
 
 def export(
@@ -139,18 +77,8 @@ def export(
         if module is None:
             module = "model" if not code else f"model_{len(code) + 1}"
             code[module] = body
-            data = models.spec.data
-            mean, std = (
-                (data.mean, data.std) if models.spec.algorithm.normalise else ((0.0,), (1.0,))
-            )
-            head = _HEAD.format(
-                version=metadata.version("flray"),
-                module=module,
-                mean=list(map(float, mean)),
-                std=list(map(float, std)),
-            )
-            tail = _TAIL.format(dtype=_dtype(models))
-            write_atomically(to / f"{module}.py", f"{head}{body}{tail}".encode())
+            text = body.replace("$module", module, 1)
+            write_atomically(to / f"{module}.py", text.encode())
             written.append(to / f"{module}.py")
         path = to / f"{stem}.safetensors"
         write_atomically(path, safetensors.torch.save(tensors))
@@ -204,7 +132,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
 
 
 def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, Tensor], list[int]]:
-    """Return a class ``Model`` in plain PyTorch that does what a module does, its state and its outputs' shape.
+    """Return plain PyTorch code whose ``Model`` does what a module does, its state and its outputs' shape.
 
     The forward pass is recorded once by `torch.fx`; layers are built from their printed form. Both
     are checked: the code is run on a batch, and its outputs compared.
@@ -242,10 +170,16 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
         if name not in ("torch", "device", "inf", "nan", "NoneType")
         and hasattr(value, "__qualname__")
     )
-    body = "".join(f"        {line}\n" for line in lines)
-    text = (
-        f"{imports}\n{_PUT}\n\nclass Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n{body}\n"
-        + "".join(f"    {line}\n" if line.strip() else "\n" for line in forward.splitlines())
+    data, normalised = models.spec.data, models.spec.algorithm.normalise
+    mean, std = (data.mean, data.std) if normalised else ((0.0,), (1.0,))
+    text = Template(_CODE.read_text(encoding="utf-8")).safe_substitute(
+        version=metadata.version("flray"),
+        mean=list(map(float, mean)),
+        std=list(map(float, std)),
+        imports=imports,
+        layers="".join(f"        {line}\n" for line in lines),
+        forward="".join(f"    {line}\n" if line.strip() else "\n" for line in forward.splitlines()),
+        dtype=dtype,
     )
     text = re.sub(r"[ \t]+\n", "\n", text)
     names = list(_built(text).state_dict())
@@ -354,8 +288,7 @@ def _save_mlflow_model(
     pixels = np.dtype(taken["pixels"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice for those who write such a model by hand
-        predictor = exported / "predictor.py"
-        predictor.write_text(_PREDICTOR)
+        predictor = Path(shutil.copyfile(_PREDICTOR, exported / "predictor.py"))
         mlflow.pyfunc.save_model(
             to,
             python_model=str(predictor),

@@ -132,7 +132,7 @@ def _distributions() -> Mapping[str, list[str]]:
 
 @cache
 def _package_digest() -> str:
-    """Return the digest of the modules' essence; the cache has it by the digest of their bytes."""
+    """Return the digest of the modules' essence and of the tables; the cache has it by the digest of their bytes."""
     sources = {file.relative_to(PACKAGE).as_posix(): file.read_bytes() for file in _modules()}
     known = hashlib.sha256(sys.version.encode())
     for name, source in sources.items():
@@ -144,7 +144,9 @@ def _package_digest() -> str:
             return found
     digest = hashlib.sha256()
     for name, source in sources.items():
-        digest.update(f"\n{name}\n{_essence(source.decode('utf-8'))}".encode())
+        text = source.decode("utf-8")
+        essence = _essence(text) if name.endswith(".py") else text
+        digest.update(f"\n{name}\n{essence}".encode())
     with contextlib.suppress(OSError):
         write_atomically(kept, digest.hexdigest().encode())
     return digest.hexdigest()
@@ -154,7 +156,8 @@ def _modules() -> Iterator[Path]:
     besides = tuple(PACKAGE / part for part in _BESIDES)
     for part in DECIDING:
         path = PACKAGE / part
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+        tables = path.rglob("*.toml")
+        for file in [path] if path.is_file() else sorted([*path.rglob("*.py"), *tables]):
             if not any(file.is_relative_to(folder) for folder in besides):
                 yield file
 

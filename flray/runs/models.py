@@ -181,7 +181,7 @@ def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:
 @contextlib.contextmanager
 def checkpoint_of(folder: Path) -> Iterator[Path]:
     """Yield the folder of a run's or trial's checkpoints."""
-    from flray.records.trial_checkpoints import TRIALS, TUNE, checkpoints
+    from flray.records.directory import TRIALS, TUNE, checkpoints
 
     if folder.parent.name != TRIALS:
         yield folder / directory.CHECKPOINT

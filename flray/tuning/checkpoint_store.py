@@ -15,7 +15,7 @@ from flray.errors import FlrayError
 from flray.files import border, storage
 from flray.files.atomic import write_atomically
 from flray.records import directory
-from flray.records.trial_checkpoints import CheckpointRef, checkpoint_uri, checkpoints, in_order
+from flray.records.directory import CheckpointRef, checkpoint_uri, checkpoints, in_order
 
 
 class Keeper:

@@ -30,8 +30,8 @@ from flray.files import storage
 from flray.files.border import FILE_BYTES, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
+from flray.records.directory import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.records.journal import read_events, rounds_of
-from flray.records.trial_checkpoints import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
 from flray.runs.session import record_held

@@ -16,8 +16,8 @@ from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.records import directory
+from flray.records.directory import TUNE
 from flray.records.mirror import mirrored
-from flray.records.trial_checkpoints import TUNE
 from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult

@@ -16,9 +16,8 @@ from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.directory import RunStatus, TrialRecord
+from flray.records.directory import TRIALS, RunStatus, TrialRecord
 from flray.records.journal import JOURNAL, Journal, read_events, rounds_of
-from flray.records.trial_checkpoints import TRIALS
 from flray.runs.code import Code
 from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
 from flray.tracking.background import SETTINGS

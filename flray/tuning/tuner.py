@@ -26,7 +26,7 @@ from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 from flray.records import directory
-from flray.records.trial_checkpoints import TUNE, remove_old_checkpoints
+from flray.records.directory import TUNE, remove_old_checkpoints
 from flray.startup import environment
 from flray.tuning.callback import TrialRecorder, TuneTrial
 from flray.tuning.checkpoint_store import CheckpointStore, start_keeper

@@ -19,7 +19,7 @@ from flray.files.csv_files import csv_text, read_csv
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.reporting import make
-from flray.reporting.render import GREEK, markdown, render_latex, render_summary
+from flray.reporting.build import GREEK, markdown, render_latex, render_summary
 from flray.results.formatting import terminal
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table

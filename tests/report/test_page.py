@@ -15,7 +15,7 @@ from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.files.csv_files import read_csv
 from flray.reporting import make, panels
-from flray.reporting.render import render_page
+from flray.reporting.build import render_page
 from flray.reporting.sections import create_sections
 from flray.results.build_table import build_table
 from flray.results.choices import Choices, choices

@@ -8,7 +8,7 @@ from flray.config.loader import load
 from flray.config.selection import selects_on_test
 from flray.records import directory
 from flray.records.journal import Journal
-from flray.reporting.render import markdown
+from flray.reporting.build import markdown
 from flray.results.build_table import build_table
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult

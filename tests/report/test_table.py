@@ -16,8 +16,8 @@ from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.journal import Journal, read_events
-from flray.reporting.render import markdown, render_page
-from flray.reporting.render import render_latex as latex
+from flray.reporting.build import markdown, render_page
+from flray.reporting.build import render_latex as latex
 from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder

@@ -16,8 +16,8 @@ from flray import api, register_sampler
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
 from flray.records import directory
+from flray.records.directory import checkpoints
 from flray.records.journal import read_events
-from flray.records.trial_checkpoints import checkpoints
 from flray.results.sweep import SweepResult
 from flray.runs import identity
 from flray.samplers.sampling import Sampling

@@ -18,8 +18,12 @@ from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.metrics.summary import summarise_history
-from flray.records.directory import INITIAL_DIAGNOSTICS, PARTITION
-from flray.records.trial_checkpoints import checkpoints, remove_old_checkpoints
+from flray.records.directory import (
+    INITIAL_DIAGNOSTICS,
+    PARTITION,
+    checkpoints,
+    remove_old_checkpoints,
+)
 from flray.runs.loop import NullProgress
 from flray.tuning import trial as trial_module
 from flray.tuning.callback import TrialRecorder

