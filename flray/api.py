@@ -244,28 +244,15 @@ def resume(
         If the user stopped it again.
     """
     folder = directory.find(str(what), base)
+    shared: dict[str, Any] = {"address": address, "plugins": plugins}
+    shared |= {"other_cpu": other_cpu, "other_code": other_code}
     if directory.folder_kind(folder) == "run":
-        return runner.resume(
-            folder,
-            address=address,
-            progress=progress,
-            plugins=plugins,
-            other_cpu=other_cpu,
-            other_code=other_code,
-            rounds=rounds,
-        )
+        return runner.resume(folder, progress=progress, rounds=rounds, **shared)
     if rounds is not None:
         raise FlrayError(
             f"{folder}: rounds={rounds}: a sweep keeps its number of rounds; start one with more"
         )
-    return resume_sweep(
-        folder,
-        address=address,
-        progress=sweep_progress,
-        plugins=plugins,
-        other_cpu=other_cpu,
-        other_code=other_code,
-    )
+    return resume_sweep(folder, progress=sweep_progress, **shared)
 
 
 def resume_sweep(
