@@ -1,8 +1,10 @@
 """The sections of a report: a title, figures by file name, and a caption."""
 
 import itertools
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -26,28 +28,9 @@ from flray.results.measures import clients_stay, group_trials
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies
 
-_TRACKED = (
-    (
-        "mixing-ratio",
-        "train/lgmix/lambda",
-        "Mixing ratio λ of LG-Mix",
-        "Each client's λ in the update of its personal model: 1 is its own update alone, 0 the "
-        "global one.",
-    ),
-    (
-        "weights",
-        "fedskc/e_k",
-        "Aggregation weights of FedSKC (GDA)",
-        "Each client's weight e_k in the average; gaps are rounds without it.",
-    ),
-    (
-        "discrepancies",
-        "fedskc/d_k",
-        "Discrepancies of FedSKC",
-        "Each client's distance d_k of its knowledge from the global one.",
-    ),
+_TEXTS = tomllib.loads(
+    (Path(__file__).parent / "templates" / "sections.toml").read_text(encoding="utf-8")
 )
-"""File name, metric, title and caption of what methods track of every client."""
 _MAX_MODELS = 9
 
 
@@ -99,29 +82,20 @@ def _drawn(
     return {name: draw(few, *labels, **style)} if few else {}
 
 
+def _section(name: str, figures: Mapping[str, Figure], **told: object) -> Section:
+    """Return a section with the title and caption that ``templates/sections.toml`` has for its name."""
+    text = _TEXTS[name]
+    return Section(text["title"], text["caption"].format(**told), figures)
+
+
 def _comparisons(studies: Studies) -> Iterator[Section]:
     figure = panels.forest(studies)
-    yield Section(
-        "Differences between settings",
-        "Mean of the differences at the seeds that two settings share, with its interval among "
-        "those of all pairs, which hold at once. Filled: one of the two is better; open: not "
-        "decided, or equivalent. Of many pairs those of the best setting; comparisons.csv has "
-        "all, and each pair's interval alone.",
-        {"differences": figure} if figure is not None else {},
-    )
-    yield Section(
-        "Mean ranks",
-        "Mean rank of each setting over the places where all were run, 1 is best. Settings "
-        "under one bar differ by less than Nemenyi's critical difference at 0.05.",
-        panels.numbered("ranks", panels.rank_figures(studies), MAX_FORESTS),
-    )
+    yield _section("differences", {"differences": figure} if figure is not None else {})
+    yield _section("ranks", panels.numbered("ranks", panels.rank_figures(studies), MAX_FORESTS))
     points = {study.unit for study in studies.each} == {"points"}
     labels = f"behind the best{', points' if points else ''}", "share of runs"
-    yield Section(
-        "Performance profiles",
-        "At how many of the places and seeds a setting is at most so far behind the one that is "
-        "best there. Higher is better; at 0 it is how often it is the best.",
-        _drawn("profiles", draw_lines, panels.profiles(studies), *labels, markers=False),
+    yield _section(
+        "profiles", _drawn("profiles", draw_lines, panels.profiles(studies), *labels, markers=False)
     )
 
 
@@ -131,17 +105,14 @@ def _chosen(source: ResultSet) -> Iterator[Section]:
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
     grids = panels.numbered("grid", panels.heat_maps(every))
-    yield Section("Grids of two settings", f"{what} The best is marked.", grids)
-    yield Section(
-        "Settings that were tried",
-        f"{what} A line is a setting; the stronger it is, the better, and the best is marked.",
-        panels.numbered("parallel", panels.parallel_coordinates(every)),
+    yield _section("grid", grids, what=what)
+    yield _section(
+        "parallel", panels.numbered("parallel", panels.parallel_coordinates(every)), what=what
     )
-    yield Section(
-        "Importance of settings",
-        "How much of the variance of the scores each setting explains by itself and together with "
-        f"others (fANOVA on a random forest, by Optuna). {what}",
+    yield _section(
+        "importance",
         _drawn("importance", draw_bars, panels.importances(every), "% of the variance"),
+        what=what,
     )
 
 
@@ -152,24 +123,19 @@ def _curves(groups: Groups) -> Iterator[Section]:
     label = metrics[0] if len(metrics) == 1 else " or ".join(measures)
     style: Any = {"share": all(map(is_share, metrics)), "order": _labels(groups)}
     curves = list(panels.learning_curves(groups))
-    yield Section(
-        "Learning curves",
-        "The primary metric after each round: mean over seeds, band of one standard "
-        f"deviation, thin lines: the seeds.{_missing(groups, curves)}",
+    yield _section(
+        "curves",
         _drawn("curves", draw_lines, curves, "round", label, **style),
+        missing=_missing(groups, curves),
     )
     curves = list(panels.traffic_curves(groups))
-    yield Section(
-        "Accuracy against bytes",
-        "The same metric against all bytes sent so far, up and down, mean over "
-        f"seeds.{_missing(groups, curves)}",
+    yield _section(
+        "traffic",
         _drawn("traffic", draw_lines, curves, "megabytes sent", label, **style),
+        missing=_missing(groups, curves),
     )
-    yield Section(
-        "Seconds by phase",
-        "Where the seconds of a run went, mean over seeds: the clients' training, fetching their "
-        "replies, aggregation, evaluation. Trials that ran at once slowed each other.",
-        _drawn("seconds", draw_bars, panels.phase_seconds(groups), "seconds of a run"),
+    yield _section(
+        "seconds", _drawn("seconds", draw_bars, panels.phase_seconds(groups), "seconds of a run")
     )
 
 
@@ -188,20 +154,16 @@ def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
 def _clients(groups: Groups) -> Iterator[Section]:
     labels = "% of clients", "value of the client"
     quantiles = panels.client_quantiles(groups)
-    yield Section(
-        "Fairness over clients",
-        "What clients reach (shares in percent), sorted from the one that is served worst: mean over "
-        "seeds, thin lines: the seeds. The flatter, the fairer.",
-        _drawn("fairness", draw_lines, quantiles, *labels, order=_labels(groups)),
+    yield _section(
+        "fairness", _drawn("fairness", draw_lines, quantiles, *labels, order=_labels(groups))
     )
     seeds = "mean over seeds"
     if _only_first(groups):
         seeds = "first seed (under another seed the same name is another client)"
-    yield Section(
-        "Clients",
-        "Each client's value (shares in percent) under the method's own models after the last "
-        f"round, {seeds}. The worst client of each setting is marked.",
+    yield _section(
+        "clients",
         panels.numbered("clients", map(draw_table, panels.client_values(groups)), MAX_PANELS),
+        seeds=seeds,
     )
 
 
@@ -212,11 +174,8 @@ def _only_first(groups: Groups) -> bool:
 
 def _partitions(source: ResultSet) -> Iterator[Section]:
     seed = source.trials[0].seed
-    yield Section(
-        "Samples of each client",
-        f"Training samples by client and class at seed {seed}: the area of a bubble is their "
-        "number; colours are domains.",
-        panels.numbered("partition", _partition_figures(source, seed)),
+    yield _section(
+        "partition", panels.numbered("partition", _partition_figures(source, seed)), seed=seed
     )
 
 
@@ -241,10 +200,11 @@ def _partition_figures(source: ResultSet, seed: int) -> Iterator[Figure]:
 def _tracked(groups: Groups) -> Iterator[Section]:
     """Yield sections on what methods track of every client."""
     seeds = "First seed." if _only_first(groups) else "Mean over seeds."
-    for file, name, title, caption in _TRACKED:
-        found = itertools.islice(panels.client_curves(groups, name), MAX_PANELS)
-        figures = _drawn(file, draw_lines, found, "round", name.rpartition("/")[2])
-        yield Section(title, f"{caption} {seeds}", figures)
+    for name, text in _TEXTS.items():
+        if metric := text.get("metric"):
+            found = itertools.islice(panels.client_curves(groups, metric), MAX_PANELS)
+            figures = _drawn(name, draw_lines, found, "round", metric.rpartition("/")[2])
+            yield _section(name, figures, seeds=seeds)
 
 
 def _models(groups: Groups) -> Iterator[Section]:
@@ -255,25 +215,7 @@ def _models(groups: Groups) -> Iterator[Section]:
         for label, trials in settings.items()
     }
     distances = itertools.islice(panels.layer_distances(firsts), MAX_PANELS)
-    yield Section(
-        "Personal and global models, layer by layer",
-        "Distance of each client's parameters from those it received, divided by their norm, "
-        "at the end of the first seed's run; of layers that never travel, from the initial "
-        "ones. Settings whose clients have the global model are left out.",
-        _drawn("layers", draw_lines, distances, "", "relative distance"),
-    )
+    yield _section("layers", _drawn("layers", draw_lines, distances, "", "relative distance"))
     few = dict(itertools.islice(firsts.items(), _MAX_MODELS))
-    yield Section(
-        "Correlation between classes",
-        "FCCL+ Eq. 1: correlation, over samples that all clients see, of each class's logit at a "
-        "client with each class's mean logit of all clients; averaged over the clients, before the "
-        "first round and after the last of the first seed's run. Blue: positive, orange: negative.",
-        _drawn("correlations", draw_matrices, panels.correlations(few)),
-    )
-    yield Section(
-        "Features",
-        "t-SNE of penultimate features of test samples, each under its own client's model, "
-        "first seed; colours are classes. Diamonds: the method's prototypes where it has them, "
-        "otherwise class means.",
-        _drawn("features", draw_points, panels.features(few)),
-    )
+    yield _section("correlations", _drawn("correlations", draw_matrices, panels.correlations(few)))
+    yield _section("features", _drawn("features", draw_points, panels.features(few)))
