@@ -5,6 +5,7 @@ option leaves out is not there at all. ReLUs do not work in place, because the l
 be tapped.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -74,7 +75,7 @@ def _split(
 @register_model("linear")
 def linear(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Multinomial logistic regression on the flattened sample."""
-    return SplitModel(nn.Flatten(), nn.Linear(_count(shape), num_classes))
+    return SplitModel(nn.Flatten(), nn.Linear(math.prod(shape), num_classes))
 
 
 @register_model("mlp")
@@ -90,7 +91,7 @@ def mlp(
     For vectors, such as the EEG's, too. `norm` puts a normalisation after every layer but the last.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    sizes = [_count(shape), *hidden]
+    sizes = [math.prod(shape), *hidden]
     taps = [
         fully_connected(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
         for i in range(1, len(sizes))
@@ -190,13 +191,6 @@ def _two_convolutions(
         fc = nn.Linear(sizes[index - 1], sizes[index])
         taps.append(fully_connected(layers, 2 + index, fc, norm, f"fc{index}"))
     return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 Split = Literal["head", "fc"]
