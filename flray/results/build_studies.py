@@ -204,13 +204,10 @@ def without_gaps(study: Study) -> Study | None:
 
 def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     """Return the place of a trial, and the name of the compared setting."""
-    rows = next(iter(source.axes), "")
-    if source.paper is not None and source.paper.rows in source.axes:
-        rows = source.paper.rows
     varying = source.varying
     repeated = repeated_columns(source)
     flat = {n: trial.setting[n] for n in varying if n in trial.setting and n not in repeated}
-    place = place_columns(list(flat), rows)
+    place = place_columns(list(flat), source.rows)
     name = setting_label({key: value for key, value in flat.items() if key not in place})
     return setting_label({key: flat[key] for key in place}), name or trial.method
 
@@ -218,8 +215,7 @@ def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
 def compared_names(source: ResultSet) -> list[str]:
     """Return the names of the compared settings, as conclusions and ``sweep.reference`` use them."""
     if source.paper is not None and source.axes:
-        rows = source.paper.rows if source.paper.rows in source.axes else next(iter(source.axes))
-        return source.axes[rows]
+        return source.axes[source.rows]
     return list(dict.fromkeys(place_and_name(source, trial)[1] for trial in source.trials))
 
 

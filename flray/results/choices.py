@@ -153,8 +153,7 @@ def _choices(name: str, tried: Sequence[tuple[dict[str, Any], list[Trial]]]) -> 
 def _score(trial: Trial) -> float:
     """Return the score that a trial was chosen by, as in the ranking of its setting."""
     if trial.phase == "tuning":
-        score = float(trial.history["score"].iloc[-1]) if "score" in trial.history else math.nan
-        return score * (100.0 if is_share(trial.score_metric) else 1.0)
+        return _tuning_score(trial) * (100.0 if is_share(trial.score_metric) else 1.0)
     return measures.value(trial, trial.score_metric)
 
 
@@ -275,7 +274,7 @@ def _edges(chosen: Mapping[str, Any], tried: Iterable[Mapping[str, Any]]) -> Ite
     tried = list(tried)
     for path, value in chosen.items():
         values = {one.get(path) for one in tried}
-        numbers = [x for x in values if isinstance(x, int | float) and not isinstance(x, bool)]
+        numbers = [value for value in values if is_number(value)]
         if len(numbers) == len(values) > 1 and value in (min(numbers), max(numbers)):
             which = "lowest" if value == min(numbers) else "highest"
             yield f"{setting_label({path: value})} is the {which}"

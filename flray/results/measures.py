@@ -302,14 +302,12 @@ def group_trials(source: ResultSet) -> dict[str, dict[str, list[Trial]]]:
     The axis of the table's rows (without arms: the method) makes the labels, everything else the
     groups.
     """
-    axes, paper = source.axes, source.paper
-    rows = paper.rows if paper is not None and paper.rows in axes else next(iter(axes), "")
-    column = f"{PREFIX}{rows}"
+    column = f"{PREFIX}{source.rows}"
     groups: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in source.trials:
         if len(trial.history):
             label, group = source.label(trial), ""
-            if axes:
+            if source.axes:
                 label = str(trial.setting.get(column, trial.method))
                 group = source.label(trial, without=column)
             groups[group][label].append(trial)

@@ -249,6 +249,12 @@ class ResultSet:
         return {axis: list(only.get(axis, one)) for axis, one in given.items()}
 
     @property
+    def rows(self) -> str:
+        """The axis whose arms are the rows of the table; empty without arms."""
+        axes, paper = self.axes, self.paper
+        return paper.rows if paper is not None and paper.rows in axes else next(iter(axes), "")
+
+    @property
     def last(self) -> int:
         """Rounds in the mean of the last rounds."""
         return int(self.config["experiment"]["evaluation"]["last"])

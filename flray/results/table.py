@@ -181,7 +181,7 @@ def build_paper_table(source: ResultSet, paper: PaperTable) -> Table:
         The printed table.
     """
     axes = source.axes
-    rows_axis = paper.rows if paper.rows in axes else next(iter(axes))
+    rows_axis = source.rows
     others = {axis: names for axis, names in axes.items() if axis != rows_axis}
     columns = [
         Column(_head(paper, arms, metric, client), measure, client, arms, metric)

@@ -1,6 +1,7 @@
 """Retinal photographs of six sources with masks of optic disc and cup, and a drawn stand-in for them."""
 
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,26 +55,9 @@ class Look(NamedTuple):
     shade: float
     vessels: float
 
-    @classmethod
-    def of(cls, line: str) -> "Look":
-        """Return the look whose numbers stand in a line of `SOURCES`."""
-        n = [float(number) for number in line.split()[1:]]
-        return cls(n[:3], n[3:6], n[6:9], (n[9], n[10]), (n[11], n[12]), *n[13:])
 
-
-# E is the odd one out, as LG-Mix's client E is: another imaging technique, dark structures on a
-# bright ground.
-SOURCES = {
-    line[0]: Look.of(line)
-    for line in """
-A 0.62 0.30 0.14  0.90 0.62 0.36  0.98 0.86 0.66  0.20 0.26  0.40 0.60  0.6  0.02  0.3   0.45
-B 0.48 0.17 0.10  0.74 0.40 0.20  0.86 0.58 0.34  0.15 0.20  0.30 0.50  1.2  0.03  0.5   0.35
-C 0.72 0.46 0.34  0.88 0.66 0.52  0.94 0.80 0.70  0.24 0.32  0.50 0.70  0.9  0.02  0.1   0.25
-D 0.34 0.22 0.08  0.62 0.54 0.26  0.78 0.76 0.50  0.18 0.24  0.35 0.55  0.4  0.05  0.4   0.50
-E 0.64 0.70 0.66  0.44 0.52 0.54  0.24 0.32 0.38  0.22 0.30  0.30 0.60  0.8  0.03  0.2  -0.20
-F 0.56 0.24 0.22  0.80 0.52 0.46  0.88 0.68 0.62  0.14 0.22  0.45 0.75  1.6  0.02  0.6   0.30
-""".strip().splitlines()
-}
+_TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+SOURCES = {name: Look(**one) for name, one in tomllib.loads(_TABLE).items()}
 
 
 @register_dataset("fundus-synthetic")
