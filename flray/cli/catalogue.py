@@ -93,12 +93,19 @@ def doctor_command(
     as_json: AsJson = False,
 ) -> None:
     """Show versions, CPUs, GPUs, data sets, and missing packages and files."""
-    from flray.cli import tables
+    from flray.cli import display
+    from flray.cli.doctor import check_gpu, diagnose
 
-    if not gpu:
-        tables.show_doctor(as_json)
-    elif not tables.show_gpu_check():
-        raise typer.Exit(1)
+    if gpu:
+        passed = True
+        for check, good, text in check_gpu():
+            display.console.print(f"{'PASS' if good else 'FAIL'}  {check}: {text}")
+            passed = passed and good
+        raise typer.Exit(0 if passed else 1)
+    table = display.make_table("flray doctor", "what", "found")
+    for row in diagnose():
+        table.add_row(*row)
+    display.show_table(table, as_json)
 
 
 @data_commands.command("get", epilog="Example: flray data get digits5-local")

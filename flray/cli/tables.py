@@ -271,25 +271,3 @@ def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict
             held = {"data": spec.experiment.data.name, **manifest(spec.experiment, data, known)}
             found.setdefault(json.dumps(held), {**held, "runs": []})["runs"].append(spec.setting)
     return list(found.values())
-
-
-def show_gpu_check() -> bool:
-    """Print what `flray.cli.doctor.check_gpu` finds, line by line; return whether all is as it should be."""
-    from flray.cli.doctor import check_gpu
-
-    all_passed = True
-    for check, passed, text in check_gpu():
-        line = f"{'PASS' if passed else 'FAIL'}  {check}: {text}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-        all_passed = all_passed and passed
-    return all_passed
-
-
-def show_doctor(as_json: bool = False) -> None:
-    """Print what `flray.cli.doctor.diagnose` finds."""
-    from flray.cli.doctor import diagnose
-
-    table = make_table("flray doctor", "what", "found")
-    for name, found in diagnose():
-        table.add_row(name, found)
-    show_table(table, as_json)

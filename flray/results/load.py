@@ -22,7 +22,6 @@ from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs.code import code_notes
 from flray.tracking.client import (
-    InTime,
     TrackingUnavailableError,
     call,
     connect,
@@ -212,7 +211,7 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         )
 
     def read() -> tuple[Any, dict[str, Any], list[Trial]]:
-        client = connect(address) if database is not None else InTime(connect(address), address)
+        client = connect(address)
         run = _find(client, what)
         children = _trials(client, run) if run.data.tags.get(_KIND) == "sweep" else [run]
         config = _config(client, run.info.run_id, folder)

@@ -159,7 +159,7 @@ def connect(uri: str) -> Any:
     mlflow = _import_mlflow()
     with silence_mlflow_logs():
         if database is None:
-            return call(uri, mlflow.MlflowClient, tracking_uri=uri)
+            return InTime(call(uri, mlflow.MlflowClient, tracking_uri=uri), uri)
         _prepare_database(uri, database)
         return call(uri, mlflow.MlflowClient, tracking_uri=f"sqlite:///{database}")
 

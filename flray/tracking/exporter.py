@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +177,7 @@ class MlflowExporter:
         self._checked = True
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        ask = partial(client.call, self._address, getattr(self._client, method), *args, **kwargs)
-        if not self.uri.startswith("http"):
-            return ask()
-        upload = method.startswith("log_artifact")
-        return client.in_time(
-            self.uri, ask, client.UPLOAD_SECONDS if upload else client.REQUEST_SECONDS
-        )
+        return client.call(self._address, getattr(self._client, method), *args, **kwargs)
 
     def _send(self, stop: Callable[[], bool]) -> None:
         cursor = client.load_cursor(self.run_dir, self.uri)
