@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -98,7 +98,7 @@ class Choices:
         return {name: float(found[name]) for name in sorted(found, key=lambda one: -found[one])}
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number, which a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
