@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flray.registry import register_model as register_model
     from flray.registry import register_partition as register_partition
     from flray.registry import register_sampler as register_sampler
+    from flray.registry import register_task as register_task
     from flray.reporting.build import report as report
     from flray.runs.runner import run as run
 
@@ -44,6 +45,7 @@ _LATER = {
     "register_model": ("flray.registry", "register_model"),
     "register_partition": ("flray.registry", "register_partition"),
     "register_sampler": ("flray.registry", "register_sampler"),
+    "register_task": ("flray.registry", "register_task"),
     "report": ("flray.reporting.build", "report"),
     "resume": ("flray.api", "resume"),
     "tune": ("flray.api", "tune"),

@@ -69,12 +69,18 @@ def run_block(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def write_own_data(folder: Path) -> None:
-    """Write a table with a column of hospitals, and a set of Hugging Face's with one of writers."""
+    """Write tables with a column of hospitals, and a set of Hugging Face's with one of writers."""
     import datasets
 
     generator = np.random.default_rng(0)
     rows = [f"{number % 60},H{number % 3},{'yes' if number % 4 else 'no'}" for number in range(60)]
     (folder / "patients.csv").write_text("\n".join(["age,hospital,ill", *rows]))
+    stays = [
+        f"{20 + number % 60},{100 + number % 37},{1 + number * 7 % 9},{number % 2},{number % 3 // 2},H{number % 3}"
+        for number in range(60)
+    ]
+    columns = "age,pressure,days,cough,fever,hospital"
+    (folder / "stays.csv").write_text("\n".join([columns, *stays]))
     digits = [
         {"glyph": Image.fromarray(pixels), "digit": number % 2, "writer": f"w{number % 3}"}
         for number, pixels in enumerate(generator.integers(0, 255, (24, 32, 32), dtype=np.uint8))

@@ -99,9 +99,7 @@ class Client(TaskRecord):
         """Training samples by class, int64 [C]."""
         labels = self.train.labels
         if labels.dim() > 1:
-            raise FlrayError(
-                f"class_counts: samples of {self.task.name} have masks, not classes to count"
-            )
+            raise FlrayError(f"class_counts: samples of {self.task.name} have no classes to count")
         if labels.device.type == "cpu":
             return torch.bincount(labels, minlength=self.num_classes)
         # For the length of its result bincount would wait.

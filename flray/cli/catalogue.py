@@ -29,7 +29,7 @@ def list_command(
         str,
         typer.Argument(
             help="algorithms, augmentations, callbacks, datasets, losses, metrics, models, partitions, "
-            "samplers, papers or settings",
+            "samplers, tasks, papers or settings",
             autocompletion=complete("kinds"),
         ),
     ],

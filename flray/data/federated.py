@@ -14,7 +14,7 @@ from flray.data import splits
 from flray.data.partitions.given import file as given_split
 from flray.data.types import ClientIndices, DataSet, FederatedData, Labels, Pooled, Rows
 from flray.errors import ConfigError, DataError, nearest
-from flray.registry import partitions
+from flray.registry import partitions, tasks
 from flray.rng import numpy_generator
 
 if TYPE_CHECKING:
@@ -222,21 +222,29 @@ def federate(
             repr(val_fraction),
             f"0 with split {split!r}, which sets validation samples apart itself",
         )
-    train_y, train_domain = _pool([d.train_y for d in dataset.domains])
-    test_y, test_domain = _pool([d.test_y for d in dataset.domains])
-    y, domains = np.concatenate([train_y, test_y]), np.concatenate([train_domain, test_domain])
+    trains_y, tests_y = zip(*((d.train_y, d.test_y) for d in dataset.domains), strict=True)
+    train_domain, test_domain = _domain_ids(trains_y), _domain_ids(tests_y)
+    domains, y = np.concatenate([train_domain, test_domain]), _labels(dataset, *trains_y, *tests_y)
     function = partitions.get(partition_name)
-    _check_labels(dataset, partition_name)
+    _check_labels(dataset, partition_name, y)
     by_domain = "domains" in inspect.signature(function).parameters
     ratio = shift.ratio if shift is not None else 1.0
     division = splits.divide(
-        split, y, domains, len(train_y), [d.name for d in dataset.domains], ratio, dataset.ordered
+        split,
+        y,
+        domains,
+        len(train_domain),
+        [d.name for d in dataset.domains],
+        ratio,
+        dataset.ordered,
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
     given: dict[str, dict[str, Rows]] = {}
     if function is given_split:
         _check_plain(split, shift)
-        given = given_split(len(y), len(train_y), **partitions.checked(partition_name, options))
+        given = given_split(
+            len(y), len(train_domain), **partitions.checked(partition_name, options)
+        )
     tested = any("test" in parts for parts in given.values())
     if tested:  # then any sample may be one to train on
         division = replace(division, fit=np.arange(len(y)))
@@ -269,7 +277,7 @@ def federate(
                 f"{dataset.name} ({len(fit_y)} samples); take fewer clients, more samples or a less skewed partition"
             )
 
-    num_classes = len(dataset.classes)
+    num_classes = max(len(dataset.classes), int(y.max(initial=0)) + 1)
     groups = (domains if by_domain else np.zeros_like(domains)) * num_classes + y
     trains = [division.fit[rows] for rows in trains]
     nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
@@ -342,7 +350,7 @@ def _apply_shift(
             raise ConfigError(
                 "experiment.shift.long_tail",
                 str(shift.long_tail),
-                f"samples of {dataset.name} have masks, not classes; leave it out",
+                f"samples of {dataset.name} have no classes; leave it out",
             )
         fit = fit[
             splits.long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))
@@ -384,25 +392,40 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
     return parts
 
 
-def _pool(parts: Sequence[Labels]) -> tuple[Rows, Rows]:
-    """Return all labels and the domain id of each; samples with masks are all of one class."""
-    ids = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
-    if parts[0].ndim > 1:
-        return np.zeros_like(ids), ids
-    return np.concatenate(parts).astype(np.int64), ids
+def _domain_ids(parts: Sequence[Labels]) -> Rows:
+    return np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
 
 
-def _check_labels(dataset: DataSet, partition: str) -> None:
-    """Refuse to partition masks by their class, which they do not have."""
+def _labels(dataset: DataSet, *parts: Labels) -> Rows:
+    """Return the labels of all samples that partitions divide by; without any, all samples are of one class."""
+    if parts[0].ndim == 1:
+        return np.concatenate(parts).astype(np.int64)
+    found: Rows | None = None
+    if parts[0].ndim == 2 and hasattr(tasks.get(dataset.task), "partition_labels"):
+        found = tasks.get(dataset.task).partition_labels(np.concatenate(parts))
+    rows = sum(map(len, parts))
+    if found is None:
+        return np.zeros(rows, dtype=np.int64)
+    if found.shape != (rows,) or found.dtype != np.int64 or found.min(initial=0) < 0:
+        raise DataError(
+            f"task {dataset.task}: partition_labels returned {found.dtype} {list(found.shape)}, from "
+            f"{found.min(initial=0)}; it has to return int64 [{rows}], from 0"
+        )
+    return found
+
+
+def _check_labels(dataset: DataSet, partition: str, labels: Rows) -> None:
+    """Refuse to partition samples by their class if they have none."""
     named = inspect.signature(partitions.get(partition)).parameters
     if (
         dataset.domains[0].train_y.ndim > 1
+        and not labels.any()
         and "labels" in named
         and partition not in _WITHOUT_CLASSES
     ):
         raise DataError(
             f"partition {partition}: splits by class, and samples of data set {dataset.name} have "
-            f"masks ({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
+            f"none ({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
         )
 
 

@@ -151,9 +151,9 @@ def _problems(dataset: DataSet) -> Iterator[str]:
 def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str]:
     labels, count = (domain.train_y if part == "train" else domain.test_y), len(dataset.classes)
     if labels.ndim != 1:
-        return  # masks, which the task checks
+        return  # masks, numbers or flags, which the task checks
     if not np.issubdtype(labels.dtype, np.integer):
-        yield f"{part}_y is {labels.dtype}; give class numbers as int64"
+        yield f"{part}_y is {labels.dtype}; give class numbers as int64, or float32 [n, 1] with task: regression"
     elif len(labels) and not 0 <= labels.min() <= labels.max() < count:
         yield (
             f"{part}_y has labels from {labels.min()} to {labels.max()}, and there are {count} "

@@ -83,7 +83,8 @@ class Domain:
     train_x, test_x : ndarray [n, C, H, W]
         uint8 images (or float32 features of any shape, which are then used as they are).
     train_y, test_y : ndarray of int64 [n] or of uint8 [n, K, H, W]
-        Class labels, 0-based; for segmentation masks of K structures, which may overlap, 1 inside.
+        Class labels, 0-based; for segmentation masks of K structures, which may overlap, 1 inside; numbers or flags
+        [n, k] for tasks that have these (`flray.tasks.base.Task.target`).
     """
 
     name: str
@@ -105,13 +106,13 @@ class DataSet:
     domains : tuple of Domain
         At least one; all with the same sample shape and dtype.
     classes : tuple of str
-        Class names in label order; for segmentation the structures' names.
+        Class names in label order; for segmentation the structures' names, for numbers and flags those of the columns.
     mean, std : tuple of float
         Per channel, for images scaled to [0, 1]; samples are normalised with them on the device.
     task : str
-        What is to be learnt: ``"classification"``, ``"binary"`` (two classes, the second one
-        positive), ``"segmentation"`` or ``"few-shot"`` (test parts of other classes than training
-        parts).
+        What is to be learnt, a registered task: ``"classification"``, ``"binary"`` (two classes, the
+        second one positive), ``"regression"``, ``"multi-label"``, ``"segmentation"`` or
+        ``"few-shot"`` (test parts of other classes than training parts).
     public : ndarray of uint8 [n, C, H, W] or None
         Unlabelled samples that every client and the server may see.
     coarse : tuple of int or None
@@ -308,7 +309,7 @@ class FederatedData(_ZeroCopyPickle):
 
     @property
     def has_classes(self) -> bool:
-        """Whether every sample has a class; samples of segmentation have masks."""
+        """Whether every sample has a class, not masks, numbers or flags."""
         return self.y.ndim == 1
 
     def class_counts(self) -> NDArray[np.int64]:
@@ -317,28 +318,29 @@ class FederatedData(_ZeroCopyPickle):
         Raises
         ------
         DataError
-            If samples have masks, not classes.
+            If samples have no classes.
         """
         if not self.has_classes:
             raise DataError(
-                f"data set {self.dataset}: samples of {self.task} have masks, not classes to count"
+                f"data set {self.dataset}: samples of {self.task} have no classes to count"
             )
         return np.stack(
             [np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients]
         )
 
     def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """The classes and their counts, int64 [K, C]; samples with masks are all of one kind, C = 1."""
+        """The classes and their counts, int64 [K, C]; samples without classes are all of one kind, C = 1."""
         if self.has_classes:
             return self.classes, self.class_counts()
-        return (f"with masks of {', '.join(self.classes)}",), np.array(
+        what = "targets" if self.y.ndim == 2 else "masks of"
+        return (f"with {what} {', '.join(self.classes)}",), np.array(
             [[len(client.train)] for client in self.clients]
         )
 
 
 def label_placeholders(labels: Labels) -> Labels:
     """Return labels without what is large: masks lose their structures but not their number."""
-    return labels if labels.ndim == 1 else labels[:, :0]
+    return labels if labels.ndim <= 2 else labels[:, :0]
 
 
 def partition_fingerprint(

@@ -32,6 +32,10 @@ AUGMENTS = ("augment", "public_augment")
 """Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
 
 
+_AT_CLIENTS = ("algorithms", "models", "augmentations", "losses", "metrics", "samplers", "tasks")
+"""Kinds of components that client tasks and the server need."""
+
+
 def _refuse(config: Experiment, setting: str, why: str, found: object = None) -> NoReturn:
     """Refuse the value of a setting; if another thing is at fault, that was `found`."""
     value = functools.reduce(getattr, setting.split("."), config) if found is None else found
@@ -326,7 +330,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
         algorithm=algorithm(
             registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
         ),
-        components=_own_components(config),
+        components=_own_components(config, data.task),
         start=read_start(config.start),
     )
     validate(spec)
@@ -351,14 +355,17 @@ def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
     for metric in config.evaluation.metrics:
         yield "metrics", metric.name
     yield "samplers", config.participation.sampler.name
+    task = config.data.options.get("task")
+    if isinstance(task, str) and registry.tasks.is_own(task):
+        yield "tasks", task
     for callback in config.callbacks:
         yield "callbacks", callback.name
     yield "algorithms", config.algorithm.name
 
 
-def _own_components(config: Experiment) -> dict[str, dict[str, Any]]:
+def _own_components(config: Experiment, task: str) -> dict[str, dict[str, Any]]:
     """Return the user's components that client tasks and the server need; other processes need no others."""
-    used = set(components_of(config))
+    used = {*components_of(config), ("tasks", task)}
     for how in augmentations(config).values():  # also those that a method sets by itself
         if not isinstance(how, str):
             used |= {("augmentations", step.name) for step in how}
@@ -366,7 +373,7 @@ def _own_components(config: Experiment) -> dict[str, dict[str, Any]]:
         kind: {
             name: item for name, item in registry.ALL[kind].added().items() if (kind, name) in used
         }
-        for kind in ("algorithms", "models", "augmentations", "losses", "metrics", "samplers")
+        for kind in _AT_CLIENTS
     }
 
 

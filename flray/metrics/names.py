@@ -34,8 +34,11 @@ VIEWS_IN_WORDS: Mapping[str, str] = {
 MEASURES_IN_WORDS: Mapping[str, str] = {
     "accuracy": "share of samples that are classified right",
     "loss": "mean loss; less is better",
+    "r2": "regression: share of the variance that is explained; below 0 it is worse than the mean",
+    "rmse": "regression: root of the mean squared error, of a table with data.scale: standard in standard deviations",
+    "mae": "regression: mean absolute error, in the same unit",
     "topK": "share of samples whose class is among the K likeliest (evaluation.top_k=5: top5)",
-    "auc": "two classes: area under the ROC curve",
+    "auc": "two classes: area under the ROC curve; multi-label: mean over the labels, as of the next three",
     "sensitivity": "two classes: share of the positive class that is found (the report names it)",
     "specificity": "two classes: share of the other class that is left alone",
     "f1": "two classes: harmonic mean of precision and sensitivity, of the positive class",
@@ -159,7 +162,7 @@ _SCOPES = {
 """Steps before the measure in a metric's name, by its first step."""
 _SHARES = ("accuracy", "top", "auc", "sensitivity", "specificity", "f1", "dice")
 _LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
-_LOWER_ENDS = ("error", "loss")
+_LOWER_ENDS = ("error", "loss", "rmse", "mae")
 
 
 def measure_name(metric: str) -> str:

@@ -1,8 +1,13 @@
-"""Learning tasks: the loss that is minimised and the metrics that are reported."""
+"""Learning tasks, a file each or for several: the loss that is minimised and the metrics that are reported."""
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Mapping, Sequence
 
+from flray import registry
 from flray.errors import ConfigError, FlrayError
+from flray.metrics.names import lower_is_better
 from flray.tasks.base import Task
 from flray.tasks.classification import Binary, Classification
 from flray.tasks.few_shot import FewShot
@@ -10,7 +15,9 @@ from flray.tasks.segmentation import Segmentation
 
 __all__ = ["NAMES", "Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]
 
-NAMES = ("classification", "binary", "segmentation", "few-shot")
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+NAMES = tuple(registry.tasks.names())
 
 
 def make_task(
@@ -24,9 +31,9 @@ def make_task(
     Parameters
     ----------
     name : str
-        One of `NAMES`.
+        A registered task.
     classes : sequence of str
-        Class names, for segmentation the structures'.
+        Class names, for segmentation the structures', for several columns theirs.
     few_shot : mapping, optional
         The settings of `FewShot`.
     top_k : int, optional
@@ -35,18 +42,28 @@ def make_task(
     Raises
     ------
     FlrayError
-        If no task has this name, or `top_k` is set for a task without fixed classes.
+        If no task has this name, it is no task, or `top_k` is set for a task without fixed classes.
     """
-    if top_k is not None and name in ("segmentation", "few-shot"):
+    kind = registry.tasks.get(name)
+    if not (inspect.isclass(kind) and issubclass(kind, Task)):
+        raise FlrayError(f"task {name!r} is no class derived from flray.tasks.Task")
+    if kind.loss is Task.loss or (kind.measure, kind.summarise) == (Task.measure, Task.summarise):
+        raise FlrayError(f"task {name!r} lacks a method: it needs loss, and measure or summarise")
+    wanted = inspect.signature(kind).parameters
+    if top_k is not None and "top_k" not in wanted:
         raise ConfigError(
             "experiment.evaluation.top_k",
             str(top_k),
             f"top-k accuracy needs the logits of fixed classes, and this task is {name}; null",
         )
-    if name == "segmentation":
-        return Segmentation(classes)
-    if name == "few-shot":
-        return FewShot(**(few_shot or {}))
-    if name not in NAMES:
-        raise FlrayError(f"unknown task {name!r}; one of {', '.join(NAMES)}")
-    return Binary(top_k) if name == "binary" else Classification(top_k)
+    context = {"classes": classes, "structures": classes, "top_k": top_k, **(few_shot or {})}
+    with registry.tasks.guarded(name):
+        task: Task = kind(**{one: context[one] for one in wanted if one in context})
+    task.name = name
+    measures = task.measures
+    if not measures or any("/" in one for one in measures) or lower_is_better(measures[0]):
+        raise FlrayError(
+            f"task {name!r} has the measures {', '.join(measures) or 'none'}; it needs names without /, and the first "
+            "has to be better the higher it is, which a name that begins or ends with loss or error is not"
+        )
+    return task

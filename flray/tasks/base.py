@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,61 +12,142 @@ from torch import Tensor, nn
 
 from flray import registry
 from flray.config.components import LossChoice
-from flray.data.types import Array, FederatedData
-from flray.errors import ConfigError, FlrayError, MethodError
+from flray.data.types import Array, FederatedData, Rows
+from flray.errors import ConfigError, DataError, FlrayError, MethodError
+from flray.models.base import dry_run
 
 Predictions: TypeAlias = Mapping[str, Array]
 
 
-class Task(Protocol):
-    """Loss and metrics of one kind of learning problem.
+_TARGETS = {
+    "classes": "class labels, int64 [n]",
+    "numbers": "finite numbers, float32 [n, k] for k columns",
+    "flags": "0 and 1, uint8 [n, k] for k labels",
+}
+
+
+class Task:
+    """The base of all tasks: loss, outputs, targets and measures of one kind of learning problem.
+
+    A task has a `loss`, and either a `measure` or both `predictions` and `summarise`. What its constructor names of
+    ``classes``, ``top_k`` (``evaluation.top_k``), the settings of ``episodes`` and ``seed`` is given to it.
 
     Attributes
     ----------
     name : str
-        As in `DataSet.task`.
-    metric : str
-        The measure that compares methods.
+        Its registered name, as in `DataSet.task`.
+    target : {"classes", "numbers", "flags", "masks", "episodes"}
+        Type and shape of `DataSet` targets: class labels int64 [n], numbers float32 [n, k], 0 and 1 of labels that
+        do not exclude each other uint8 [n, k], masks uint8 [n, K, H, W], or class labels of which the test has others.
     logits : bool
         Whether outputs are the logits [B, C] of fixed classes.
     measures : tuple of str
-        Names of everything that `summarise` returns.
+        Names of all measures. The first one compares methods, and more of it is better. Less is better of names
+        that begin or end as `flray.metrics.names` says: with ``loss`` or ``error``.
     """
 
-    name: str
-    metric: str
-    logits: bool
-    measures: tuple[str, ...]
+    name: str = ""
+    target: ClassVar[Literal["classes", "numbers", "flags", "masks", "episodes"]] = "classes"
+    logits: bool = False
+    measures: tuple[str, ...] = ()
+
+    @property
+    def metric(self) -> str:
+        """The measure that compares methods."""
+        return self.measures[0]
+
+    @staticmethod
+    def partition_labels(targets: Array) -> Rows | None:
+        """Return labels int64 [n], counted from 0, that a partition may divide samples by if they have no class.
+
+        Parameters
+        ----------
+        targets : ndarray [n, k]
+            Of all samples.
+
+        Returns
+        -------
+        ndarray of int64 [n] or None
+            None: partitions by class are refused. That is the default.
+        """
+        return None
 
     def check(self, data: FederatedData) -> None:
-        """Refuse data that are not of this kind.
+        """Refuse data that are not of this kind. Default: targets of another type or shape than `target`.
 
         Raises
         ------
         DataError
             If they do not fit the task; the message says why.
         """
+        y = data.y
+        fits = {
+            "numbers": y.ndim == 2 and np.issubdtype(y.dtype, np.floating) and np.isfinite(y).all(),
+            "flags": y.ndim == 2 and y.dtype == np.uint8 and y.max(initial=0) <= 1,
+        }
+        if not fits.get(self.target, data.has_classes) or (
+            y.ndim == 2 and y.shape[1] != len(data.classes)
+        ):
+            wanted = _TARGETS.get(self.target, _TARGETS["classes"])
+            raise DataError(
+                f"data set {data.dataset}: {self.name} needs {wanted}, and a name for each in classes; found "
+                f"{y.dtype} {list(y.shape[1:])} per sample and {len(data.classes)} names"
+            )
 
     def network(self, model: nn.Module) -> nn.Module:
-        """Return the network as this task uses it."""
+        """Return the network as this task uses it. Default: unchanged."""
+        return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network that cannot learn this.
+        """Refuse a network that cannot learn this. Default: one without an output for each class, number or flag.
 
         Raises
         ------
         ConfigError
             If its outputs do not fit the task; the message describes them.
         """
+        outputs, count = dry_run(name, model, data.shape), data.num_classes
+        if isinstance(outputs, Tensor) and (
+            outputs.dim() != 2
+            or outputs.shape[1] < count
+            or (not self.logits and outputs.shape[1] > count)
+        ):
+            what = (
+                "logit for each of the {} classes"
+                if self.logits
+                else "output for each of the {} targets"
+            )
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"{self.name} needs one {what.format(count)} of {data.dataset}, [1, {count}] for one sample, and it "
+                f"returns {list(outputs.shape)}",
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the scalar training loss (batch mean)."""
+        raise NotImplementedError
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return, per sample, the inputs of the metrics; each tensor [B, ...]."""
+        """Return, per sample, the inputs of the metrics; each tensor [B, ...]. Default: outputs and targets."""
+        return {"outputs": outputs, "targets": targets}
 
     def summarise(self, predictions: Predictions) -> dict[str, float]:
-        """Return the metrics of a set of samples; undefined ones are NaN."""
+        """Return the metrics of a set of samples; undefined ones are NaN. Default: `measure`, and ``loss``."""
+        outputs, targets = predictions["outputs"], predictions["targets"]
+        if not len(targets):
+            return dict.fromkeys(self.measures, math.nan)
+        try:
+            with registry.tasks.guarded(self.name):
+                loss = self.loss(torch.from_numpy(outputs).double(), torch.from_numpy(targets))
+                found = {"loss": loss, **self.measure(targets, outputs)}
+                return {name: float(found[name]) for name in self.measures}
+        except FlrayError as error:
+            raise MethodError(str(error)) from error
+
+    def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
+        """Return the measures other than ``loss`` of one sample at least."""
+        raise NotImplementedError
 
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -99,7 +180,7 @@ PATH = "experiment.evaluation.metrics"
 OUTPUTS, TARGETS = "metrics/outputs", "metrics/targets"
 
 
-class WithMetrics:
+class WithMetrics(Task):
     """A task that is measured by further metrics.
 
     Parameters
@@ -112,7 +193,7 @@ class WithMetrics:
 
     def __init__(self, task: Task, metrics: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._task, self._metrics = task, metrics
-        self.name, self.metric, self.logits = task.name, task.metric, task.logits
+        self.name, self.logits = task.name, task.logits
         self.measures = (*task.measures, *(name for name, _ in metrics))
 
     def check(self, data: FederatedData) -> None:
@@ -126,6 +207,8 @@ class WithMetrics:
             problem = ""
             if not registry.takes(registry.metrics.get(name), 2):
                 problem = "a metric is a function of targets and outputs, metric(targets, outputs, *, options)"
+            elif not self.logits and not registry.metrics.is_own(name):
+                problem = f"it compares classes, and a task of {self.name} has none; leave it out"
             elif "/" in name:
                 problem = "a metric's name has no /; register another"
             elif name in self.measures[: len(self._task.measures) + position]:

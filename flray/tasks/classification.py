@@ -11,15 +11,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
-from flray.models.base import dry_run
+from flray.registry import register_task
 from flray.tasks.base import Predictions, Task
 
 
-class Classification:
+@register_task("classification")
+class Classification(Task):
     """Cross-entropy; accuracy in [0, 1] and mean loss.
 
     Parameters
@@ -29,7 +30,6 @@ class Classification:
     """
 
     name = "classification"
-    metric = "accuracy"
     logits = True
     base_measures: tuple[str, ...] = ("accuracy", "loss")
 
@@ -39,11 +39,8 @@ class Classification:
         self.measures = (*self.base_measures, *((self._top,) if top_k is not None else ()))
 
     def check(self, data: FederatedData) -> None:
-        """Refuse masks, and top-k accuracy of k classes or fewer."""
-        if not data.has_classes:
-            raise DataError(
-                f"data set {data.dataset}: {self.name} needs class labels [n], found masks"
-            )
+        """Refuse targets that are no classes, and top-k accuracy of k classes or fewer."""
+        super().check(data)
         if self.top_k is not None and self.top_k >= data.num_classes:
             raise ConfigError(
                 "experiment.evaluation.top_k",
@@ -55,23 +52,6 @@ class Classification:
                     if data.num_classes > 2
                     else "leave it out"
                 ),
-            )
-
-    def network(self, model: nn.Module) -> nn.Module:
-        """Return the network unchanged."""
-        return model
-
-    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network without a logit for every class."""
-        outputs = dry_run(name, model, data.shape)
-        if isinstance(outputs, Tensor) and (
-            outputs.dim() != 2 or outputs.shape[1] < data.num_classes
-        ):
-            raise ConfigError(
-                "experiment.model",
-                name,
-                f"classification needs one logit for each of the {data.num_classes} classes of {data.dataset}, [1, "
-                f"{data.num_classes}] for one sample, and it returns {list(outputs.shape)}",
             )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -152,6 +132,7 @@ def among_largest(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     return ahead.sum(1) < k
 
 
+@register_task("binary")
 class Binary(Classification):
     """Classification of two classes, the second one positive: besides accuracy and loss AUC, sensitivity and so on.
 

@@ -12,12 +12,14 @@ from flray import functional, rng
 from flray.data.types import Array, FederatedData, Rows
 from flray.errors import DataError
 from flray.models.base import dry_run
-from flray.tasks.base import Predictions
+from flray.registry import register_task
+from flray.tasks.base import Predictions, Task
 
 _CHUNK = 2**22  # values of the embeddings that an evaluation works on at a time
 
 
-class FewShot:
+@register_task("few-shot")
+class FewShot(Task):
     """Prototypical networks: outputs are embeddings, an episode's queries go to the nearest class mean of its support.
 
     Parameters
@@ -34,9 +36,8 @@ class FewShot:
     """
 
     name = "few-shot"
-    metric = "accuracy"
-    measures: tuple[str, ...] = ("accuracy", "loss")
-    logits = False
+    target = "episodes"
+    measures = ("accuracy", "loss")
 
     def __init__(
         self, way: int = 5, shot: int = 5, queries: int = 15, test: int = 600, seed: int = 0
@@ -51,10 +52,7 @@ class FewShot:
         DataError
             Naming the client.
         """
-        if not data.has_classes:
-            raise DataError(
-                f"data set {data.dataset}: few-shot needs class labels [n], found masks"
-            )
+        super().check(data)
         parts = [(f"client {c.name}: training", c.train) for c in data.everyone] + [
             ("the common test set:", data.test)
         ]

@@ -73,6 +73,25 @@ def focal(
     return (of_sample * losses).sum() / of_sample.sum()
 
 
+@register_loss("huber")
+def huber(
+    outputs: Tensor,
+    targets: Tensor,
+    *,
+    delta: Annotated[
+        float, Field(gt=0, le=1e6, description="error from which on it counts linearly")
+    ] = 1.0,
+) -> Tensor:
+    """Huber loss of numbers, less moved by outliers than least squares (Huber 1964)."""
+    if outputs.shape != targets.shape:
+        raise ConfigError(
+            "experiment.local.loss",
+            "huber",
+            f"it compares numbers: outputs are {list(outputs.shape)}, targets {list(targets.shape)}; leave it out",
+        )
+    return F.huber_loss(outputs, targets.to(outputs.dtype), delta=delta)
+
+
 def _class_weights(
     weights: Literal["balanced"] | tuple[float, ...] | None, outputs: Tensor, counts: Tensor
 ) -> Tensor | None:

@@ -15,10 +15,12 @@ from flray import functional
 from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
 from flray.models.base import dry_run
-from flray.tasks.base import Predictions
+from flray.registry import register_task
+from flray.tasks.base import Predictions, Task
 
 
-class Segmentation:
+@register_task("segmentation")
+class Segmentation(Task):
     """Masks of structures that may overlap: Dice loss; Dice and Hausdorff distance at a probability above 1/2.
 
     Parameters
@@ -28,8 +30,7 @@ class Segmentation:
     """
 
     name = "segmentation"
-    metric = "dice"
-    logits = False
+    target = "masks"
 
     def __init__(self, structures: Sequence[str]) -> None:
         self.structures = tuple(structures)
@@ -45,10 +46,6 @@ class Segmentation:
                 f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per "
                 f"sample, found {data.y.dtype} {list(data.y.shape[1:])}"
             )
-
-    def network(self, model: nn.Module) -> nn.Module:
-        """Return the network unchanged."""
-        return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
         """Refuse a network that does not return one map per structure."""

@@ -27,7 +27,14 @@ GUIDE = {
     "Start": ("start", "sweeps", "how-sure", "models"),
     "What can be compared": ("data", "metrics", "methods", "papers"),
     "While it runs": ("faults", "tracking", "cluster", "gpus", "hardware"),
-    "Beyond": ("extending", "troubleshooting", "benchmarks", "limits", "comparison"),
+    "Beyond": (
+        "extending",
+        "losses-and-tasks",
+        "troubleshooting",
+        "benchmarks",
+        "limits",
+        "comparison",
+    ),
 }
 """The pages under docs/guide in the order in which the site lists them."""
 NOTEBOOKS = ("start", "sweep", "own_method")

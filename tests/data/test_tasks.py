@@ -30,7 +30,7 @@ def of_masks() -> FederatedData:
 
 def test_names_and_unknown_ones() -> None:
     assert [make_task(name).name for name in NAMES] == list(NAMES)
-    refused(make_task, "regression")
+    refused(make_task, "regresion")
 
 
 def test_binary_has_two_logits_and_their_difference_as_score() -> None:

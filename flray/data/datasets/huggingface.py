@@ -102,7 +102,8 @@ def huggingface(
         said += [part] * len(rows)
     given = said if len(parts) > 1 else None
     labelling = Labelling("huggingface", path, label, task, positive)
-    found_domains, classes = labelling.domains(np.stack(images), labels, domains, given, test, seed)
+    y, classes = labelling.encode(labels)
+    found_domains = labelling.domains(np.stack(images), y, domains, given, test, seed)
     return assemble("huggingface", found_domains, classes, seed, samples, task=task)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples, select_domains
 from flray.data.sources import image_sets
 from flray.data.sources.archives import Source
-from flray.data.types import Array, DataSet, Domain
+from flray.data.types import Array, DataSet, Domain, Rows
 from flray.errors import DataError, brief, nearest
 from flray.files.border import ARRAYS_BYTES, check_cells, check_size, open_file
-from flray.registry import register_dataset
+from flray.registry import register_dataset, tasks
 from flray.rng import numpy_generator
 
 _TRAINING, _TEST = ("train", "training"), ("test", "testing")
@@ -32,9 +34,32 @@ _EVIDENT = (
 )
 
 _TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
-TaskName = Annotated[
-    Literal["classification", "binary"],
-    Field(description="binary: two classes, measured by AUC, sensitivity, specificity and F1 too"),
+
+
+def _with_target(*targets: str) -> AfterValidator:
+    """Return the check that an option is a task whose targets are of one of these kinds."""
+
+    def check(name: str) -> str:
+        able = [
+            one for one in tasks.names() if getattr(tasks.outline(one), "target", "") in targets
+        ]
+        if name not in able:
+            raise PydanticCustomError(
+                "task",
+                "{found} is none of the tasks of these data: {able} (flray list tasks)",
+                {"found": name, "able": ", ".join(able)},
+            )
+        return name
+
+    return AfterValidator(check)
+
+
+_TASKS = "what is learnt (flray list tasks); binary: two classes, measured by AUC, sensitivity, specificity and F1 too"
+TaskName = Annotated[str, _with_target("classes"), Field(description=_TASKS)]
+TableTask = Annotated[
+    str,
+    _with_target("classes", "numbers", "flags"),
+    Field(description=f"{_TASKS}; regression: numbers; multi-label: columns of 0 and 1"),
 ]
 Positive = Annotated[
     bool | str | int | float | None,
@@ -90,8 +115,8 @@ class Labelling(NamedTuple):
         fraction = next((one for one in values if numeric and not float(one).is_integer()), None)
         if fraction is not None:
             raise self.refused(
-                f"{where} holds fractions such as {fraction}, which are not classes; name a column "
-                "of classes, or divide the numbers into some (pandas.cut)"
+                f"{where} holds fractions such as {fraction}, which are not classes; name a column of classes, "
+                "divide the numbers into some (pandas.cut), or in a table write data.task: regression"
             )
         found: list[Any] = sorted(set(values) if numeric else {str(one) for one in values})
         if len(found) < 2:
@@ -120,23 +145,31 @@ class Labelling(NamedTuple):
             )
         return found if names[1] == wanted else found[::-1]
 
+    def encode(self, values: Sequence[Any]) -> tuple[Rows, tuple[str, ...]]:
+        """Return the number of each sample's class, and the names of the classes; see `classes`."""
+        found = self.classes(values)
+        number = {one: place for place, one in enumerate(found)}
+        named = isinstance(found[0], str)
+        y = np.array([number[str(one) if named else one] for one in values], dtype=np.int64)
+        return y, tuple(str(one) for one in found)
+
     def domains(
         self,
         x: Array,
-        labels: Sequence[Any],
+        y: Array,
         domains: Sequence[str],
         parts: Sequence[str] | None,
         share: float,
         seed: int,
-    ) -> tuple[list[Domain], tuple[str, ...]]:
-        """Return the domains, by name, and the names of the classes.
+    ) -> list[Domain]:
+        """Return the domains, by name.
 
         Parameters
         ----------
         x : ndarray [n, ...]
             The samples.
-        labels : sequence
-            The class of each, of any one type that can be sorted.
+        y : ndarray [n] or [n, k]
+            The class of each, or its targets.
         domains : sequence of str
             The domain of each.
         parts : sequence of str or None
@@ -150,13 +183,9 @@ class Labelling(NamedTuple):
         Raises
         ------
         DataError
-            If a part is neither train nor test, a domain has no sample of one, or the labels are not
-            classes of the task.
+            If a part is neither train nor test, or a domain has no sample of one.
         """
-        found = self.classes(labels)
-        number = {one: place for place, one in enumerate(found)}
-        named = isinstance(found[0], str)
-        y = np.array([number[str(one) if named else one] for one in labels], dtype=np.int64)
+        alike = y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
         test, made = np.zeros(len(y), dtype=bool), []
         named_domains = sorted(set(domains))
         # Numbers, because an array of texts has the length of the longest for each.
@@ -172,8 +201,8 @@ class Labelling(NamedTuple):
             test = np.array([one in _TEST for one in said])
         for domain in named_domains:
             inside = of_domain == place[domain]
-            for number_of in range(len(found) if parts is None else 0):
-                rows = np.flatnonzero(inside & (y == number_of))
+            for number_of in range(alike.max(initial=-1) + 1 if parts is None else 0):
+                rows = np.flatnonzero(inside & (alike == number_of))
                 key = f"{self.name}/split/{domain}/{number_of}"
                 order = numpy_generator(seed, "data", extra=key).permutation(rows)
                 test[order[: min(max(round(share * len(rows)), 1), max(len(rows) - 1, 0))]] = True
@@ -186,7 +215,7 @@ class Labelling(NamedTuple):
                     )
                 arrays += [np.ascontiguousarray(x[rows]), y[rows]]
             made.append(Domain(domain, "real", *arrays))
-        return made, tuple(str(one) for one in found)
+        return made
 
 
 def _in_words(label: Any) -> str:
@@ -197,6 +226,11 @@ def _in_words(label: Any) -> str:
 if TYPE_CHECKING:
     import pandas as pd
 
+OneOrMore = Annotated[
+    Annotated[str, Tag("[name]")]
+    | Annotated[list[str], Field(min_length=1, max_length=1000), Tag("[names]")],
+    Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[name]"),
+]
 Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
 
 
@@ -205,7 +239,10 @@ def table(
     root: Path,
     *,
     path: Annotated[str, Field(description="a .csv or .parquet file")],
-    label: Annotated[str, Field(description="column of the classes")],
+    label: Annotated[
+        OneOrMore,
+        Field(description="column of the classes, or of what the task wants; a list of several"),
+    ],
     columns: Annotated[
         list[str] | None, Field(description="columns of numbers to learn from; null: all others")
     ] = None,
@@ -218,15 +255,18 @@ def table(
     ] = None,
     test: Share = 0.2,
     scale: Annotated[
-        Literal["standard", "none"],
-        Field(description="standard: each column by mean and deviation of all training rows"),
+        Literal["standard", "columns", "none"],
+        Field(
+            description="standard: each column, and a label of numbers, by mean and deviation of all training rows; "
+            "columns: the label not"
+        ),
     ] = "standard",
-    task: TaskName = "classification",
+    task: TableTask = "classification",
     positive: Positive = None,
     seed: Seed = 0,
     samples: SampleCap = None,
 ) -> DataSet:
-    """Rows of a CSV or parquet file: columns of numbers, a column of classes, and one of domains if there is one.
+    """Rows of a CSV or parquet file: columns of numbers, columns to predict, and one of domains if there is one.
 
     Raises
     ------
@@ -236,19 +276,25 @@ def table(
     """
     file = Path(path).expanduser()
     frame = _read(file)
-    uses = {"label": label, "by": by, "part": part}
-    besides = [name for name in uses.values() if name is not None]
+    named = [label] if isinstance(label, str) else list(label)
+    uses = [*(("label", name) for name in named), ("by", by), ("part", part)]
+    besides = [name for _, name in uses if name is not None]
     for name in (*besides, *(columns or [])):
         if name not in frame.columns:
             raise DataError(
                 f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
                 f"{', '.join(map(str, frame.columns[:20]))}"
             )
-    for use, column in uses.items():
+    for use, column in uses:
         if column in (columns or []):
             raise DataError(
                 f"data set table: data.columns has {column!r}, which is data.{use} already; leave it out"
             )
+    twice = next((name for name in besides if besides.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
+        )
     used = columns or [name for name in frame.columns if name not in besides]
     x = _numbers(file, frame, used)
     for name in besides:
@@ -259,17 +305,36 @@ def table(
             )
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
     parts = None if part is None else [str(v) for v in frame[part].tolist()]
-    labelling = Labelling("table", str(file), label, task, positive)
-    labels = frame[label].tolist()
-    domains, classes = labelling.domains(x, labels, groups, parts, test, seed)
-    _check_other_than_label(file, frame, used, label)
-    if scale == "standard":
-        training = np.concatenate([domain.train_x for domain in domains]).astype(np.float64)
+    labelling = Labelling("table", str(file), named[0], task, positive)
+    target = tasks.outline(task).target
+    if target == "classes" and len(named) > 1:
+        raise labelling.refused(
+            f"data.label names {len(named)} columns, and {task} has one; leave some out, or write "
+            "data.task: regression or multi-label"
+        )
+    if target != "classes" and positive is not None:
+        raise labelling.refused(
+            f"data.positive is {positive}, and {task} has no classes; leave it out"
+        )
+    y: Array
+    y, classes = (
+        labelling.encode(frame[named[0]].tolist())
+        if target == "classes"
+        else (_targets(file, frame, named, target), tuple(named))
+    )
+    domains = labelling.domains(x, y, groups, parts, test, seed)
+    for name in named:
+        _check_other_than_label(file, frame, used, name, target == "numbers")
+    scaled = {"none": "", "columns": "x"}.get(scale, "xy" if target == "numbers" else "x")
+    for part_of in scaled:
+        pairs = [
+            [getattr(one, f"{when}_{part_of}") for when in ("train", "test")] for one in domains
+        ]
+        training = np.concatenate([train for train, _ in pairs]).astype(np.float64)
         mean, std = training.mean(0), training.std(0)
         std[std == 0] = 1.0
-        for domain in domains:
-            for values in (domain.train_x, domain.test_x):
-                values[:] = ((values - mean) / std).astype(np.float32)
+        for values in itertools.chain.from_iterable(pairs):
+            values[:] = ((values - mean) / std).astype(np.float32)
     capped = tuple(cap_samples(domain, samples, seed) for domain in domains)
     return DataSet("table", capped, classes, (0.0,), (1.0,), task=task)
 
@@ -324,7 +389,25 @@ def _check_columns(file: Path, names: list[str]) -> None:
         )
 
 
-def _numbers(file: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.float32]:
+def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:
+    """Return the columns to predict, numbers or flags."""
+    y = _numbers(file, frame, columns, "name another in data.label")
+    if target == "numbers":
+        return y
+    for row, column in np.argwhere((y != 0) & (y != 1)):
+        raise DataError(
+            f"data set table: column {columns[column]!r} of {file} has {y[row, column]:g} in row {row + 1}; "
+            "a label of several is 0 or 1 in each row"
+        )
+    return y.astype(np.uint8)
+
+
+def _numbers(
+    file: Path,
+    frame: pd.DataFrame,
+    columns: list[str],
+    remedy: str = "leave it out with data.columns",
+) -> NDArray[np.float32]:
     import pandas as pd
 
     if not columns:
@@ -332,8 +415,8 @@ def _numbers(file: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.
     for name in columns:
         if not pd.api.types.is_numeric_dtype(frame[name]):
             raise DataError(
-                f"data set table: column {name!r} of {file} is no column of numbers; leave it out with "
-                f"data.columns, or write its values as numbers"
+                f"data set table: column {name!r} of {file} is no column of numbers; {remedy}, "
+                "or write its values as numbers"
             )
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32, na_value=np.nan))
@@ -346,14 +429,18 @@ def _numbers(file: Path, frame: pd.DataFrame, columns: list[str]) -> NDArray[np.
 
 
 def _check_other_than_label(
-    file: Path, frame: pd.DataFrame, columns: list[str], label: str
+    file: Path, frame: pd.DataFrame, columns: list[str], label: str, number: bool
 ) -> None:
-    """Refuse a column that says the same as the label: one value for each class, another for each."""
+    """Refuse a column that says the same as the label: a value for each class, or a number times and plus another."""
     classes = frame[label].nunique()
     for name in columns:
         if classes < 2 or frame[name].nunique() != classes:
             continue
-        if frame.groupby([name, label]).ngroups == classes:
+        if (
+            abs(frame[name].corr(frame[label])) > 1 - 1e-12
+            if number
+            else frame.groupby([name, label]).ngroups == classes
+        ):
             raise DataError(
                 f"data set table: column {name!r} of {file} says the same as the label {label!r} in every "
                 "row, so it would be learnt from; leave it out with data.columns, or take it away"

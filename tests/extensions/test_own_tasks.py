@@ -1,0 +1,365 @@
+"""Tasks: regression and multi-label on tables, a user's in a file, refusals, identity, kill and resume."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
+from torch import Tensor
+
+from flray import register_dataset, register_task, registry
+from flray.config.loader import load
+from flray.data import DataSet, Domain, load_dataset
+from flray.data.federated import federate
+from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
+from flray.runs import identity, runner
+from flray.tasks import Task, make_task
+from tests.algorithms.helpers import close
+from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.end_to_end.pool import Pools
+from tests.extensions.test_callbacks import PLUGIN
+from tests.helpers import built, inline, printed, small, written
+from tests.messages import mistyped, refused
+
+OWN = '''
+import numpy as np
+import torch.nn.functional as F
+from flray import register_task
+from flray.tasks import Task
+
+
+@register_task("counts")
+class Counts(Task):
+    """Counts by Poisson regression: share of the deviance that is explained, and mean error."""
+
+    target = "numbers"
+    measures = ("explained", "mean-error", "loss")
+
+    def loss(self, outputs, targets):
+        return F.poisson_nll_loss(outputs, targets.to(outputs.dtype))
+
+    def measure(self, targets, outputs):
+        def deviance(rates):
+            ratio = np.where(targets > 0, targets / rates, 1.0)
+            return (targets * np.log(ratio) - targets + rates).sum()
+
+        rates = np.exp(outputs.astype(float))
+        share = 1 - deviance(rates) / deviance(np.full_like(rates, targets.mean()))
+        return {"explained": share, "mean-error": abs(rates - targets).mean()}
+'''
+
+
+def diabetes() -> None:
+    """Write 442 real patients, with invented wards: a number, a count and three labels."""
+    frame = load_diabetes(as_frame=True, scaled=False).frame
+    frame["ward"] = ["abcd"[i % 4] for i in range(len(frame))]
+    frame["visits"] = (frame["target"] // 60).astype(int)
+    for name, of in (("heavy", "bmi"), ("high", "bp"), ("fat", "s5")):
+        frame[name] = (frame[of] > frame[of].quantile(0.7)).astype(int)
+    frame.to_csv("patients.csv", index=False)
+
+
+COLUMNS = ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6"]
+
+
+def table(task: str, label: Any, **options: Any) -> dict[str, Any]:
+    named = {"name": "table", "path": "patients.csv", "label": label, "task": task, "by": "ward"}
+    return {**named, "columns": COLUMNS, **options}
+
+
+REGRESSION = table("regression", "target")
+LABELS = table("multi-label", ["heavy", "high", "fat"], columns=["age", "s1", "s2", "s3", "s4"])
+
+
+@register_dataset("two-numbers")
+def two_numbers(root: Path, *, kind: str = "right", task: str = "regression") -> DataSet:
+    generator = np.random.default_rng(0)
+    domains = []
+    for client in range(3):
+        x = generator.normal(size=(12, 4)) + client
+        y: Any = x @ np.array([[1.0, 0.0], [-1.0, 2.0], [0.5, 0.0], [0.0, 1.0]]) + 0.1
+        if kind == "nan":
+            y[0, 0] = np.nan
+        y = {
+            "line": y[:, 0],
+            "flags": (y > 0).astype(np.uint8),
+            "twos": np.full((12, 2), 2, np.uint8),
+        }.get(kind, y)
+        domains.append(Domain(f"c{client}", "random", x, y, x, y))
+    names = ("first", "second", "third")[: 3 if kind == "names" else 2]
+    return DataSet("two-numbers", tuple(domains), names, (0.0,), (1.0,), task=task)
+
+
+def numbers(method: str, model: Any = "two-layer", **settings: Any) -> Any:
+    local = {"precision": "float64", "lr": 0.05, "batch_size": 4, **settings.pop("local", {})}
+    named = {"data": "two-numbers", "model": model, "algorithm": method, "local": local}
+    return built(small(**named, rounds=2), **settings)
+
+
+def predicted(spec: Any, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+    found: dict[str, float] = spec.summarise(
+        {name: value.numpy() for name, value in spec.predictions(outputs, targets).items()}
+    )
+    return found
+
+
+def test_measures_are_those_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = (torch.randn(50, 2, generator=generator) for _ in range(2))
+    found = predicted(make_task("regression"), outputs, targets)
+    assert found["r2"] == pytest.approx(r2_score(targets, outputs), rel=1e-6)
+    assert found["mae"] == pytest.approx(mean_absolute_error(targets, outputs), rel=1e-6)
+    assert found["rmse"] ** 2 == pytest.approx(found["loss"], rel=1e-6)
+    same = predicted(make_task("regression"), outputs, torch.ones(50, 2))
+    assert np.isnan(same["r2"]) and same["rmse"] > 0
+    flags = (targets > 0).to(torch.uint8)
+    found = predicted(make_task("multi-label"), outputs, flags)
+    assert found["auc"] == pytest.approx(roc_auc_score(flags, outputs, average="macro"), rel=1e-9)
+    assert found["f1"] == pytest.approx(f1_score(flags, outputs > 0, average="macro"), rel=1e-9)
+    assert found["accuracy"] == float(((outputs > 0) == (flags == 1)).double().mean())
+    flags[:, 1] = 0  # no AUC of a label that nobody has
+    alone = predicted(make_task("multi-label"), outputs, flags)
+    assert alone["auc"] == pytest.approx(roc_auc_score(flags[:, 0], outputs[:, 0]), rel=1e-9)
+    for name in ("regression", "multi-label"):
+        nothing = predicted(make_task(name), outputs[:0], flags[:0])
+        assert all(np.isnan(value) for value in nothing.values())
+
+
+def test_a_round_is_gradient_descent_on_least_squares() -> None:
+    spec = numbers("fedavg", "one-layer", local={"batch_size": 100})
+    federation = Federation(spec, InlineExecutor(spec))
+    start = federation.server.model["classifier.weight"].clone()
+    federation.step()
+    steps = []
+    for domain in load_dataset("two-numbers").domains:
+        x, y = torch.from_numpy(domain.train_x), torch.from_numpy(domain.train_y)
+        steps.append(start - 0.05 * (x @ start.T - y).T @ x / len(x))
+    close(federation.server.model["classifier.weight"], sum(steps) / 3)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_method_learns_numbers_or_says_that_it_needs_classes(name: str) -> None:
+    method = registry.algorithms.get(name)
+    extra = {"evaluation": {"validation": 0.25}} if "validation" in method.needs else {}
+    if method.needs & {"classification", "labels"}:
+        refused(numbers, name, **extra)
+        return
+    spec = numbers(name, **extra)
+    federation = Federation(spec, InlineExecutor(spec))
+    federation.step()
+    metrics = federation.step().metrics
+    views = {"global": "global/common/r2", "personal": "personal/local/r2"}
+    assert all(np.isfinite(metrics[views[view]]) for view in spec.algorithm.views)
+
+
+def test_partitions_divide_by_tenths_and_by_the_rarest_label(tmp_cwd: Path) -> None:
+    diabetes()
+    alone = {"name": "pathological", "clients": 5, "classes_per_client": 2}
+    for data, parts in ((REGRESSION, 10), (LABELS, 4)):
+        options = {k: v for k, v in data.items() if k not in ("name", "by")}
+        dataset = load_dataset("table", options)
+        y = np.concatenate([dataset.domains[0].train_y, dataset.domains[0].test_y])
+        labels = make_task(dataset.task).partition_labels(y)
+        assert labels is not None and set(labels.tolist()) == set(range(parts))
+        asked = {k: v for k, v in alone.items() if k != "name"}
+        made = federate(dataset, "pathological", asked, 0)
+        assert [len(set(labels[c.train].tolist())) for c in made.clients] == [2] * 5
+        assert all(
+            set(labels[c.test].tolist()) <= set(labels[c.train].tolist()) for c in made.clients
+        )
+        assert made.class_table()[1].shape == (5, 1)
+
+
+def test_three_methods_learn_a_table_of_real_patients(tmp_cwd: Path) -> None:
+    diabetes()
+    local = {"lr": 0.05, "loss": {"name": "huber", "delta": 1.5}}
+    model = {"name": "mlp", "hidden": [16], "norm": "none"}
+    for method in ("fedavg", "fedprox", "local"):
+        file = written(small(data=REGRESSION, model=model, algorithm=method, rounds=8, local=local))
+        shown = printed("run", file)
+        assert "rmse 0." in shown and "mae 0." in shown
+    result = runner.run({"experiment": small(data=LABELS, rounds=8, local={"lr": 0.1})})
+    assert result.metric == "global/common/auc" and result.metrics["global/common/auc"] > 0.55
+    shown = printed("data", "show", written(small(data=REGRESSION)))
+    assert "ward" not in shown and "a" in shown
+    printed("report", "runs/experiment/001")
+    printed("export", "runs/experiment/001")
+
+
+def test_the_label_is_scaled_as_the_columns_or_left(tmp_cwd: Path) -> None:
+    diabetes()
+    frame = pd.read_csv("patients.csv")
+    for scale, wanted in (
+        ("standard", 1.0),
+        ("columns", float(frame["target"].std())),
+        ("none", None),
+    ):
+        options = {k: v for k, v in {**REGRESSION, "scale": scale}.items() if k != "name"}
+        domains = load_dataset("table", options).domains
+        y, x = (np.concatenate([getattr(d, f"train_{p}") for d in domains]) for p in "yx")
+        assert y.dtype == np.float32 and y.shape[1] == 1
+        assert wanted is None or y.std() == pytest.approx(wanted, rel=0.1)
+        assert (abs(x.mean()) < 1e-5) == (scale != "none")
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "unknown": table("regresion", "target"),
+    "of episodes": table("few-shot", "target"),
+    "no label": table("regression", []),
+    "twice": table("regression", ["target", "target"]),
+    "two classes": table("classification", ["heavy", "high"]),
+    "in columns": table("regression", "bmi"),
+    "words": table("regression", "ward", by=None),
+    "flag of 5": table("multi-label", ["heavy", "visits"]),
+    "a gap": table("regression", "hole"),
+    "positive": table("regression", "target", positive=1),
+    "a multiple": table("regression", "target", columns=["bmi", "doubled"]),
+    "a number": table("regression", 7),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_a_table_that_does_not_fit_is_refused_in_one_line(name: str, tmp_cwd: Path) -> None:
+    diabetes()
+    frame = pd.read_csv("patients.csv")
+    frame["doubled"] = 3 - 2 * frame["target"]
+    frame["hole"] = frame["target"].where(frame["target"] > 50)
+    frame.to_csv("patients.csv", index=False)
+    mistyped("run", written(small(data=WRONG[name])))
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["line", "flags", "nan", "names", "twos"])
+def test_targets_of_another_kind_are_refused(kind: str) -> None:
+    task = "multi-label" if kind == "twos" else "regression"
+    refused(numbers, "fedavg", data={"name": "two-numbers", "kind": kind, "task": task})
+
+
+def test_what_needs_classes_is_refused() -> None:
+    refused(numbers, "fedavg", evaluation={"top_k": 2})
+    refused(numbers, "fedavg", evaluation={"metrics": ["macro-f1"]})
+    refused(numbers, "fedavg", local={"loss": "focal"})
+    refused(numbers, "fedavg", shift={"long_tail": 10})
+    refused(numbers, "fedavg", model={"name": "mlp-of-three"})
+
+
+@registry.register_model("mlp-of-three")
+def of_three(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
+    return torch.nn.Linear(shape[0], 3)
+
+
+class Half(Task):
+    target = "numbers"
+    measures = ("r2", "loss")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean()
+
+
+@register_task("no-measure")
+class NoMeasure(Half):
+    pass
+
+
+@register_task("halves")
+class Halves(Half):
+    def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
+        return {"r2": 1 - float(np.square(outputs - targets).mean() / np.var(targets))}
+
+
+@register_task("no-names")
+class NoNames(Halves):
+    measures = ()
+
+
+@register_task("less-is-better")
+class Less(Halves):
+    measures = ("half-error",)
+
+
+@register_task("raises-at-once")
+class Raises(Halves):
+    def __init__(self) -> None:
+        raise ValueError("no such luck")
+
+
+@register_task("odd-labels")
+class Odd(Halves):
+    @staticmethod
+    def partition_labels(targets: Any) -> Any:
+        return targets[:, 0]
+
+
+register_task("a-function")(lambda: Halves())
+
+
+@pytest.mark.parametrize(
+    "task",
+    ["no-measure", "no-names", "less-is-better", "raises-at-once", "odd-labels", "a-function"],
+)
+def test_a_class_that_is_no_task_is_named(task: str) -> None:
+    refused(numbers, "fedavg", data={"name": "two-numbers", "task": task})
+
+
+@register_task("forgets")
+class Forgets(Half):
+    def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
+        return {"rr": 1.0}
+
+
+def test_a_measure_that_is_missing_is_one_line() -> None:
+    spec = numbers("fedavg", data={"name": "two-numbers", "task": "forgets"})
+    refused(Federation(spec, InlineExecutor(spec)).step)
+
+
+def test_a_task_in_a_file_is_short_listed_and_part_of_the_identity(tmp_cwd: Path) -> None:
+    assert len(OWN.strip().splitlines()) <= 30
+    Path("counts.py").write_text(OWN)
+    diabetes()
+    assert "counts (own)" in printed("list", "tasks", "--plugins", "counts.py")
+    data = table("counts", "visits", scale="columns")
+    settings = small(data=data, plugins=["counts.py"])
+    config = load({"experiment": settings}).experiment
+    files = identity.code_of(config)["files"]
+    assert [Path(file).name for file in files] == ["counts.py"]
+    other = load({"experiment": {**settings, "data": table("regression", "visits")}}).experiment
+    one, two = (identity.run_identity(each, "auto", "x")["settings"] for each in (config, other))
+    assert one != two
+    assert load_dataset("table", config.data.options).fingerprint != (
+        load_dataset("table", other.data.options).fingerprint
+    )
+
+
+def test_a_run_of_an_own_task_that_is_killed_and_resumed_has_the_same_bits(tmp_cwd: Path) -> None:
+    Path("own.py").write_text(PLUGIN + OWN)
+    diabetes()
+    data = table("counts", "visits", scale="columns")
+    settings = small(rounds=6, data=data, local={"lr": 0.1}, plugins=["own.py"], name="x")
+    file = written({**settings, "callbacks": [{"name": "kill", "round": 3}]})
+    command = [sys.executable, "-m", "flray", "run", file]
+    killed = subprocess.run(command, capture_output=True, timeout=240, check=False)
+    assert killed.returncode == -9, killed.stderr[-2000:]
+    resumed = runner.resume(Path("runs/x/001"))
+    whole = runner.run(inline({**settings, "name": "y"}))
+    assert resumed.sha256 == whole.sha256
+    assert whole.metrics["global/common/explained"] > 0.2
+
+
+def test_both_executors_give_the_same_bits_and_numbers(pools: Pools) -> None:
+    spec = numbers(
+        "fedavg", data={"name": "two-numbers", "task": "halves"}, local={"loss": "huber"}
+    )
+    here, there = Federation(spec, InlineExecutor(spec)), pools[2].federation(spec)
+    for _ in range(2):
+        wanted, found = here.step().metrics, there.step().metrics
+        names = [name for name in wanted if name.startswith("global/")]
+        assert "global/common/r2" in names
+        assert {name: found[name] for name in names} == {name: wanted[name] for name in names}
+    assert here.sha256() == there.sha256()
