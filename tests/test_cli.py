@@ -25,6 +25,7 @@ from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_tes
 from flray.tasks.classification import Binary, Classification
 from flray.tasks.few_shot import FewShot
 from flray.tasks.segmentation import Segmentation
+from flray.tasks.table_targets import MultiLabel, Regression
 from tests.helpers import INLINE, printed, written
 from tests.messages import mistyped, refused
 
@@ -54,9 +55,12 @@ def test_misspelt_names_are_answered_with_the_nearest(tmp_cwd: Path) -> None:
 def test_the_schema_describes_every_component_with_its_options() -> None:
     document = schema()
     text = json.dumps(document)
-    for registered in registry.ALL.values():
+    for kind, registered in registry.ALL.items():
         for name in registered.names():
-            assert f'"const": "{name}"' in text
+            assert f'"const": "{name}"' in text or kind == "tasks"
+    tasks = document["$defs"]["DatasetChoice"]["anyOf"]
+    (table,) = [form for form in tasks if "table" in str(form.get("properties", {}).get("name"))]
+    assert {"regression", "multi-label"} < set(table["properties"]["task"]["enum"])
     forms = document["$defs"]["AlgorithmChoice"]["anyOf"]
     names = [form.get("properties", {}).get("name", {}).get("const") for form in forms]
     prox = forms[names.index("fedprox")]
@@ -234,7 +238,8 @@ def test_a_partitions_seed_is_not_taken_for_the_runs() -> None:
 def test_every_view_and_every_measure_has_a_line() -> None:
     assert tuple(VIEWS_IN_WORDS) == VIEWS
     tasks = (*Classification.base_measures, *Binary.base_measures, *FewShot.measures)
-    assert {*tasks, *Segmentation(["disc"]).measures, "topK"} == set(MEASURES_IN_WORDS)
+    others = (*Segmentation(["disc"]).measures, *Regression.measures, *MultiLabel.measures)
+    assert {*tasks, *others, "topK"} == set(MEASURES_IN_WORDS)
 
 
 def test_validation_and_test_metrics_are_told_apart() -> None:

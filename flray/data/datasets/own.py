@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,31 +36,38 @@ _EVIDENT = (
 _TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
 
 
-def _with_target(*targets: str) -> AfterValidator:
-    """Return the check that an option is a task whose targets are of one of these kinds."""
+def _one_with(targets: str, description: str) -> Any:
+    """Return the annotation of an option that is a task with one of these kinds of targets."""
+
+    def able() -> list[str]:
+        known = tasks.names()
+        return [
+            name for name in known if getattr(tasks.outline(name), "target", "") in targets.split()
+        ]
 
     def check(name: str) -> str:
-        able = [
-            one for one in tasks.names() if getattr(tasks.outline(one), "target", "") in targets
-        ]
-        if name not in able:
+        if name not in able():
             raise PydanticCustomError(
                 "task",
                 "{found} is none of the tasks of these data: {able} (flray list tasks)",
-                {"found": name, "able": ", ".join(able)},
+                {"found": name, "able": ", ".join(able())},
             )
         return name
 
-    return AfterValidator(check)
+    shown = Field(
+        description=description, json_schema_extra=lambda field: field.update(enum=[*able()])
+    )
+    return Annotated[str, AfterValidator(check), shown]
 
 
 _TASKS = "what is learnt (flray list tasks); binary: two classes, measured by AUC, sensitivity, specificity and F1 too"
-TaskName = Annotated[str, _with_target("classes"), Field(description=_TASKS)]
-TableTask = Annotated[
-    str,
-    _with_target("classes", "numbers", "flags"),
-    Field(description=f"{_TASKS}; regression: numbers; multi-label: columns of 0 and 1"),
-]
+_TABLES = f"{_TASKS}; regression: numbers; multi-label: columns of 0 and 1"
+if TYPE_CHECKING:
+    TaskName: TypeAlias = str
+    TableTask: TypeAlias = str
+else:
+    TaskName = _one_with("classes", _TASKS)
+    TableTask = _one_with("classes numbers flags", _TABLES)
 Positive = Annotated[
     bool | str | int | float | None,
     Field(
