@@ -140,7 +140,7 @@ class Task:
         try:
             with registry.tasks.guarded(self.name):
                 loss = self.loss(torch.from_numpy(outputs).double(), torch.from_numpy(targets))
-                found = {"loss": loss, **self.measure(targets, outputs)}
+                found: dict[str, Any] = {"loss": loss, **self.measure(targets, outputs)}
                 return {name: float(found[name]) for name in self.measures}
         except FlrayError as error:
             raise MethodError(str(error)) from error
