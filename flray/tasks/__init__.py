@@ -42,7 +42,7 @@ def make_task(
     Raises
     ------
     FlrayError
-        If no task has this name, it is no task, or `top_k` is set for a task without fixed classes.
+        If no task has this name, it is not a task, or `top_k` is set for a task without fixed classes.
     """
     kind = registry.tasks.get(name)
     if not (inspect.isclass(kind) and issubclass(kind, Task)):

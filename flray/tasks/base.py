@@ -29,8 +29,8 @@ _TARGETS = {
 class Task:
     """The base of all tasks: loss, outputs, targets and measures of one kind of learning problem.
 
-    A task has a `loss`, and either a `measure` or both `predictions` and `summarise`. What its constructor names of
-    ``classes``, ``top_k`` (``evaluation.top_k``), the settings of ``episodes`` and ``seed`` is given to it.
+    A task has a `loss`, and either a `measure` or both `predictions` and `summarise`. Its
+    constructor may name ``classes``, ``top_k`` (``evaluation.top_k``), the settings of ``episodes`` and ``seed``.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Task:
         Its registered name, as in `DataSet.task`.
     target : {"classes", "numbers", "flags", "masks", "episodes"}
         Type and shape of `DataSet` targets: class labels int64 [n], numbers float32 [n, k], 0 and 1 of labels that
-        do not exclude each other uint8 [n, k], masks uint8 [n, K, H, W], or class labels of which the test has others.
+        do not exclude each other uint8 [n, k], masks uint8 [n, K, H, W], or class labels other than those of the test.
     logits : bool
         Whether outputs are the logits [B, C] of fixed classes.
     measures : tuple of str

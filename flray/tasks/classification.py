@@ -39,7 +39,7 @@ class Classification(Task):
         self.measures = (*self.base_measures, *((self._top,) if top_k is not None else ()))
 
     def check(self, data: FederatedData) -> None:
-        """Refuse targets that are no classes, and top-k accuracy of k classes or fewer."""
+        """Refuse targets that are not classes, and top-k accuracy of k classes or fewer."""
         super().check(data)
         if self.top_k is not None and self.top_k >= data.num_classes:
             raise ConfigError(
