@@ -46,7 +46,7 @@ class Regression(Task):
 
 @register_task("multi-label")
 class MultiLabel(Task):
-    """Labels that do not exclude each other, any number for a sample: AUC, F1 and so on of each label, and their mean."""
+    """Labels that do not exclude each other, any number for a sample: means over them of AUC, F1 and so on."""
 
     name = "multi-label"
     target = "flags"
