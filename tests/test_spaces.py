@@ -47,6 +47,12 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_cwd / "installed")
+    kinds = (".csv", ".html", ".md", ".tex", ".toml", ".txt")
+    beside = [
+        path.relative_to(source) for path in source.glob("flray/**/*") if path.suffix in kinds
+    ]
+    lacks = [path for path in beside if not (tmp_cwd / "installed" / path).is_file()]
+    assert {path.parent.name for path in lacks} == {"new"}  # a checkout's alone
     empty.mkdir()
     settings = ["data={name: digits-sklearn, samples: 96}", "algorithm=fedavg", "rounds=1"]
     settings += ["tracking.uri=null", "space={}", "arms={}", "sweep={}"]
