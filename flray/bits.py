@@ -291,11 +291,13 @@ def _other(expected: Mapping[str, str]) -> list[str]:
 
 def versions() -> tuple[str, str]:
     """Return the versions of torch and numpy, without the build tag."""
-    return _version("torch"), _version("numpy")
+    return version("torch"), version("numpy")
 
 
-def _version(name: str) -> str:
-    return metadata.version(name).partition("+")[0]
+@cache
+def version(package: str) -> str:
+    """Return the version of a package, without the part that names its build."""
+    return metadata.version(package).partition("+")[0]
 
 
 @cache

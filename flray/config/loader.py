@@ -127,7 +127,8 @@ def load(
     plugins = experiment.get("plugins") if isinstance(experiment, dict) else None
     if isinstance(plugins, list) and all(isinstance(text, str) and text for text in plugins):
         # Absolute paths: the resolved configuration must work from any other folder.
-        found = load_plugins(plugins, base=_base_folder(source))
+        base = None if isinstance(source, Mapping) else Path(source).resolve().parent
+        found = load_plugins(plugins, base)
         content["experiment"] = {**content["experiment"], "plugins": [str(path) for path in found]}
     config = _validate(content)
     _check_size(config)
@@ -206,10 +207,6 @@ def check_space(config: Config) -> None:
                 break
     if errors:
         raise ConfigErrors(errors)
-
-
-def _base_folder(source: str | Path | Mapping[str, Plain]) -> Path | None:
-    return None if isinstance(source, Mapping) else Path(source).resolve().parent
 
 
 def _validate(content: Mapping[str, Plain]) -> Config:

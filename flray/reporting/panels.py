@@ -33,22 +33,18 @@ def join_names(*names: str) -> str:
     return " · ".join(name for name in names if name)
 
 
-def _lines(
+def lines(
     groups: Groups, draw: Callable[[str, Sequence[Trial]], charts.Line | None]
 ) -> Iterator[charts.LinePanel]:
     """Yield a panel for each group with a line for each setting that has one."""
     for group, settings in groups.items():
         found = [draw(label, trials) for label, trials in settings.items()]
-        if lines := [line for line in found if line is not None]:
-            yield charts.LinePanel(group, lines)
+        if drawn := [line for line in found if line is not None]:
+            yield charts.LinePanel(group, drawn)
 
 
-def learning_curves(groups: Groups) -> Iterator[charts.LinePanel]:
-    """Yield the primary metric by round: mean over seeds, with a band of one standard deviation."""
-    return _lines(groups, _learning_curve)
-
-
-def _learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+def learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+    """Return a setting's primary metric by round: mean over seeds, with a band of one standard deviation."""
     table = _by_seed(trials)
     if not len(table):
         return None
@@ -57,12 +53,8 @@ def _learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     return charts.Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
 
 
-def traffic_curves(groups: Groups) -> Iterator[charts.LinePanel]:
-    """Yield the primary metric by the megabytes sent so far, mean over seeds."""
-    return _lines(groups, _traffic_curve)
-
-
-def _traffic_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+def traffic_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+    """Return a setting's primary metric by the megabytes sent so far, mean over seeds."""
     names = ["bytes/up", "bytes/down"]
     histories = [t.history.set_index("round") for t in trials if set(names) <= set(t.history)]
     sent = [history[names].sum(axis=1).cumsum() for history in histories]
@@ -271,12 +263,8 @@ def _short(column: str) -> str:
     return column.removeprefix("algorithm.")
 
 
-def client_quantiles(groups: Groups) -> Iterator[charts.LinePanel]:
-    """Yield the clients' values, from the worst client to the best, by share of clients."""
-    return _lines(groups, _client_quantile)
-
-
-def _client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+def client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
+    """Return the clients' values, from the worst client to the best, by share of clients."""
     found = [values for trial in trials if len(values := _sorted_clients(trial)) > 2]
     if not found:
         return None

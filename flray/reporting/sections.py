@@ -122,13 +122,13 @@ def _curves(groups: Groups) -> Iterator[Section]:
     measures = sorted({metric.rpartition("/")[2] for metric in metrics})
     label = metrics[0] if len(metrics) == 1 else " or ".join(measures)
     style: Any = {"share": all(map(is_share, metrics)), "order": _labels(groups)}
-    curves = list(panels.learning_curves(groups))
+    curves = list(panels.lines(groups, panels.learning_curve))
     yield _section(
         "curves",
         _drawn("curves", draw_lines, curves, "round", label, **style),
         missing=_missing(groups, curves),
     )
-    curves = list(panels.traffic_curves(groups))
+    curves = list(panels.lines(groups, panels.traffic_curve))
     yield _section(
         "traffic",
         _drawn("traffic", draw_lines, curves, "megabytes sent", label, **style),
@@ -153,7 +153,7 @@ def _missing(groups: Groups, curves: Sequence[LinePanel]) -> str:
 
 def _clients(groups: Groups) -> Iterator[Section]:
     labels = "% of clients", "value of the client"
-    quantiles = panels.client_quantiles(groups)
+    quantiles = panels.lines(groups, panels.client_quantile)
     yield _section(
         "fairness", _drawn("fairness", draw_lines, quantiles, *labels, order=_labels(groups))
     )

@@ -43,11 +43,6 @@ _VARIANCE_NOTE = (
 _WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
 
-def conclusion_text(lines: Sequence[str]) -> str:
-    """Return conclusions as plain text below a heading; empty without any."""
-    return "\n".join([CONCLUSIONS, *(f"- {one_line(line)}" for line in lines)]) if lines else ""
-
-
 def format_mean_std(mean: float, std: float, digits: int = 2) -> str:
     """Return ``80.12 ± 0.30``, or only ``80.12`` if the deviation is NaN."""
     if math.isinf(mean):
@@ -192,9 +187,10 @@ def terminal(table: Table, costs: Sequence[Cost] = ()) -> RenderableType:
         main.add_column(Text("\n".join(map(one_line, column.head))), justify="right")
     for label, row in table.rows.items():
         main.add_row(Text(one_line(label)), *map(_rich_cell, row), end_section=table.has_printed)
-    concluded = [Text(conclusion_text(table.conclusions))] if table.conclusions else []
+    concluded = [f"- {one_line(line)}" for line in table.conclusions]
+    concluded[:0] = [CONCLUSIONS] if concluded else []
     lines = (Text(one_line(f"- {note}")) for note in notes(table))
-    return Group(*concluded, main, *lines, *map(_rich_listing, listings(table, costs)))
+    return Group(*map(Text, concluded), main, *lines, *map(_rich_listing, listings(table, costs)))
 
 
 def _rich_listing(listing: Listing) -> rich.Table:

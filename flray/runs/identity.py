@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from flray import registry
+from flray.bits import version
 from flray.config.experiment import Config, Experiment
 from flray.config.plugins import file_of, user_code
 from flray.config.shapes import may_change
@@ -111,18 +112,13 @@ def code_of(*experiments: Experiment) -> Code:
     libraries = {name for component in components for name in _LIBRARIES_OF.get(component, ())}
     for name in imported - _MODULES_OF_LIBRARIES:
         libraries |= set(_distributions().get(name, ()))
-    versions = {name: _version(name) for name in (*_LIBRARIES, *libraries)}
+    versions = {name: version(name) for name in (*_LIBRARIES, *libraries)}
     python = ".".join(platform.python_version_tuple()[:2])
     return {
         "flray": {"flray": _package_digest()},
         "files": files,
         "versions": {"python": python, **dict(sorted(versions.items()))},
     }
-
-
-@cache
-def _version(name: str) -> str:
-    return metadata.version(name).partition("+")[0]
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flray import bits, registry
 from flray.config.experiment import MOST_ROUNDS, Config
-from flray.config.loader import load, parse_override
+from flray.config.loader import absolute_path, load, parse_override
 from flray.config.shapes import (
     RESUMABLE_SETTINGS,
     RESUMABLE_SWEEP_SETTINGS,
@@ -167,7 +167,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
     changed = sorted(key for key in differing if not may_change(key))
     if changed:
         shown = ", ".join(
-            f"{_absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
+            f"{absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
             for key in changed[:3]
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -179,10 +179,6 @@ def check_unchanged(folder: Path, config: Config) -> None:
             f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
             f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
-
-
-def _absolute_path(key: str) -> str:
-    return key if key.split(".")[0] in ("space", "arms", "sweep") else f"experiment.{key}"
 
 
 def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:
@@ -343,7 +339,8 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
     if not reason and config.local.schedule == "cosine":
         reason = "local.schedule: cosine"
     name = config.algorithm.name
-    if not reason and registry.algorithms.is_own(name) and not _says(type(algorithm)):
+    says_so = "needs_rounds" in vars(type(algorithm))
+    if not reason and registry.algorithms.is_own(name) and not says_so:
         module = sys.modules.get(type(algorithm).__module__)
         source = inspect.getsource(module) if module is not None else ""
         if f".{ROUNDS}" in source:
@@ -367,8 +364,3 @@ def record_rounds(folder: Path, config: Config) -> None:
     directory.update(
         folder, status="interrupted", sha256=None, settings=settings_text(config, "run")
     )
-
-
-def _says(method: type) -> bool:
-    """Return whether a user's method defines `needs_rounds` itself."""
-    return "needs_rounds" in vars(method)

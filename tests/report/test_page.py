@@ -125,7 +125,7 @@ def test_comparisons_have_sections_where_they_are_given(source: ResultSet) -> No
     assert one.get_xlabel() == "how much better the first is, points"
     assert (one.get_title("left"), other.get_title("left")) == ("CIFAR-10", "CIFAR-100")
     # Every seed has a thin line under the mean.
-    panel = next(panels.learning_curves(group_trials(source)))
+    panel = next(panels.lines(group_trials(source), panels.learning_curve))
     assert np.array(panel.lines[0].each)[:, -1] == pytest.approx([0.70, 0.72])
 
 
@@ -244,7 +244,7 @@ def test_seconds_by_phase_add_up_and_fairness_begins_with_the_worst(phased: Resu
     assert list(panel.names) == ["none", "full"]
     found = {name: values[0] for name, values in panel.parts.items()}
     assert found == pytest.approx({"train": 6.0, "evaluate": 1.0, "other": 3.0})  # four rounds
-    line = next(panels.client_quantiles(groups)).lines[0]
+    line = next(panels.lines(groups, panels.client_quantile)).lines[0]
     assert list(line.x) == [0, 50, 100]
     assert list(line.y) == pytest.approx([10.0, 66.0, 76.0])  # seeds: 65 and 75, 67 and 77
     each = [pytest.approx([10, 65, 75]), pytest.approx([10, 67, 77])]

@@ -280,13 +280,13 @@ def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[s
 def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners(
     content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = identity._version
+    read = identity.version
 
     def versions(partition: dict[str, Any]) -> dict[str, str]:
         content["experiment"]["partition"] = partition
         return identity.code_of(load(content).experiment)["versions"]
 
-    monkeypatch.setattr(identity, "_version", lambda n: "1" if "datasets" in n else read(n))
+    monkeypatch.setattr(identity, "version", lambda n: "1" if "datasets" in n else read(n))
     flower = versions({"name": "flower", "partitioner": "IidPartitioner", "clients": 2})
     assert flower["flwr-datasets"] == flower["datasets"] == "1"
     assert "datasets" not in versions({"name": "domains"})
