@@ -4,7 +4,7 @@
 """
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -42,8 +42,23 @@ Epochs = Annotated[
 ]
 
 
-class Local(Section):
+class _Grown(Section):
+    """A section with a setting that came later: at its default it is left out, so old runs keep their identity."""
+
+    later: ClassVar[str] = ""
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, whole: SerializerFunctionWrapHandler) -> dict[str, Plain]:
+        found: dict[str, Plain] = whole(self)
+        if not getattr(self, self.later):
+            found.pop(self.later, None)
+        return found
+
+
+class Local(_Grown):
     """Local training of a client."""
+
+    later = "loss"
 
     epochs: Epochs = 1
     """passes over the client's training data per round; 0.5: half of its batches, drawn anew each round"""
@@ -95,21 +110,16 @@ class Local(Section):
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
     """layout of images; channels_last is the faster one for most networks"""
 
-    @model_serializer(mode="wrap")
-    def _without_new(self, whole: SerializerFunctionWrapHandler) -> dict[str, Plain]:
-        found: dict[str, Plain] = whole(self)
-        if self.loss is None:  # keeps the identity of runs of before it was a setting
-            del found["loss"]
-        return found
-
     @property
     def of_public_images(self) -> components.Augment:
         """The augmentation of public images: `public_augment`, or `augment` if that is not set."""
         return self.augment if self.public_augment is None else self.public_augment
 
 
-class Participation(Section):
+class Participation(_Grown):
     """Participation of clients in a round, drawn by key: independent of the number of workers."""
+
+    later = "work"
 
     fraction: float = Field(1.0, gt=0, le=1)
     """share of the clients sampled in each round"""
@@ -125,8 +135,16 @@ class Participation(Section):
     """how the round's clients are chosen (flray list samplers)"""
     stragglers: sections.Fraction = 0.0
     """chance that a client is slow in a round"""
-    straggler_work: float = Field(0.5, gt=0, le=1)
-    """share of the local steps a slow client manages"""
+    straggler_work: sections.StragglerWork = 0.5
+    """share of the local steps a slow client manages; drawn: a whole number of epochs (or steps, if local.steps is
+    set) from 1 to all, drawn for each client and round, as FedProx's experiments have it"""
+    work: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """share of the local steps that single clients do in every round, by the name of a client or domain, for example
+    {hospital-a: 0.25}; other clients do all. train/work tracks the share of each client"""
+
+    def share(self, client: str, domain: str) -> float:
+        """Return the share of the local steps that a client does when it is not slow."""
+        return self.work.get(client, self.work.get(domain, 1.0))
 
 
 class Episodes(Section):

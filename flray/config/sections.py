@@ -31,6 +31,13 @@ class Section(BaseModel):
             field.description = field.description and " ".join(field.description.split())
 
 
+StragglerWork = Annotated[
+    Annotated[Literal["drawn"], Tag("[name]")]
+    | Annotated[float, Field(gt=0, le=1), Tag("[share]")],
+    Discriminator(lambda value: "[name]" if value == "drawn" else "[share]"),
+]
+
+
 class Shift(Section):
     """Changes to the training data before partitioning; combines with any partition."""
 

@@ -205,6 +205,19 @@ def validate(spec: FederationSpec) -> None:
     if config.evaluation.pooled and isinstance(learnt, FewShot):
         why = "episodes compare samples by one network, and here every client has its own; false"
         refuse("evaluation.pooled", why, "true")
+    work, most = config.participation.work, local.steps or local.epochs
+    if config.participation.straggler_work == "drawn" and (most < 2 or most != int(most)):
+        why = "drawn chooses among whole epochs (or local.steps) from 1 to all; set local.epochs to 2 or more"
+        refuse("participation.straggler_work", why)
+    known = {name for client in data.everyone for name in (client.name, client.domain)}
+    for unknown in sorted(work.keys() - known):
+        refuse(
+            "participation.work",
+            f"no client or domain has this name{nearest(unknown, known)}",
+            unknown,
+        )
+    if algorithm.pools and work:
+        refuse("participation.work", f"{name} trains one model on all samples; leave it out")
     if config.normalisation != "data" and not algorithm.normalise:
         refuse(
             "normalisation",

@@ -38,7 +38,6 @@ def draw_cohort(federation: FederationState) -> Cohort:
         return Cohort([0], {0: 1.0})
     sampler = participation.sampler
     drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
-    slow = rng.numpy_generator(seed, "stragglers", round=server.round).random(count)
     sizes: dict[int, int] = {}
     answers: dict[int, dict[str, float]] = {}
 
@@ -66,14 +65,32 @@ def draw_cohort(federation: FederationState) -> Cohort:
         chosen = choose(sampler.name, sampler.options, sampling)
     cohort = [c for c in chosen if drops[c] >= participation.dropout]
     asked = sorted(sizes.keys() - set(cohort))
-    late = participation.straggler_work
     return Cohort(
         cohort,
-        {c: late if slow[c] < participation.stragglers else 1.0 for c in cohort},
+        dict(_works(federation, cohort)),
         asked,
         sum(sizes[client] for client in asked),
         sum(FLOAT_BYTES * len(values) for values in answers.values()),
+        [c for c in chosen if drops[c] < participation.dropout],
     )
+
+
+def _works(federation: FederationState, cohort: Iterable[int]) -> Iterator[tuple[int, float]]:
+    """Yield each client of a cohort with its share of the local work."""
+    config, server = federation.spec.config, federation.server
+    participation, local, count = config.participation, config.local, len(server.clients)
+    generator = rng.numpy_generator(config.seed, "stragglers", round=server.round)
+    slow, late = generator.random(count), participation.straggler_work
+    most = local.steps or max(int(local.epochs), 1)
+    drawn = generator.integers(1, most + 1, count) / most
+    for client in cohort:
+        share = participation.share(server.clients[client].name, server.clients[client].domain)
+        exact = share == 1
+        if slow[client] < participation.stragglers:
+            exact = exact and late != "drawn"
+            share *= float(drawn[client]) if late == "drawn" else late
+        # A product that is rounded up to whole steps must not gain one.
+        yield client, share if exact else share * (1 - 1e-12)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """A run's manifest: each client's samples by digest, its classes, its weight, its steps in a round."""
 
 import hashlib
+import math
 from typing import Any
 
 from flray import models, registry
@@ -8,7 +9,7 @@ from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
 from flray.config.experiment import Experiment
 from flray.data.federated import federate
 from flray.data.loading import load_once
-from flray.data.types import FederatedData, Rows, add_bytes
+from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
 from flray.models import groups
 
 
@@ -92,9 +93,7 @@ def manifest(
                 **hashed,
                 "classes": dict(zip(names, of_classes, strict=True)),
                 "weight": 1 / len(data.clients) if weighting == "uniform" else size / total,
-                "steps": None
-                if episodes
-                else number_of_steps(per_epoch, local.epochs, local.steps),
+                "steps": None if episodes else _steps(experiment, client, per_epoch),
             }
         )
     return {
@@ -103,6 +102,12 @@ def manifest(
         "partition": data.partition_fingerprint,
         "clients": clients,
     }
+
+
+def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> float:
+    steps = number_of_steps(per_epoch, experiment.local.epochs, experiment.local.steps)
+    share = experiment.participation.share(client.name, client.domain)
+    return steps if share == 1 else math.ceil(steps * share * (1 - 1e-12))
 
 
 def _has_batch_norm(experiment: Experiment, data: FederatedData) -> bool:

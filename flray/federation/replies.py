@@ -40,6 +40,8 @@ class Cohort:
     down, up : int
         Bytes of the queries. For participants the answer alone counts, because they get the model
         anyway.
+    dropped : list of int
+        The clients that were chosen and do not answer.
     """
 
     clients: list[int]
@@ -47,6 +49,7 @@ class Cohort:
     asked: list[int] = field(default_factory=list)
     down: int = 0
     up: int = 0
+    dropped: list[int] = field(default_factory=list)
 
 
 class RoundMetrics:
@@ -102,7 +105,7 @@ class RoundMetrics:
         self.seconds[phase] += time.perf_counter() - began - others
 
     def add_cohort(self, cohort: Cohort) -> None:
-        """Add what asking clients for the choice of a cohort took."""
+        """Add the cost of asking clients for the choice of a cohort, and the shares of work if a client does less."""
         self.bytes = {"up": cohort.up, "down": cohort.down}
         if cohort.up:
             self._asked = {
@@ -111,6 +114,13 @@ class RoundMetrics:
             }
         else:
             del self.seconds["ask"]
+        works = dict.fromkeys(cohort.dropped, 0.0) | {
+            client: round(work, 9) for client, work in cohort.works.items()
+        }
+        if any(work < 1 for work in works.values()):
+            self.metrics["work"] = works
+            self._asked["cohort/slow"] = float(sum(0 < work < 1 for work in works.values()))
+            self._asked["cohort/dropped"] = float(len(cohort.dropped))
 
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         """Add the server's own metrics, or those of an evaluation."""

@@ -1,12 +1,14 @@
 """How much and how fast a client trains in a round: `local.schedule`, `warmup`, `steps` and parts of an epoch."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flray.algorithms.client import learning_rate
-from flray.config.experiment import Local
+from flray.config.experiment import Local, Participation
+from flray.federation import checkpoint
 from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
@@ -95,3 +97,71 @@ def test_every_method_takes_them(name: str) -> None:
     rates = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
     for local in (rates, {"steps": 2, "epochs": 7}):
         assert tiny.run(name, rounds=2, local=local, **tiny.settings_for(name)).rounds_done == 2
+
+
+def works(federation: Any) -> dict[str, float]:
+    """Return what a round tracks of each client's share of the work."""
+    result = federation.step()
+    prefix = "train/work/client/"
+    return {k.removeprefix(prefix): v for k, v in result.metrics.items() if k.startswith(prefix)}
+
+
+def test_single_clients_do_their_share_of_the_epochs() -> None:
+    """12 samples in batches of 4: 3 steps an epoch; a product such as 0.1 * 30 gains no step."""
+    four = tiny.gaussian_clients((12, 12, 12, 12))
+    share = {"work": {"client0": 0.1, "client1": 0.3, "client2": 0.7}}
+    federation = tiny.fresh("fedavg", four, local={"epochs": 10}, participation=share)
+    metrics = federation.step().metrics
+    assert metrics["train/steps"] == 3 + 9 + 21 + 30
+    assert metrics["cohort/slow"] == 3 and metrics["cohort/dropped"] == 0
+    assert works(federation) == {"client0": 0.1, "client1": 0.3, "client2": 0.7, "client3": 1.0}
+    all_of_it = {"work": {"client0": 1.0}}
+    plain, same = (tiny.run("fedavg", four, participation=one).sha256() for one in ({}, all_of_it))
+    assert plain == same
+    found = tiny.run("fedavg", four).step().metrics
+    assert not [name for name in found if "work" in name or name == "cohort/slow"]
+
+
+def test_slow_clients_draw_whole_epochs_as_fedprox_has_it(tmp_path: Path) -> None:
+    """A tenth of 5 epochs never happens; each number of epochs does, anew in each round, and again at a resume."""
+    many = tiny.gaussian_clients((4,) * 12)
+    drawn = {"stragglers": 0.9, "straggler_work": "drawn"}
+    settings = {"local": {"epochs": 5}, "participation": drawn}
+    federation = tiny.fresh("fedprox", many, **settings)
+    rounds = [works(federation) for _ in range(4)]
+    seen = {share for each in rounds for share in each.values()}
+    assert seen == {0.2, 0.4, 0.6, 0.8, 1.0} and rounds[0] != rounds[1]
+    again = tiny.fresh("fedprox", many, **settings)
+    assert [works(again) for _ in range(2)] == rounds[:2]
+    checkpoint.save(again, tmp_path)
+    resumed = tiny.federation_of(again.spec)
+    assert checkpoint.restore(resumed, tmp_path) == 2
+    assert [works(resumed) for _ in range(2)] == rounds[2:]
+    assert resumed.sha256() == federation.sha256()
+    fewer = {**drawn, "straggler_work": 0.5}
+    assert set(works(tiny.fresh("fedprox", many, participation=fewer)).values()) <= {0.5, 1.0}
+
+
+def test_who_dropped_out_is_tracked() -> None:
+    many = tiny.gaussian_clients((4,) * 12)
+    federation = tiny.fresh("fedavg", many, participation={"dropout": 0.5})
+    metrics = federation.step().metrics
+    dropped = {n for n, v in metrics.items() if n.startswith("train/work/client/") and not v}
+    assert metrics["cohort/dropped"] == len(dropped) == 12 - metrics["cohort/size"] > 0
+
+
+def test_shares_that_mean_nothing_are_refused() -> None:
+    refused(tiny.spec_of, "fedavg", participation={"work": {"client7": 0.5}})
+    refused(tiny.spec_of, "pooled", participation={"work": {"client1": 0.5}})
+    for epochs in (1, 2.5):
+        drawn = {"straggler_work": "drawn", "stragglers": 0.5}
+        refused(tiny.spec_of, "fedavg", local={"epochs": epochs}, participation=drawn)
+    for wrong in ({"work": {"client0": 0}}, {"work": {"client0": 1.5}}, {"work": 0.5}):
+        refused(tiny.spec_of, "fedavg", participation=wrong)
+    refused(tiny.spec_of, "fedavg", participation={"straggler_work": "draw"})
+
+
+def test_without_shares_settings_are_the_former_ones() -> None:
+    assert "work" not in Participation().model_dump(mode="json")
+    assert Participation(work={"a": 0.5}).model_dump(mode="json")["work"] == {"a": 0.5}
+    assert Participation().model_dump(mode="json")["straggler_work"] == 0.5
