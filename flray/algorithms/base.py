@@ -115,7 +115,7 @@ class Algorithm:
         """
 
     def own_loss(self) -> str:
-        """Return what `loss` minimises instead of the task's loss, which ``local.loss`` sets; empty: nothing.
+        """Return the loss that `loss` minimises instead of the task's, which ``local.loss`` sets; empty: none.
 
         Default: empty if the code of `loss` calls a ``loss``, the task's or that of the class above.
         """

@@ -41,7 +41,7 @@ class FedRoD(Algorithm):
     views = ("personal", "global")
 
     def own_loss(self) -> str:
-        """Return the balanced softmax, if the generic head has it."""
+        """Return the balanced softmax if the generic head has it."""
         ce = self.hp.generic_loss == "ce"
         return "" if ce else "the balanced softmax (algorithm.generic_loss: ce does not)"
 

@@ -43,7 +43,7 @@ Epochs = Annotated[
 
 
 class _Grown(Section):
-    """A section with a setting that came later: at its default it is left out, so old runs keep their identity."""
+    """A section with a later setting, which files leave out at its default, so that old runs keep their identity."""
 
     later: ClassVar[str] = ""
 
