@@ -6,7 +6,9 @@ workers or repeating a task after a crash cannot shift any other stream.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -94,6 +96,28 @@ def seed_default_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def default_generators_kept(device: torch.device) -> Iterator[None]:
+    """Restore afterwards the generators that `seed_default_generators` seeds, sooner than torch's `fork_rng`.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device of the model.
+    """
+    import torch
+
+    own = torch.get_device_module(device) if device.type == "cuda" else None
+    host = torch.default_generator.get_state()
+    there = own.get_rng_state(device) if own is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(host)
+        if own is not None:
+            own.set_rng_state(there, device)
 
 
 def numpy_generator(

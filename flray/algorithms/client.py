@@ -17,7 +17,6 @@ from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
 from flray.devices import transfers
 from flray.errors import FlrayError
-from flray.models import groups
 from flray.tasks.base import Task, bound_loss, with_loss
 from flray.trees import Tree
 
@@ -267,15 +266,14 @@ class Client(TaskRecord):
         parameters.
         """
         local = self.settings(phase)
-        chosen = groups.select(self.model, phase.trainable)
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in chosen)
-        self._trainable = [p for n, p in self.parameters.items() if n in chosen]
-        self._clip_norm = local.clip_norm
+        plan = self.resident.plan(phase.trainable)
+        for parameters, trains in ((plan.trained, True), (plan.frozen, False)):
+            for parameter in parameters:
+                parameter.requires_grad_(trains)
+        self._trainable, self._clip_norm = list(plan.trained), local.clip_norm
         self.model.train()
-        for name, norm in groups.batch_norm_modules(self.model):
-            if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict()):
-                norm.eval()
+        for norm in plan.resting:
+            norm.eval()
         return self.optimizer_for(self._trainable, local)
 
     def optimizer_for(

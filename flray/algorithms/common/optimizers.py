@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
-from torch.optim.sgd import sgd
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -35,9 +35,16 @@ class _Optimizer(torch.optim.Optimizer):
                 elif parameter.grad is not None:
                     parameter.grad.zero_()
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Change the parameters that have gradients."""
+        pre, post = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        observed = pre or post or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+        return (self._observed_step if observed else self._step)(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would always record it for a profiler, even without one
+
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         value = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,6 +54,8 @@ class _Optimizer(torch.optim.Optimizer):
             if moving:
                 self.update(group, moving, [one.grad for one in moving])
         return value
+
+    _observed_step = torch.optim.Optimizer.profile_hook_step(_step)
 
     @abstractmethod
     def update(self, group: dict[str, Any], moving: list[Tensor], gradients: list[Tensor]) -> None:
@@ -58,21 +67,21 @@ class SGD(_Optimizer):
 
     def update(self, group: dict[str, Any], moving: list[Tensor], gradients: list[Tensor]) -> None:
         """See `torch.optim.SGD`."""
-        kept = group["momentum"] != 0
-        buffers = [self.state[one].get("momentum_buffer") if kept else None for one in moving]
-        sgd(
-            moving,
-            gradients,
-            buffers,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        for one, buffer in zip(moving, buffers, strict=True) if kept else ():
-            self.state[one]["momentum_buffer"] = buffer
+        decay, momentum = group["weight_decay"], group["momentum"]
+        if decay != 0:
+            gradients = torch._foreach_add(gradients, moving, alpha=decay)
+        if momentum != 0:
+            memory = [self.state[one] for one in moving]
+            known = [one.get("momentum_buffer") for one in memory]
+            old = [buffer for buffer in known if buffer is not None]
+            if old:
+                torch._foreach_mul_(old, momentum)
+                fresh = zip(known, gradients, strict=True)
+                torch._foreach_add_(old, [one for buffer, one in fresh if buffer is not None])
+            for own, buffer, gradient in zip(memory, known, gradients, strict=True):
+                own["momentum_buffer"] = gradient.detach().clone() if buffer is None else buffer
+            gradients = [own["momentum_buffer"] for own in memory]
+        torch._foreach_add_(moving, gradients, alpha=-group["lr"])
 
 
 class Adam(_Optimizer):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -289,6 +290,14 @@ class TaskRecord:
         }
 
 
+class TrainingPlan(NamedTuple):
+    """The parameters that a phase trains, those that it freezes, and the batch norms whose statistics it freezes."""
+
+    trained: list[nn.Parameter]
+    frozen: list[nn.Parameter]
+    resting: list[nn.Module]
+
+
 class ResidentModel:
     """One architecture's model in one process, with facts about it; every task sets all of its values.
 
@@ -319,6 +328,22 @@ class ResidentModel:
             for m in model.modules()
         )
         self.frozen_copies: dict[str, nn.Module] = {}
+        self._plans: dict[str, TrainingPlan] = {}
+
+    def plan(self, group: str) -> "TrainingPlan":
+        """Return what training a group trains and freezes, looked up once; see `flray.models.groups.select`."""
+        if group not in self._plans:
+            chosen = groups.select(self.model, group)
+            self._plans[group] = TrainingPlan(
+                [p for n, p in self.parameters.items() if n in chosen],
+                [p for n, p in self.parameters.items() if n not in chosen],
+                [
+                    norm
+                    for name, norm in groups.batch_norm_modules(self.model)
+                    if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict())
+                ],
+            )
+        return self._plans[group]
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:

@@ -4,6 +4,7 @@ No task leaves anything behind that the next one could read: every task sets all
 buffers.
 """
 
+import math
 import os
 import sys
 import time
@@ -29,6 +30,8 @@ from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
 
+MEMORY_SECONDS = 0.1
+"""So often a process reads its memory, which takes as long as a step of a small network."""
 Exhausted: TypeAlias = Literal["report", "raise", "exit"]
 # A task's outcome, the large part of its reply, and the client's new state.
 RunnerOutput: TypeAlias = tuple[messages.TaskOutcome, Packed | None, Packed | None]
@@ -70,6 +73,7 @@ class ClientRunner:
         self.spec, self.device = spec, device
         self.task = spec.task
         self._process = psutil.Process()
+        self._memory_read, self._memory = -math.inf, (0, 0)
         self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
         self._has_parts = type(spec.algorithm).parts is not Algorithm.parts
@@ -81,8 +85,7 @@ class ClientRunner:
         """
         started, task = time.perf_counter(), job.client_task
         try:
-            cuda = [self.device] if self.device.type == "cuda" else []
-            with torch.random.fork_rng(devices=cuda):
+            with rng.default_generators_kept(self.device):
                 seed = rng.key(
                     self.spec.config.seed,
                     "dropout",
@@ -222,9 +225,9 @@ class ClientRunner:
             sums.add(client_task.architecture, reply.get("weights", {}), weight)
             reply = {}
         small, large = messages.split_small(reply)
-        packed_small, packed_large, packed_state = trees.pack_all(small, large, client.state)
-        bulk = packed_large if large else None
-        state = packed_state if client.state else None
+        packed_small, *packed = trees.pack_all(small, *filter(None, (large, client.state)))
+        bulk = packed[0] if large else None
+        state = packed[-1] if client.state else None
         loss, tracked = client.numbers()
         outcome = messages.TaskOutcome(
             client=client_task.client,
@@ -244,12 +247,13 @@ class ClientRunner:
         return outcome, bulk, state
 
     def _usage(self) -> messages.ProcessUsage:
-        """Return the resources that this process has used so far."""
+        """Return the resources that this process has used so far; its memory as it was a moment ago."""
+        now = time.perf_counter()
+        if now - self._memory_read > MEMORY_SECONDS:
+            self._memory_read = now
+            self._memory = self._process.memory_info().rss, process.peak_bytes()
         return messages.ProcessUsage(
-            resident=self._process.memory_info().rss,
-            peak=process.peak_bytes(),
-            gpu_peak=process.reserved_bytes(self.device),
-            cpu=time.process_time(),
+            *self._memory, gpu_peak=process.reserved_bytes(self.device), cpu=time.process_time()
         )
 
     def _client(self, job: messages.TaskInput) -> Client:
