@@ -59,6 +59,12 @@ def test_what_only_shows_imports_nothing_heavy(tmp_path: Path) -> None:
     assert dict(zip(QUICK, found, strict=True)) == {command: (0, []) for command in QUICK}
 
 
+def test_a_sweep_begins_without_figures_tracking_and_the_compiler() -> None:
+    later = {"matplotlib", "mlflow", "sqlalchemy", "torch._dynamo", "sklearn", "jinja2"}
+    code = f"import sys, flray.tuning.sweep, flray.runs.loop; print(sorted({later} & set(sys.modules)))"
+    assert python(code).stdout == "[]\n"
+
+
 def test_a_report_needs_none_of_what_trains(tmp_path: Path) -> None:
     kept = Path(__file__).parents[1] / "search_spaces" / "tuned.results.csv"
     ((code, loaded),) = loaded_by([["report", str(kept), "--to", "tables"]], tmp_path)

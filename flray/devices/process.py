@@ -26,7 +26,7 @@ def capacity(device: torch.device, share: float = 1.0) -> float:
     Parameters
     ----------
     device : torch.device
-        Where it computes.
+        The device that it computes on.
     share : float
         Its share of the device.
     """
@@ -127,7 +127,7 @@ def gpu_identity(device: torch.device) -> GpuIdentity | None:
     Parameters
     ----------
     device : torch.device
-        Where a process computes.
+        The device that a process computes on.
     """
     if device.type != "cuda":
         return None

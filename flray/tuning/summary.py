@@ -17,8 +17,6 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from flray.config.experiment import Config
-from flray.drawing.canvas import save_figure
-from flray.drawing.charts import draw_scores
 from flray.errors import FlrayError
 from flray.files.csv_files import csv_text
 from flray.metrics.names import lower_is_better
@@ -83,6 +81,9 @@ def finish(
         (folder / TUNING).write_text(text, encoding="utf-8", newline="")
     scores = dict(list(result.scores().items())[:OVERVIEW_LIMIT])
     if scores:
+        from flray.drawing.canvas import save_figure  # start-up: matplotlib, at the end only
+        from flray.drawing.charts import draw_scores
+
         names = sorted({metric.rpartition("/")[2] for metric in result.metrics})
         name = result.metrics[0] if len(result.metrics) == 1 else " or ".join(names)
         figure = draw_scores(scores, name, config.experiment.name)

@@ -8,7 +8,7 @@ backward pass: so it is run in processes of its own (`tests.accelerator.run_case
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,20 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         options["device"] = torch.device("cpu")
     options.pop("pin_memory", None)
     stays = asked is not None and not made_there
-    result = func(*plain, **options)
+    result = perform(func, plain, options)
     return result if stays else _outcome(func, args, kwargs, result)
+
+
+watchers: list[Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]] = []
+"""Called with each operator, what it was given, and its result, as they are on the CPU."""
+
+
+def perform(func: Any, plain: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Compute an operator's result."""
+    result = func(*plain, **options)
+    for watcher in watchers:
+        watcher(func, plain, options, result)
+    return result
 
 
 def _outcome(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
@@ -237,8 +249,7 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
             counts.kernels += 1
         else:
             _note_copy(source, isinstance(target, AccelTensor), patient, "copy_")
-        held = [x.held if isinstance(x, AccelTensor) else x for x in (target, source)]
-        held[0].copy_(held[1])
+        perform(func, [x.held if isinstance(x, AccelTensor) else x for x in (target, source)], {})
         return target
     source = args[0]
     asked = kwargs.get("device")
@@ -253,7 +264,7 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
     options.pop("non_blocking", None)
     if asked is not None:
         options["device"] = torch.device("cpu")
-    held = func(source.held if isinstance(source, AccelTensor) else source, **options)
+    held = perform(func, [source.held if isinstance(source, AccelTensor) else source], options)
     return AccelTensor(held) if to_device else held
 
 

@@ -1,5 +1,6 @@
 """What a client offers to hooks: augmentation by setting, a phase's own settings."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flray import registry, trees
+from flray import registry, rng, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.client_parts import gradient_at
@@ -167,3 +168,14 @@ def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:
         mean = (seen["x"] @ seen["double"][tiny.W].T).mean(0)
         expected = 0.9 * seen["before"]["features.middle.running_mean"] + 0.1 * mean
         tiny.close(seen["buffers"], {"features.middle.running_mean": expected})
+
+
+def test_default_generators_are_as_before_even_after_an_error() -> None:
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    with contextlib.suppress(ZeroDivisionError), rng.default_generators_kept(torch.device("cpu")):
+        rng.seed_default_generators(7, torch.device("cpu"))
+        torch.rand(5)
+        1 / 0  # noqa: B018
+    assert torch.equal(torch.rand(2), wanted)

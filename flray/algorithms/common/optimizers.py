@@ -69,7 +69,7 @@ class SGD(_Optimizer):
         """See `torch.optim.SGD`."""
         decay, momentum = group["weight_decay"], group["momentum"]
         if decay != 0:
-            gradients = torch._foreach_add(gradients, moving, alpha=decay)
+            gradients = [*torch._foreach_add(gradients, moving, alpha=decay)]
         if momentum != 0:
             memory = [self.state[one] for one in moving]
             known = [one.get("momentum_buffer") for one in memory]

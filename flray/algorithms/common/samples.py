@@ -331,7 +331,7 @@ class ResidentModel:
         self._plans: dict[str, TrainingPlan] = {}
 
     def plan(self, group: str) -> "TrainingPlan":
-        """Return what training a group trains and freezes, looked up once; see `flray.models.groups.select`."""
+        """Return the parameters that a phase trains and freezes, looked up once; see `flray.models.groups`."""
         if group not in self._plans:
             chosen = groups.select(self.model, group)
             self._plans[group] = TrainingPlan(
