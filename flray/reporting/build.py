@@ -63,12 +63,16 @@ def markdown(table: Table, costs: Sequence[Cost]) -> str:
 
 
 def render_latex(table: Table) -> str:
-    """Return the table as LaTeX (needs booktabs, and graphicx if it is wider than a page)."""
+    """Return the table as LaTeX (needs booktabs); one wider than a line is set smaller, across both columns."""
     width = max(map(len, (table.heading, *table.rows)), default=0)
     for position, column in enumerate(table.columns):
         cells = (format_measured(row[position]) for row in table.rows.values())
         width += max(map(len, (*column.head, *cells))) + 2
-    return _render("table.tex", table, wide=width > _LINE) + "\n"
+    wide = width > _LINE
+    label = re.sub("[^a-z0-9]+", "-", table.title.lower()).strip("-")[:60]
+    return (
+        _render("table.tex", table, wide=wide, star=Markup("*" * wide), label=Markup(label)) + "\n"
+    )
 
 
 def render_page(

@@ -59,7 +59,7 @@ def test_the_papers_table_in_every_form(source: ResultSet, sweep: Path) -> None:
     tex = latex(table)
     assert r"full & 82.00 $\pm$ 2.83 & 50.00 $\pm$ 0.00 \\" in tex
     assert tex.count("{") == tex.count("}") and r"\emph{78.61 (-7.61)}" in tex
-    assert "resizebox" not in tex and tex.startswith("% mean ranks")
+    assert r"\begin{table}[t]" in tex and tex.startswith("% mean ranks")
     assert tex.index(line) < tex.index(r"\begin{table}")
     assert r"\caption{$\gamma$ = 0.5 \& $\sigma$" in latex(replace(table, title="γ = 0.5 & σ"))
     page = render_page(source, table, (), (), {})
@@ -227,13 +227,20 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert format_measured(Cell({0: math.inf, 1: math.inf})) == NOT_REACHED
 
 
-def test_latex_of_a_wide_table_is_scaled_to_the_line(source: ResultSet) -> None:
+def test_latex_of_a_wide_table_is_small_and_across_columns(source: ResultSet) -> None:
     table = build_table(source)
     rows = {name: cells * 4 for name, cells in table.rows.items()}
     wide = replace(table, columns=table.columns * 4, rows=rows, conclusions=[])
     lines = latex(wide).splitlines()
-    assert lines[4:6] == [r"\resizebox{\linewidth}{!}{%", r"\begin{tabular}{lrrrrrrrr}"]
-    assert lines[lines.index(r"\bottomrule") + 1] == r"\end{tabular}}"
+    assert lines[1:3] == [
+        r"\begin{table*}[t]",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+    ]
+    assert lines[4:6] == [r"\label{tab:fedskc-table5-modules}", r"\begin{tabular}{lrrrrrrrr}"]
+    assert (
+        lines[lines.index(r"\bottomrule") + 1 :][:1] == [r"\end{tabular}"]
+        and lines[-1] == r"\end{table*}"
+    )
 
 
 def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(
