@@ -227,6 +227,18 @@ def _convolution(
     return _sequential(conv=conv, norm=norm_layer(norm, outputs))
 
 
+def _stages(rows: Sequence[Sequence[int]], block: Callable[..., nn.Module]) -> nn.Sequential:
+    """Return stages after a stem of 32 channels; `block` gets inputs, outputs and a row's rest."""
+    stages, inputs = nn.Sequential(), 32
+    for expansion, outputs, blocks, first_stride, *more in rows:
+        stage = nn.Sequential()
+        for stride in [first_stride] + [1] * (blocks - 1):
+            stage.append(block(inputs, outputs, expansion, stride, *more))
+            inputs = outputs
+        stages.append(stage)
+    return stages
+
+
 @register_model("mobilenetv2")
 def mobilenetv2(
     shape: tuple[int, ...], num_classes: int, *, norm: BlockNorm = "batch"
@@ -237,31 +249,23 @@ def mobilenetv2(
     first block keeps its 1x1 expansion, and blocks of stride 1 that change the channels have a
     normed 1x1 convolution as shortcut.
     """
-    inputs, *_ = image_shape("mobilenetv2", shape, 8)
-    stem = _convolution(inputs, 32, 3, norm)
-    stages = nn.Sequential()
-    inputs = 32
-    for expansion, outputs, blocks, first_stride in _MOBILENET:
-        stage = nn.Sequential()
-        for stride in [first_stride] + [1] * (blocks - 1):
-            hidden = expansion * inputs
-            branch = nn.Sequential(
-                _convolution(inputs, hidden, 1, norm),
-                nn.ReLU(inplace=True),
-                _convolution(hidden, hidden, 3, norm, stride, groups=hidden),
-                nn.ReLU(inplace=True),
-                _convolution(hidden, outputs, 1, norm),
-            )
-            shortcut = (
-                nn.Identity() if inputs == outputs else _convolution(inputs, outputs, 1, norm)
-            )
-            stage.append(Sum(branch, shortcut) if stride == 1 else branch)
-            inputs = outputs
-        stages.append(stage)
+
+    def block(inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
+        hidden = expansion * inputs
+        branch = nn.Sequential(
+            _convolution(inputs, hidden, 1, norm),
+            nn.ReLU(inplace=True),
+            _convolution(hidden, hidden, 3, norm, stride, groups=hidden),
+            nn.ReLU(inplace=True),
+            _convolution(hidden, outputs, 1, norm),
+        )
+        shortcut = nn.Identity() if inputs == outputs else _convolution(inputs, outputs, 1, norm)
+        return Sum(branch, shortcut) if stride == 1 else branch
+
     features = _sequential(
-        stem=stem,
+        stem=_convolution(image_shape("mobilenetv2", shape, 8)[0], 32, 3, norm),
         relu=nn.ReLU(),
-        stages=stages,
+        stages=_stages(_MOBILENET, block),
         head=_convolution(320, 1280, 1, norm),
         head_relu=nn.ReLU(),
         average=nn.AdaptiveAvgPool2d(1),
@@ -286,34 +290,23 @@ def efficientnet_b0(
     dropout, as that code takes them. It also holds 1,088 parameters that it never uses, which are
     left out here.
     """
-    inputs, *_ = image_shape("efficientnet-b0", shape, 16)
-    stem = _convolution(inputs, 32, 3, norm)
-    stages = nn.Sequential()
-    inputs = 32
-    for expansion, outputs, blocks, first_stride, kernel in _EFFICIENTNET:
-        stage = nn.Sequential()
-        for stride in [first_stride] + [1] * (blocks - 1):
-            hidden = expansion * inputs
-            branch = nn.Sequential()
-            if expansion != 1:
-                branch.extend([_convolution(inputs, hidden, 1, norm), nn.SiLU(inplace=True)])
-            branch.extend(
-                [
-                    _convolution(hidden, hidden, kernel, norm, stride, groups=hidden),
-                    nn.SiLU(inplace=True),
-                    SqueezeExcite(hidden, inputs // 4),
-                    _convolution(hidden, outputs, 1, norm),
-                ]
-            )
-            stage.append(
-                Sum(branch, nn.Identity()) if stride == 1 and inputs == outputs else branch
-            )
-            inputs = outputs
-        stages.append(stage)
+
+    def block(inputs: int, outputs: int, expansion: int, stride: int, kernel: int) -> nn.Module:
+        hidden = expansion * inputs
+        wider = expansion != 1
+        branch = nn.Sequential(
+            *([_convolution(inputs, hidden, 1, norm), nn.SiLU(inplace=True)] if wider else ()),
+            _convolution(hidden, hidden, kernel, norm, stride, groups=hidden),
+            nn.SiLU(inplace=True),
+            SqueezeExcite(hidden, inputs // 4),
+            _convolution(hidden, outputs, 1, norm),
+        )
+        return Sum(branch, nn.Identity()) if stride == 1 and inputs == outputs else branch
+
     features = _sequential(
-        stem=stem,
+        stem=_convolution(image_shape("efficientnet-b0", shape, 16)[0], 32, 3, norm),
         silu=nn.SiLU(),
-        stages=stages,
+        stages=_stages(_EFFICIENTNET, block),
         average=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         dropout=nn.Dropout(dropout),
