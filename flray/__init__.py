@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flray.registry import register_loss as register_loss
     from flray.registry import register_metric as register_metric
     from flray.registry import register_model as register_model
+    from flray.registry import register_optimizer as register_optimizer
     from flray.registry import register_partition as register_partition
     from flray.registry import register_sampler as register_sampler
     from flray.registry import register_task as register_task
@@ -43,6 +44,7 @@ _LATER = {
     "register_loss": ("flray.registry", "register_loss"),
     "register_metric": ("flray.registry", "register_metric"),
     "register_model": ("flray.registry", "register_model"),
+    "register_optimizer": ("flray.registry", "register_optimizer"),
     "register_partition": ("flray.registry", "register_partition"),
     "register_sampler": ("flray.registry", "register_sampler"),
     "register_task": ("flray.registry", "register_task"),

@@ -344,6 +344,7 @@ metrics = Registry("metric", "flray.metrics.builtin")
 samplers = Registry("sampler", "flray.samplers")
 callbacks = Registry("callback", "flray.callbacks")
 losses = Registry("loss", "flray.tasks.losses")
+optimizers = Registry("optimizer", "flray.algorithms.common.torch_optimizers")
 tasks = Registry("task", "flray.tasks")
 
 register_algorithm = algorithms.register
@@ -355,11 +356,12 @@ register_metric = metrics.register
 register_sampler = samplers.register
 register_callback = callbacks.register
 register_loss = losses.register
+register_optimizer = optimizers.register
 register_task = tasks.register
 ALL = {
     one.plural: one
     for one in (
         *(algorithms, datasets, models, partitions),
-        *(augmentations, losses, metrics, samplers, callbacks, tasks),
+        *(augmentations, losses, metrics, optimizers, samplers, callbacks, tasks),
     )
 }

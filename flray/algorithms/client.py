@@ -1,5 +1,6 @@
 """A client as an algorithm's hooks see it in one task: model, data, message, state, keyed randomness, optimisers."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flray import rng, trees
+from flray import registry, rng, trees
 from flray.algorithms.common.optimizers import SGD, Adam
 from flray.algorithms.common.samples import Batch, ResidentModel, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
+from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
 from flray.devices import transfers
-from flray.errors import FlrayError
+from flray.errors import ConfigError, FlrayError
 from flray.tasks.base import Task, bound_loss, with_loss
 from flray.trees import Tree
 
@@ -345,10 +347,53 @@ def make_optimizer(
     lr = learning_rate(local, round, rounds)
     if not parameters:
         parameters = [nn.Parameter(torch.zeros(()))]
+    if isinstance(local.optimizer, OptimizerChoice):
+        return other_optimizer(local.optimizer, parameters, local, lr)
     if local.optimizer == "sgd":
         return SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
     decoupled = local.optimizer == "adamw"
     return Adam(parameters, lr, local.betas, local.weight_decay, decoupled)
+
+
+def other_optimizer(
+    choice: OptimizerChoice, parameters: list[nn.Parameter], local: Local, lr: float
+) -> torch.optim.Optimizer:
+    """Return an optimiser by its registered name.
+
+    Parameters
+    ----------
+    choice : OptimizerChoice
+        Name and options.
+    parameters : list of Parameter
+        The parameters that it may change.
+    local : Local
+        The settings that it takes besides; one that it does not take has to be at its default.
+    lr : float
+        The round's learning rate.
+
+    Raises
+    ------
+    FlrayError
+        If a setting is not taken, or the function raises or returns something else.
+    """
+    wanted = inspect.signature(registry.optimizers.get(choice.name)).parameters
+    given: dict[str, Any] = {"lr": lr}
+    for name in ("momentum", "weight_decay", "betas"):
+        value = getattr(local, name)
+        if name not in wanted and value != Local.model_fields[name].default:
+            raise ConfigError(
+                f"experiment.local.{name}",
+                str(value),
+                f"{choice.name} does not take it; leave it out",
+            )
+        given[name] = value
+    taken = {name: value for name, value in given.items() if name in wanted}
+    made: Any = registry.optimizers.call(choice.name, parameters, **taken, **choice.options)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise FlrayError(
+            f"optimizer {choice.name!r} returned {type(made).__name__}, not a torch.optim.Optimizer"
+        )
+    return made
 
 
 def optimizer_state(

@@ -68,7 +68,7 @@ class L2SGD(Algorithm):
         if local.optimizer != "sgd":
             raise ConfigError(
                 "experiment.local.optimizer",
-                local.optimizer,
+                str(local.optimizer),
                 "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: false",
             )
         if local.epochs != 1 or local.steps is not None:

@@ -45,7 +45,9 @@ class Scaffold(Algorithm):
         """Refuse optimisers whose displacement is not a multiple of the mean gradient, as option II assumes."""
         local = config.local
         if self.hp.option == "II" and (local.optimizer != "sgd" or local.momentum):
-            found = f"momentum {local.momentum:g}" if local.optimizer == "sgd" else local.optimizer
+            found = (
+                f"momentum {local.momentum:g}" if local.optimizer == "sgd" else str(local.optimizer)
+            )
             raise ConfigError(
                 "experiment.local",
                 found,

@@ -28,8 +28,8 @@ def list_command(
     what: Annotated[
         str,
         typer.Argument(
-            help="algorithms, augmentations, callbacks, datasets, losses, metrics, models, partitions, "
-            "samplers, tasks, papers or settings",
+            help="algorithms, augmentations, callbacks, datasets, losses, metrics, models, optimizers, "
+            "partitions, samplers, tasks, papers or settings",
             autocompletion=complete("kinds"),
         ),
     ],

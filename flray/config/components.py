@@ -232,6 +232,31 @@ class LossChoice(Component):
     registry = registry.losses
 
 
+class OptimizerChoice(Component):
+    """An optimiser other than sgd, adam and adamw."""
+
+    registry = registry.optimizers
+
+    @classmethod
+    def params(cls, name: str) -> type[BaseModel]:
+        """Return the optimiser's options; those of the usual three are settings of ``local``."""
+        if name in ("sgd", "adam", "adamw"):
+            raise FlrayError(
+                f"its options are settings of local (momentum, weight_decay, betas): write optimizer: {name}"
+            )
+        return super().params(name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Optimizer = Annotated[
+    Annotated[Literal["sgd", "adam", "adamw"], Tag("[name]")]
+    | Annotated[OptimizerChoice, Tag("[component]")],
+    Discriminator(lambda value: "[name]" if value in ("sgd", "adam", "adamw") else "[component]"),
+]
+
+
 class SamplerChoice(Component):
     """How a round's clients are chosen."""
 

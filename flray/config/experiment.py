@@ -73,8 +73,8 @@ class Local(_Grown):
     """minimised in training in place of the task's own, for example focal, or {name: cross-entropy, weights: balanced}
     (flray list losses); null: the task's. Tests measure the task's loss either way; a method with a loss of its own
     refuses others"""
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """of local training"""
+    optimizer: components.Optimizer = "sgd"
+    """of local training: sgd, adam, adamw, or another by its name, with its options (flray list optimizers)"""
     lr: float = Field(0.01, gt=0)
     """learning rate"""
     lr_decay: float = Field(1.0, gt=0, le=1)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from flray import models, registry
+from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.batched_clients import check_batchable
 from flray.callbacks.base import check_callbacks
-from flray.config.components import ModelChoice
+from flray.config.components import ModelChoice, OptimizerChoice
 from flray.config.experiment import Experiment
 from flray.data import augment
 from flray.data.federated import federate, with_normalisation
@@ -32,7 +33,16 @@ AUGMENTS = ("augment", "public_augment")
 """Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
 
 
-_AT_CLIENTS = ("algorithms", "models", "augmentations", "losses", "metrics", "samplers", "tasks")
+_AT_CLIENTS = (
+    "algorithms",
+    "models",
+    "augmentations",
+    "losses",
+    "metrics",
+    "optimizers",
+    "samplers",
+    "tasks",
+)
 """Kinds of components that client tasks and the server need."""
 
 
@@ -256,6 +266,7 @@ def validate(spec: FederationSpec) -> None:
         model = spec.build(key)
         learnt.check_network(key, model, data)
         check_loss(spec, key, model)
+        make_optimizer([*model.parameters()], local, 0, config.rounds)
         if local.clients_per_step > 1:
             check_batchable(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
@@ -365,6 +376,8 @@ def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
                 yield "augmentations", step["name"] if isinstance(step, dict) else step.name
     if config.local.loss is not None:
         yield "losses", config.local.loss.name
+    if isinstance(config.local.optimizer, OptimizerChoice):
+        yield "optimizers", config.local.optimizer.name
     for metric in config.evaluation.metrics:
         yield "metrics", metric.name
     yield "samplers", config.participation.sampler.name

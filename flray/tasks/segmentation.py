@@ -88,16 +88,16 @@ class Segmentation(Task):
         """Return each measure as mean over structures and, called ``dice_cup``, of each structure; and the loss."""
         metrics = {}
         for measure in ("dice", "hausdorff", "hausdorff95"):
-            means = [_mean(values) for values in predictions[measure].T]
-            metrics[measure] = _mean(np.array(means))
+            means = [mean_of_known(values) for values in predictions[measure].T]
+            metrics[measure] = mean_of_known(np.array(means))
             if len(means) > 1:
                 metrics.update(
                     {f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)}
                 )
-        return {**metrics, "loss": _mean(predictions["loss"])}
+        return {**metrics, "loss": mean_of_known(predictions["loss"])}
 
 
-def _mean(values: Array) -> float:
+def mean_of_known(values: Array) -> float:
     """Return the mean of the values that are defined."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")

@@ -9,6 +9,7 @@ from flray.data.types import Array, Rows
 from flray.registry import register_task
 from flray.tasks.base import Task
 from flray.tasks.classification import binary_metrics
+from flray.tasks.segmentation import mean_of_known
 
 _BINS = 10
 
@@ -69,10 +70,5 @@ class MultiLabel(Task):
         scores = torch.sigmoid(torch.from_numpy(outputs).double()).numpy()
         each = [binary_metrics(*pair) for pair in zip(scores.T, targets.T, strict=True)]
         found = {name: [one[name] for one in each] for name in each[0]}
-        means = {name: _mean_of_known(values) for name, values in found.items()}
+        means = {name: mean_of_known(np.array(values)) for name, values in found.items()}
         return {**means, "accuracy": float(((scores > 0.5) == (targets == 1)).mean())}
-
-
-def _mean_of_known(values: list[float]) -> float:
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else float("nan")

@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from flray import registry
+from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.optimizers import SGD, Adam
+from flray.config.experiment import Local
+from tests.algorithms import helpers as tiny
+from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.messages import refused
 
 KINDS: dict[str, Any] = {
     "sgd": (
@@ -123,3 +128,79 @@ def test_no_method_imports_torchs_compiler() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@registry.register_optimizer("plain-steps")
+def plain_steps(parameters: Any, lr: float, *, times: float = 1.0) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=times * lr)
+
+
+@registry.register_optimizer("a-text")
+def a_text(parameters: Any, lr: float) -> Any:
+    return "sgd"
+
+
+@registry.register_optimizer("raises-on-use")
+def raises_on_use(parameters: Any, lr: float) -> Any:
+    raise ValueError("no such luck")
+
+
+NAMED: dict[str, tuple[dict[str, Any], Any]] = {
+    "nesterov": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)),
+    "rmsprop": ({"weight_decay": 0.1}, lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.1)),
+    "adagrad": ({}, lambda p: torch.optim.Adagrad(p, 0.1)),
+    "nadam": ({"betas": [0.8, 0.9]}, lambda p: torch.optim.NAdam(p, 0.1, (0.8, 0.9))),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_optimiser_is_torchs(name: str) -> None:
+    settings, make = NAMED[name]
+    local = Local.model_validate({"optimizer": name, "lr": 0.1, **settings})
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(5, generator=generator), torch.randn(4, 5, generator=generator)
+    ends = []
+    for how in (lambda p: make_optimizer(p, local, 0, 1), make):
+        parameter = nn.Parameter(start.clone())
+        optimizer = how([parameter])
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        ends.append(parameter.detach())
+    assert torch.equal(*ends)
+
+
+def test_an_own_optimiser_takes_its_option_and_is_part_of_the_settings() -> None:
+    named = {"optimizer": {"name": "plain-steps", "times": 2.0}, "lr": 0.05}
+    doubled, plain = (
+        tiny.run("fedavg", rounds=2, local=local).sha256() for local in (named, {"lr": 0.1})
+    )
+    assert doubled == plain
+    assert Local().model_dump(mode="json")["optimizer"] == "sgd"
+    dumped = Local.model_validate(named).model_dump(mode="json")["optimizer"]
+    assert dumped == {"name": "plain-steps", "times": 2.0}
+    assert Local.model_validate({"optimizer": dumped}).optimizer == Local(**named).optimizer
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_methods_take_it_or_say_why_not(name: str) -> None:
+    settings = {"local": {"optimizer": "rmsprop", "lr": 0.01}, **tiny.settings_for(name)}
+    if name == "scaffold":
+        refused(tiny.spec_of, name, **settings)
+        return
+    assert tiny.run(name, rounds=2, **settings).rounds_done == 2
+
+
+def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:
+    for local in (
+        {"optimizer": "rmspro"},
+        {"optimizer": {"name": "rmsprop", "alpha": 1}},
+        {"optimizer": {"name": "adam", "eps": 1}},
+        {"optimizer": 7},
+        {"optimizer": "adagrad", "momentum": 0.9},
+        {"optimizer": "a-text"},
+        {"optimizer": "raises-on-use"},
+    ):
+        refused(tiny.spec_of, "fedavg", local=local)
+    block = {"aggregation": {"block": 3}, "local": {"optimizer": "nadam", "clients_per_step": 3}}
+    refused(tiny.spec_of, "fedavg", model={"name": "two-layer", "norm": False}, **block)

@@ -35,6 +35,7 @@ KINDS = {
     ("experiment", "callbacks"): "callbacks",
     ("experiment", "evaluation", "metrics"): "metrics",
     ("experiment", "local", "loss"): "losses",
+    ("experiment", "local", "optimizer"): "optimizers",
 }
 LISTS = ("callbacks", "metrics")
 
@@ -107,7 +108,11 @@ def of_components() -> Iterator[Case]:
         entries = registry.ALL[kind]
         for name in sorted(set(entries.names()) - set(entries.added())):
             form = entries.params(name).model_json_schema()
-            required = {key: _allowed(form["properties"][key]) for key in form.get("required", ())}
+            shared = {"$defs": form.get("$defs", {})}
+            required = {
+                key: _allowed({**form["properties"][key], **shared})
+                for key in form.get("required", ())
+            }
             for option, part in form.get("properties", {}).items():
                 for value in WRONG:
                     if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(

@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 
 from flray.algorithms.base import Algorithm, Batch, Client
 from flray.algorithms.common.samples import ResidentModel
+from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment
 from flray.devices import transfers
 from flray.errors import ConfigError
@@ -62,6 +63,8 @@ def check_batchable(
         reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {block})"
     elif not kind.takes_mean_only():
         reason = f"the server of {name} looks at single replies; set it to 1"
+    elif isinstance(config.local.optimizer, OptimizerChoice):
+        reason = f"{config.local.optimizer} may look at whole tensors, which hold several clients; set it to 1"
     elif config.local.loss is not None:
         reason = (
             "local.loss is computed for one client's batch; set it to 1, or leave local.loss out"
