@@ -83,6 +83,9 @@ class Samples:
         sent without waiting. Default: where the samples are.
     together : bool
         Whether all are gathered and sent instead, as soon as one is needed.
+    few : bool
+        Whether all are prepared as soon as one is needed: each batch of a small client would
+        otherwise pay for a handful of small operations.
     """
 
     def __init__(
@@ -95,7 +98,9 @@ class Samples:
         normalisation: tuple[Tensor, Tensor] | None = None,
         device: torch.device | None = None,
         together: bool = False,
+        few: bool = False,
     ) -> None:
+        self._few = few
         self._x, self._y, self._rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
         self.normalisation, self._together = normalisation, together
         self._device = device or x.device
@@ -118,6 +123,10 @@ class Samples:
 
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels at positions within these samples; unlabelled samples have label -1."""
+        if self._ready is not None:
+            x, y = (values[positions] for values in self._ready)
+            if x.stride() == self._ready[0].stride():
+                return x, y
         all_x, all_y, rows = self._held
         positions = transfers.to_device(positions, rows.device)
         places = self._places(positions)
@@ -140,6 +149,13 @@ class Samples:
         """Yield all samples in their stored order, in batches."""
         for positions in torch.arange(len(self), device=self.rows.device).split(batch_size):
             yield self.take(positions)
+
+    @cached_property
+    def _ready(self) -> tuple[Tensor, Tensor] | None:
+        """Few samples as batches have them, with their labels."""
+        if not self._few or self._y is None or self._disturb is not None:
+            return None
+        return self._prepare(self._x[self._rows]), self._y[self._rows]
 
     @cached_property
     def _held(self) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -22,6 +22,9 @@ from flray.models import acceleration
 SMALL_PART = 0.02
 """Share of a process's part of a GPU up to which it keeps a whole data set there."""
 
+FEW_BYTES = 2**20
+"""Prepared samples of a client up to this size are made at the beginning of its task, on a CPU."""
+
 LARGEST_PART = 0.25
 """Share of a process's part of a GPU up to which all samples of a client are there during its task."""
 
@@ -146,6 +149,7 @@ class WorkerResources:
         x, y = self._labelled
         here = x.device == self.device
         few = len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity
+        prepared = len(rows) * math.prod(x.shape[1:]) * self._dtype.itemsize
         return Samples(
             x,
             y,
@@ -155,6 +159,7 @@ class WorkerResources:
             self._normalisation,
             self.device,
             together=few and not (here or once),
+            few=prepared <= FEW_BYTES and self.device.type == "cpu" and not once,
         )
 
     @cached_property
