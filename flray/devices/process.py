@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 import psutil
 import torch
 
-from flray.errors import FlrayError
+from flray.errors import ConfigError, FlrayError
 
 T = TypeVar("T")
 
@@ -165,6 +165,31 @@ def check_alike(found: Sequence[GpuIdentity], gpu_model: str) -> None:
     """
     if len(found) > 1 and gpu_model != "any":
         raise FlrayError(f"{MIXED}: {_words(found)}; {ADVICE}")
+
+
+def check_precision(found: Sequence[GpuIdentity], precision: str) -> None:
+    """Refuse bfloat16 on a GPU without it, where torch would emulate it slowly and with other bits.
+
+    Parameters
+    ----------
+    found : sequence of dict
+        The kinds of GPU that the federation computes on, each once.
+    precision : str
+        The setting ``local.precision``.
+
+    Raises
+    ------
+    ConfigError
+        Naming the GPU.
+    """
+    for gpu in found if precision == "bfloat16" else ():
+        if int(gpu["capability"].partition(".")[0]) < 8:
+            raise ConfigError(
+                "experiment.local.precision",
+                precision,
+                f"{gpu['model']} has compute capability {gpu['capability']}, and bfloat16 needs 8.0 (Ampere) or "
+                "higher; write float32, or name another GPU in resources.gpu_model",
+            )
 
 
 def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str:

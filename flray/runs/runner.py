@@ -15,7 +15,7 @@ from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
 from flray.config.shapes import read_partition
-from flray.devices.process import check_alike
+from flray.devices.process import check_alike, check_precision
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
@@ -345,6 +345,7 @@ def _federate(
         stack.callback(federation.close)
         gpus = federation.gpus()
         check_alike(gpus, spec.config.resources.gpu_model)
+        check_precision(gpus, spec.config.local.precision)
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             say(differs)
             session.journal.tags({"gpu.other": differs})

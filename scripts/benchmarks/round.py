@@ -61,6 +61,22 @@ def network(options: Options) -> dict[str, Any]:
     return {"hidden": options.hidden} if options.hidden else {}
 
 
+def bare(options: Options) -> dict[str, Any]:
+    """Return the same work as the bare loop gets it."""
+    return {
+        "model": options.model,
+        "shape": [3, 32, 32],
+        "classes": 10,
+        "clients": options.clients,
+        "cohort": options.cohort,
+        "samples": options.samples,
+        "batch": options.batch,
+        "options": network(options),
+        "lr": RATE,
+        "channels_last": options.format == "channels_last",
+    }
+
+
 def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
     """Return the name of another engine, and its median seconds per round."""
     name, _, python = given.partition("=")
@@ -80,28 +96,19 @@ def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
 
 def main(options: Options) -> None:
     torch.set_num_threads(1)
-    bare = {
-        "model": options.model,
-        "shape": [3, 32, 32],
-        "classes": 10,
-        "clients": options.clients,
-        "cohort": options.cohort,
-        "samples": options.samples,
-        "batch": options.batch,
-        "options": network(options),
-        "lr": RATE,
-        "channels_last": options.format == "channels_last",
-    }
     bare_many = f"bare PyTorch, {options.actors} processes"
     flray_many = f"flray, {options.actors} actors"
     bare_one, flray_one = "bare PyTorch, one process", "flray, inline"
     here = runner.Steps(runner.inline(settings(options, {"executor": "inline"})))
-    turns: dict[str, Callable[[], float]] = {bare_one: OneProcess(bare).round, flray_one: here}
+    turns: dict[str, Callable[[], float]] = {
+        bare_one: OneProcess(bare(options)).round,
+        flray_one: here,
+    }
     there = None
     with contextlib.ExitStack() as stack:
         stack.callback(here.federation.close)
         if options.actors:
-            several = SeveralProcesses(bare, options.actors)
+            several = SeveralProcesses(bare(options), options.actors)
             stack.callback(several.close)
             stack.enter_context(ray_session(None))
             pool = {"executor": "ray", "actors": options.actors}

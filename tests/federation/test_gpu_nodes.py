@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from flray.config.loader import load
-from flray.devices.process import check_alike
+from flray.devices.process import check_alike, check_precision
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.ray_backend import nodes
@@ -38,6 +38,13 @@ def test_actors_that_found_themselves_on_several_kinds_end_the_run() -> None:
     check_alike([ONE], "one")
     check_alike([ONE, {**ONE, "driver": "570"}], "any")
     refused(check_alike, [ONE, {**ONE, "driver": "570"}], "one")
+
+
+def test_bfloat16_is_refused_on_a_gpu_that_has_none() -> None:
+    old, new = {**ONE, "capability": "7.5"}, {**ONE, "capability": "10.0"}
+    for found, precision in (([old], "float32"), ([new], "bfloat16"), ([], "bfloat16")):
+        check_precision(found, precision)
+    refused(check_precision, [new, old], "bfloat16")
 
 
 @pytest.mark.slow

@@ -1,0 +1,62 @@
+"""Rounds of small and large clients: flray in one process beside a bare PyTorch loop, for several networks."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+
+import round as one
+import runner
+import torch
+from bare import OneProcess
+
+SIZES = ((50, 10), (256, 32), (500, 64))
+"""Samples of a client, and of a batch."""
+LIMITS = {
+    "lenet": (1.1, 1.05, 1.05),
+    "mlp": (1.25, 1.2, 1.2),
+    "linear": (2.0, 2.0, 2.0),
+    "simple-cnn": (1.1, 1.1, 1.1),
+}
+"""Ratios of CPU seconds that are not to be passed, by network."""
+
+
+@dataclass
+class Options:
+    rounds: int = runner.option(5, "measured rounds of each cell")
+    clients: int = 8
+    models: tuple[str, ...] = tuple(LIMITS)
+    json: str | None = runner.json_option()
+
+
+def seconds(run: Callable[[], object]) -> float:
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def main(options: Options) -> bool:
+    torch.set_num_threads(1)
+    rows, passed = [], {}
+    for model in options.models:
+        for (samples, batch), limit in zip(SIZES, LIMITS[model], strict=True):
+            work = replace(
+                one.Options(), clients=options.clients, cohort=options.clients, model=model
+            )
+            work = replace(work, samples=samples, batch=batch)
+            here = runner.Steps(runner.inline(one.settings(work, {"executor": "inline"})))
+            bare = OneProcess(one.bare(work))
+            turns = {"bare": partial(seconds, bare.round), "flray": partial(seconds, here)}
+            times = runner.take_turns(turns, options.rounds)
+            here.federation.close()
+            best = min(times["flray"]) / min(times["bare"])
+            rows.append((model, samples, batch, *(median(t) for t in times.values()), best, limit))
+            if best > limit:
+                passed[f"{model} {samples} x {batch}"] = best
+    columns = (
+        "network | samples | batch | bare, s :.4f | flray, s :.4f | best to best :.2f | limit :.2f"
+    )
+    runner.show(f"{options.clients} clients, CPU seconds a round", columns, rows)
+    runner.write_json(options.json, rows)
+    return not passed
