@@ -18,7 +18,7 @@ LIMIT = 3.0
 @dataclass
 class Options:
     clients: tuple[int, ...] = runner.option((100, 1000), "clients, who share the same samples")
-    samples: int = runner.option(10000, "of all clients, a fifth of them to test on")
+    samples: int = runner.option(10000, "of all clients to train on; a fifth as many to test on")
     rounds: int = 5
     algorithm: str = "fedper"
     model: str = "lenet"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from flray.federation.worker import resources
 from flray.federation.worker.client_runner import ClientRunner
 from tests.helpers import built
 
@@ -29,3 +30,21 @@ def test_images_are_normalised_per_channel(
     # Public samples may have another size than private ones.
     small = runner._resources._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
     assert torch.equal(small, x[:, :, :5, :9])
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
+@pytest.mark.parametrize("shape", [[3, 8, 8], [1, 8, 8], [3, 1, 8], [5]])
+def test_few_samples_are_prepared_at_once_and_give_the_same_batches(
+    digits: dict[str, Any], layout: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digits["local"] |= {"memory_format": layout}
+    digits |= {"data": {"name": "random", "samples": 40, "shape": shape}, "model": "linear"}
+    found = []
+    for limit in (0, 2**20):
+        monkeypatch.setattr(resources, "FEW_BYTES", limit)
+        runner = ClientRunner(built(digits), torch.device("cpu"), 1)
+        samples = runner._resources.samples(runner.spec.data.clients[0].train)
+        assert (samples._ready is None) == (limit == 0)
+        found.append([samples.take(torch.tensor(one)) for one in ([3, 1, 4], [5], [0, 0])])
+    for (x, y), (a, b) in zip(*found, strict=True):
+        assert torch.equal(x, a) and torch.equal(y, b) and x.stride() == a.stride()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flray.federation.federation import inline_federation
 from flray.federation.worker import evaluation_cache
 from flray.federation.worker.client_runner import ClientRunner
 from flray.federation.worker.evaluation_cache import EvaluationCache
@@ -96,6 +97,29 @@ def test_a_network_that_writes_to_its_input_or_features_harms_nobody(
         for _ in range(3):
             found = outputs(cache, runner, network)
             assert all(map(torch.equal, found, wanted))
+
+
+def test_a_client_without_test_samples_has_one_empty_batch(runner: ClientRunner) -> None:
+    rows = runner.spec.data.test[:0]
+    for cache in (EvaluationCache(), runner._resources._tests):
+        ((x, y),) = cache.batches(rows, runner._resources.samples(rows, once=True), 6)
+        assert (len(x), len(y)) == (0, 0)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
+    content = {
+        "data": {"name": "random", "samples": 60, "shape": [3, 8, 8], "classes": 3},
+        "partition": {"name": "iid", "clients": 20},
+        "model": "linear",
+        "algorithm": "fedper",
+        "evaluation": {"others": others, "pooled": True},
+    }
+    federation = inline_federation(built({"rounds": 1, **content}), print)
+    found = federation.step().metrics
+    assert sum(not len(client.test) for client in federation.spec.data.clients) > 0
+    assert 0 <= found["personal/local/accuracy"] <= 1
+    federation.close()
 
 
 def test_no_more_is_kept_than_there_is_room_for(

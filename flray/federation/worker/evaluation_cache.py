@@ -53,7 +53,7 @@ class EvaluationCache:
     def batches(self, rows: Rows, samples: Samples, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield samples in their order, in batches; one that its user writes to is made anew the next time."""
         device = samples.rows.device
-        for start in range(0, len(rows), size):
+        for start in range(0, max(1, len(rows)), size):  # no samples: one batch, of none
             key = rows[start : start + size].tobytes()
             known = self._inputs.pop(key, None)
             stop = min(start + size, len(rows))
