@@ -34,6 +34,7 @@ GUIDE = {
         "benchmarks",
         "limits",
         "comparison",
+        "switching",
     ),
 }
 """The pages under docs/guide in the order in which the site lists them."""
