@@ -159,3 +159,15 @@ def test_parts_are_measured_to_the_bits_of_each_alone(top_k: int | None) -> None
         alone = task.summarise({n: v[ends[i] : ends[i + 1]] for n, v in found.items()})
         np.testing.assert_array_equal([parts[name][i] for name in alone], list(alone.values()))
     assert list(parts) == list(alone)
+
+
+def test_a_body_may_have_values_of_any_kind(runner: ClientRunner, model: SplitModel) -> None:
+    cache, body = EvaluationCache(), model.features[1]
+    model.features.register_buffer("phase", torch.ones((), dtype=torch.complex128))
+    model.features.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    for _ in range(2):
+        outputs(cache, runner, model)
+    assert body.passes == 2
+    model.features.phase.imag.add_(1)
+    outputs(cache, runner, model)
+    assert body.passes == 4

@@ -113,4 +113,5 @@ def _values(part: nn.Module) -> list[Tensor]:
 
 
 def _bits(values: Tensor) -> Tensor:
-    return values.detach().view(_BITS[values.element_size()])
+    plain = torch.view_as_real(values) if values.is_complex() else values
+    return plain.detach().view(_BITS[plain.element_size()])
