@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+import yaml
 from torch import Tensor, fx, nn
 
 from flray.errors import FlrayError, brief
@@ -25,9 +26,10 @@ from flray.records import directory
 from flray.records.journal import Journal
 from flray.runs.models import TrainedModels
 
-CARD = "model.json"
+CARD, PAGE = "model.json", "model.md"
 # Names of runs, clients and classes come from data: they stand in the card and never in code.
 _CODE, _PREDICTOR = (Path(__file__).with_name(f"{name}.py.txt") for name in ("model", "predictor"))
+_PAGE = Path(__file__).with_name("card.md.txt")
 MODEL = "model"
 """Its folder in the run's, and its name among the artifacts; MODEL-NETWORK where there are several networks."""
 
@@ -90,7 +92,31 @@ def export(
             "outputs": outputs,
         }
     write_atomically(to / CARD, json.dumps(card, indent=1).encode())
-    return [*written, to / CARD]
+    write_atomically(to / PAGE, _page(card).encode())
+    return [*written, to / CARD, to / PAGE]
+
+
+def _page(card: Mapping[str, Any]) -> str:
+    """Return a model card as the Hugging Face Hub shows it; what it says of data is JSON without a backtick."""
+    method, first = _plain(card["algorithm"]["name"]), next(iter(card["models"].values()))
+    about = {"library_name": "pytorch", "tags": ["federated-learning", "flray", method]}
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
+        head=f"---\n{yaml.safe_dump(about)}---",
+        title=f"{method} on {_plain(card['data']['name'])}",
+        rounds=card["round"],
+        method=method,
+        version=card["flray"],
+        module=first["code"].removesuffix(".py"),
+        weights=first["weights"],
+        pixels=card["input"]["pixels"],
+        shape=", ".join(map(str, card["input"]["shape"])),
+        outputs=", ".join(map(str, first["outputs"])),
+        card=json.dumps(card, indent=1).replace("`", r"\u0060"),
+    )
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w .-]", "-", text)
 
 
 def _chosen(

@@ -1,16 +1,18 @@
 """Models leave flray: plain PyTorch without it gets the same accuracy."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import flray
 from flray.federation.building import build_spec
-from flray.runs.export import export
+from flray.runs.export import _page, export
 from flray.runs.runner import Result
 from tests.helpers import python, small
 from tests.messages import refused
@@ -88,6 +90,32 @@ def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:
     assert (result.folder / "plugins" / "own.py").read_text() == own.read_text()
     source = json.loads((result.folder / "run.json").read_text())["source"]
     assert source["user"] and source["command"]
+
+
+def test_an_export_has_a_card_whose_code_runs(tmp_cwd: Path) -> None:
+    export(run("fedrod").folder, tmp_cwd)
+    page = (tmp_cwd / "model.md").read_text()
+    _, head, body = page.split("---\n", 2)
+    assert yaml.safe_load(head)["tags"] == ["federated-learning", "flray", "fedrod"]
+    code, shown = re.findall(r"```(?:python|json)\n(.*?)```", body, re.S)
+    assert json.loads(shown) == json.loads((tmp_cwd / "model.json").read_text())
+    first = "import sys, torch; sys.modules['flray'] = None; x = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)\n"
+    done = python(f"{first}{code}print(list(outputs.shape))", cwd=tmp_cwd)
+    assert done.stdout.strip() == "[2, 10]"
+
+
+def test_names_of_data_stay_within_the_card() -> None:
+    """A class, a data set and a method come from others: no fence, heading or entry begins with them."""
+    bad = "x`\n```\n# y\ntags: [z]"
+    made = {"global": {"weights": "global.safetensors", "code": "model.py", "outputs": [2]}}
+    about = {"input": {"shape": [4], "pixels": "float32"}, "models": made, "flray": "1", "round": 2}
+    card = {"algorithm": {"name": bad}, "data": {"name": bad}, "classes": [bad], **about}
+    page = _page(card)
+    assert page.count("```") == 4 and "\n# y" not in page
+    _, head, body = page.split("---\n", 2)
+    assert re.fullmatch(r"[\w .-]+", yaml.safe_load(head)["tags"][2])
+    (shown,) = re.findall(r"```json\n(.*?)```", body, re.S)
+    assert json.loads(shown) == card
 
 
 def test_the_model_of_a_result_and_what_there_is_not(tmp_cwd: Path) -> None:
