@@ -328,19 +328,27 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
         raise registry.blame_component(error, own) from error
 
 
-def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
-    data = federate(
-        dataset_for(config) if shared is None else shared.outline,
+def divide(config: Experiment, dataset: DataSet, **known: Any) -> FederatedData:
+    """Return a data set in the parts of an experiment's clients; `known` as in `flray.data.federated.federate`."""
+    return federate(
+        dataset,
         config.partition.name,
         config.partition.arguments,
         config.partition.seed(config.seed),
         val_fraction=config.evaluation.validation,
-        pooled=None if shared is None else shared.samples,
-        fingerprint=None if shared is None else shared.fingerprint,
         split=config.split,
         shift=config.shift,
         unseen=config.participation.unseen,
+        **known,
     )
+
+
+def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
+    if shared is None:
+        data = divide(config, dataset_for(config))
+    else:
+        known = {"pooled": shared.samples, "fingerprint": shared.fingerprint}
+        data = divide(config, shared.outline, **known)
     check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.everyone])

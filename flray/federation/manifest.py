@@ -7,9 +7,9 @@ from typing import Any
 from flray import models, registry
 from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
 from flray.config.experiment import Experiment
-from flray.data.federated import federate
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
+from flray.federation import building
 from flray.models import groups
 
 
@@ -21,16 +21,8 @@ def divide(experiment: Experiment) -> FederatedData:
     FlrayError
         If the data are missing, or cannot be divided so.
     """
-    return federate(
-        load_once(experiment.data.name, experiment.data.options, None, experiment.subset),
-        experiment.partition.name,
-        experiment.partition.arguments,
-        experiment.partition.seed(experiment.seed),
-        val_fraction=experiment.evaluation.validation,
-        split=experiment.split,
-        shift=experiment.shift,
-        unseen=experiment.participation.unseen,
-    )
+    found = load_once(experiment.data.name, experiment.data.options, None, experiment.subset)
+    return building.divide(experiment, found)
 
 
 def digests(data: FederatedData) -> list[dict[str, str]]:
