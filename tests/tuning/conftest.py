@@ -31,5 +31,9 @@ def content(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps end without figures and report, which take longer than the trials of these tests."""
-    for name in ("draw_trials", "save_figure", "_add_report"):
-        monkeypatch.setattr(f"flray.tuning.summary.{name}", lambda *_: None)
+    for name in (
+        "tuning.summary.draw_trials",
+        "tuning.summary._add_report",
+        "drawing.canvas.save_figure",
+    ):
+        monkeypatch.setattr(f"flray.{name}", lambda *_: None)
