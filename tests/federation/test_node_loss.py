@@ -77,13 +77,16 @@ class Seen(NullProgress):
 class Disturbance:
     """Replaces the worker node in the middle of a round, in which two processes wait.
 
-    With `notice`, Ray is told in an earlier round, as an autoscaler does for a spot instance.
+    With `notice`, Ray is told in an earlier round, as an autoscaler does for a spot instance. With
+    `both`, both processes have trained in that round: one alone may be faster than the other starts.
     """
 
-    def __init__(self, nodes: Any, progress: Seen, lost: int, notice: int = 0) -> None:
+    def __init__(
+        self, nodes: Any, progress: Seen, lost: int, notice: int = 0, both: int = 0
+    ) -> None:
         self.nodes, self.progress, self.lost, self.notice = nodes, progress, lost, notice
-        self.ended = threading.Event()
-        rounds = [number for number in (notice, lost) if number]
+        self.both, self.ended = both, threading.Event()
+        rounds = [number for number in (both, notice, lost) if number]
         Path("held.py").write_text(HELD.format(folder=str(Path.cwd()), rounds=rounds))
 
     def __enter__(self) -> None:
@@ -98,10 +101,13 @@ class Disturbance:
         try:
             self.disturb()
         finally:
-            for number in (self.notice, self.lost):
+            for number in (self.both, self.notice, self.lost):
                 Path(f"open-{number}").touch()
 
     def disturb(self) -> None:
+        if self.both:
+            self.wait_for(lambda: self.reached(self.both) == 2)
+            Path(f"open-{self.both}").touch()
         self.wait_for(lambda: self.reached(self.notice or self.lost) == 2)
         if self.notice:
             drain(self.nodes)
@@ -167,7 +173,7 @@ def test_a_run_survives_the_loss_of_a_node(
 ) -> None:
     """The states on the node are gone, so the run goes back to the beginning; nobody is blamed."""
     settings, progress = work(digits, 4, faults={"attempts": 1}), Seen()
-    with Disturbance(nodes, progress, lost=3):
+    with Disturbance(nodes, progress, both=2, lost=3):
         result = runner.run({"experiment": settings}, progress=progress)
     assert result.sha256 == undisturbed(settings)
     assert list(result.history["round"]) == [1, 2, 3, 4]
