@@ -173,8 +173,13 @@ def main() -> int:
     parser.add_argument("--copy", type=Path, required=True, help="folder for the changed copy")
     parser.add_argument("--coverage", type=Path, required=True, help="file of what ran which line")
     options = parser.parse_args()
-    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "sweeps")
-    shutil.copytree(options.tree, options.copy, ignore=left_out, dirs_exist_ok=True)
+    left_out = {str(options.tree / name) for name in (".git", ".venv", "runs", "sweeps")}
+    shutil.copytree(
+        options.tree,
+        options.copy,
+        ignore=lambda folder, names: [name for name in names if f"{folder}/{name}" in left_out],
+        dirs_exist_ok=True,
+    )
     copy, data = options.copy.resolve(), options.coverage.resolve()
     if not data.exists():
         measure(copy, data, sorted({f for name in options.packages for f in TESTS[name]}))

@@ -4,36 +4,27 @@ import re
 
 import pytest
 
-from tests.papers.protocols import Row, Suite, fcclplus, fedco2, fedco2_labels, fedskc, lgmix
-from tests.papers.protocols.measures import WRITTEN as MEASURES
+from tests.papers.protocols import PAPERS, Row, read
 from tests.papers.protocols.sources import faults, texts, wrong
-
-WRITTEN: dict[str, dict[str, Suite]] = {
-    "fcclplus": fcclplus.SUITES,
-    "fedco2": fedco2.SUITES | fedco2_labels.SUITES,
-    "fedskc": fedskc.SUITES,
-    "lgmix": lgmix.SUITES,
-}
 
 
 def _rows(paper: str) -> dict[str, Row]:
     """Return all that is written of a paper."""
-    rows: dict[str, Row] = {}
-    for name, suite in WRITTEN[paper].items():
+    rows: dict[str, Row] = {"measures": dict(read(paper).measures)}
+    for name, suite in read(paper).suites.items():
         rows[name] = suite.runs
         rows |= {f"{name} {arm}": row for one in suite.arms.values() for arm, row in one.items()}
         rows |= {f"{name} {arms}": row for arms, row in suite.where}
-    measures = {name: fact for name, fact in MEASURES.items() if name.startswith(f"{paper}/")}
-    return rows | {"measures": measures}
+    return rows
 
 
-@pytest.mark.parametrize("paper", WRITTEN)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_every_fact_quotes_the_text_that_it_rests_on(paper: str) -> None:
     found = {fault: name for name, row in _rows(paper).items() for fault in wrong(paper, row)}
     assert not found
 
 
-@pytest.mark.parametrize("paper", WRITTEN)
+@pytest.mark.parametrize("paper", PAPERS)
 def test_no_text_is_kept_that_no_fact_quotes(paper: str) -> None:
     sources = {source for row in _rows(paper).values() for _, source in row.values()}
     used = {part.partition(": ")[0] for source in sources for part in source.split(" // ")}
@@ -83,7 +74,7 @@ def test_what_is_wrong_with_a_source_is_named(value: object, source: str, named:
 def test_a_changed_fact_of_a_suite_is_named(
     paper: str, name: str, arms: dict[str, str], field: str, changed: object
 ) -> None:
-    row = WRITTEN[paper][name].expected(arms)
+    row = read(paper).suites[name].expected(arms)
     assert wrong(paper, row) == []
     if field in row:
         row[field] = (changed, row[field][1])

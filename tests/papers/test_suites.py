@@ -28,23 +28,16 @@ from flray.papers import printed_numbers, tables
 from flray.results.table import printed_rows
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from tests.messages import refused
-from tests.papers.protocols import Suite, fcclplus, fedco2, fedco2_labels, fedskc, lgmix
+from tests.papers.protocols import PAPERS, read
 from tests.papers.protocols.facts import as_facts, facts, matches
-from tests.papers.protocols.measures import WRITTEN as MEASURES
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 # Those on other data are no tables.
 FILES = [name for name in ALL if "/local" not in name]
-WRITTEN: dict[str, Suite] = {
-    f"{paper}/{name}": suite
-    for paper, written in (
-        ("fedco2", fedco2.SUITES | fedco2_labels.SUITES),
-        ("fcclplus", fcclplus.SUITES),
-        ("fedskc", fedskc.SUITES),
-        ("lgmix", lgmix.SUITES),
-    )
-    for name, suite in written.items()
+WRITTEN = {
+    f"{paper}/{name}": suite for paper in PAPERS for name, suite in read(paper).suites.items()
 }
+MEASURES = {name: fact for paper in PAPERS for name, fact in read(paper).measures.items()}
 # Values of a preset that an arm replaces.
 REPLACED = {("fcclplus/table15", "moon (μ = 5)"): {"mu": 5.0}}
 
