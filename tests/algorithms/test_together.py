@@ -9,6 +9,7 @@ from torch import nn
 
 from flray import registry
 from flray.algorithms.base import Algorithm
+from flray.algorithms.common.batched_clients import BatchNormWithoutCuDNN
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.models import SplitModel
@@ -134,6 +135,24 @@ def test_what_cannot_be_is_refused_before_the_first_round(
     name: str, changes: dict[str, Any]
 ) -> None:
     refused(fresh, name, 3, **changes)
+
+
+def test_batch_normalisation_of_clients_together_does_without_cudnn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an H100, torch 2.11: cuDNN's asks for the memory format, and `vmap` knows the plain one alone."""
+    asked, native = [], torch.batch_norm
+
+    def batch_norm(*args: Any) -> torch.Tensor:
+        asked.append((torch.backends.cudnn.enabled, args[-1]))
+        return native(*args)
+
+    monkeypatch.setattr(torch, "batch_norm", batch_norm)
+    layer, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    with BatchNormWithoutCuDNN():
+        layer(x)
+    layer(x)
+    assert asked == [(False, False), (True, True)]
 
 
 def test_methods_vouch_for_their_own_loss_alone() -> None:

@@ -9,11 +9,14 @@ separate call, so that nothing is padded or masked.
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from flray.algorithms.base import Algorithm, Batch, Client
 from flray.algorithms.common.samples import ResidentModel
@@ -183,11 +186,25 @@ def _losses(
     x, y = (
         torch.stack([getattr(batch, part) for batch in batches.values()]) for part in ("x", "y")
     )
-    losses: Tensor = vmap(one)(mine, kept, x, y)
+    with BatchNormWithoutCuDNN() if x.is_cuda else nullcontext():
+        losses: Tensor = vmap(one)(mine, kept, x, y)
     if some is not None:
         for name, value in kept.items():
             buffers[name][some] = value
     return losses
+
+
+class BatchNormWithoutCuDNN(TorchFunctionMode):
+    """Batch normalisation by torch's own kernels, because cuDNN asks for a memory format that `vmap` does not know."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function."""
+        if function is not nn.functional.batch_norm:
+            return function(*args, **(kwargs or {}))
+        with torch.backends.cudnn.flags(enabled=False):
+            return function(*args, **(kwargs or {}))
 
 
 def _clip(gradients: list[Tensor], limit: float) -> None:
