@@ -66,12 +66,17 @@ class ObjectLostError(RunFailedError):
     """A client's state or reply was lost with its node; resuming from a checkpoint recovers it."""
 
 
+def allocation(error: torch.OutOfMemoryError) -> str:
+    """Return the beginning of an error of a GPU: memory ran out, and how much was asked for."""
+    return ". ".join(str(error).splitlines()[0].split(". ")[:2])
+
+
 def error_summary(error: BaseException) -> str:
     """Return an error's type and first line, and advice if memory ran out."""
     what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
     if isinstance(error, torch.OutOfMemoryError):
         return (
-            f"out of memory ({what}); a smaller local.batch_size needs less, and with a larger "
+            f"out of memory ({allocation(error)}); a smaller local.batch_size needs less, and with a larger "
             "resources.gpus_per_actor fewer share a GPU"
         )
     if memory_is_short(error):
@@ -80,7 +85,11 @@ def error_summary(error: BaseException) -> str:
 
 
 def describe_failure(error: BaseException) -> Failure:
-    """Return an error as a failure, located at the innermost line outside installed libraries."""
+    """Return an error as a failure, located at the innermost line outside installed libraries.
+
+    If memory ran out, the line that asked for it is no help, so that there is no traceback.
+    """
+    short = isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f
@@ -93,7 +102,7 @@ def describe_failure(error: BaseException) -> Failure:
     return Failure(
         what=error_summary(error),
         where=f"{frame.filename}:{frame.lineno}" if frame else "",
-        trace="".join(traceback.format_exception(error)),
+        trace="" if short else "".join(traceback.format_exception(error)),
     )
 
 

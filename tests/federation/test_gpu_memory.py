@@ -17,6 +17,7 @@ from flray.config.loader import load
 from flray.devices.process import CONTEXT_BYTES
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
+from flray.federation.messages import describe_failure
 from flray.federation.ray_backend.nodes import (
     Gpu,
     ResourceSurvey,
@@ -84,13 +85,22 @@ def method(
 
 
 def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
+    """In one line: no traceback helps a user whose batch has no room."""
     digests = []
     for errors in (0, 1):
         federation = federation_of(spec_of(method(tmp_path, errors)))
         federation.step()
         digests.append(federation.sha256())
     assert digests[0] == digests[1]
-    refused(federation_of(spec_of(method(tmp_path, 2))).step)
+    told = refused(federation_of(spec_of(method(tmp_path, 2))).step)
+    assert "\n" not in str(told)
+
+
+def test_of_a_gpu_s_words_those_on_memory_are_told() -> None:
+    said = "CUDA out of memory. Tried to allocate 1.22 GiB. GPU 0 has a total capacity of 79.18 GiB"
+    failure = describe_failure(torch.OutOfMemoryError(f"{said} and more.\nC++ frames"))
+    assert failure.what.startswith("out of memory (CUDA out of memory. Tried to allocate 1.22 GiB)")
+    assert failure.trace == ""
 
 
 @pytest.mark.parametrize(("error", "count"), [("OutOfMemoryError", 2), ("AcceleratorError", 1)])

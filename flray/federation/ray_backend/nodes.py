@@ -19,7 +19,7 @@ from flray.devices.process import CONTEXT_BYTES, peak_bytes
 from flray.errors import ConfigError, FlrayError
 from flray.federation.evaluation import personal_tasks
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
+from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, allocation
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 from flray.federation.worker.client_runner import InlineExecutor
@@ -261,7 +261,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSur
     except Exception as error:
         for one in (error, error.__cause__):
             if isinstance(one, torch.OutOfMemoryError):
-                return ResourceSurvey(problem=str(one).splitlines()[0])
+                return ResourceSurvey(problem=allocation(one))
         # What else fails here fails in the run too, which says so; measured is what went before.
     reserved = process.reserved_bytes(device)
     gpu = int(reserved * SAFETY_FACTOR) + CONTEXT_BYTES if reserved else 0
