@@ -133,7 +133,7 @@ def _start_ray() -> None:
 
     if not ray.is_initialized():
         quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address="local", num_cpus=4, num_gpus=0, **quiet)
+        ray.init(address="local", num_cpus=4, **quiet)
 
 
 def _command(*arguments: str) -> None:
