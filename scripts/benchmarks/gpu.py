@@ -9,6 +9,7 @@ of both passes.
 """
 
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from bare import average, build, train
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from flray.errors import brief
 from flray.federation.federation import Federation
 
 PLAIN = "float32, contiguous"
@@ -146,9 +148,18 @@ def measure(given: Options, name_of_row: str, device: torch.device) -> list[dict
         if name in (options.techniques or TECHNIQUES) and (on_gpu or name not in ON_GPU_ONLY)
     ]
     turns: dict[tuple[str, str], Any] = {}
-    for name in names:
-        turns[name, "flray"] = runner.Steps(federation(options, model, TECHNIQUES[name]))
-        turns[name, "bare"] = Bare(options, model, TECHNIQUES[name], device).round
+    for name in names.copy():
+        pair: dict[tuple[str, str], Any] = {
+            (name, "flray"): runner.Steps(federation(options, model, TECHNIQUES[name])),
+            (name, "bare"): Bare(options, model, TECHNIQUES[name], device).round,
+        }
+        try:  # a table costs minutes, and one technique that fails keeps none of the others from it
+            runner.take_turns(pair, 0, 1)
+        except Exception as error:
+            print(f"{name_of_row}, {name}: {brief(error)}", file=sys.stderr)
+            names.remove(name)
+            continue
+        turns |= pair
     times = runner.take_turns(turns, options.rounds, options.warmup)
     for name in names:
         turns[name, "flray"].federation.close()
@@ -175,19 +186,10 @@ def measure(given: Options, name_of_row: str, device: torch.device) -> list[dict
     return rows
 
 
-def main(options: Options) -> None:
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("--device cuda: torch sees no GPU here; --device cpu runs a small version")
-    if options.device == "auto":
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    on_gpu = options.device == "cuda"
-    device = torch.device("cuda:0" if on_gpu else "cpu")
-    torch.set_num_threads(options.threads)
-    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU {platform.machine()}"
-    rows = [row for name_of_row in options.rows for row in measure(options, name_of_row, device)]
+def tell(rows: list[dict[str, Any]], where: str, options: Options) -> None:
+    """Show the table of one row's techniques."""
     runner.show(
-        f"generated 3x32x32 samples on {name}, {options.threads} thread(s): batch {options.batch}, "
-        f"{options.rounds} rounds",
+        f"generated 3x32x32 samples {where}: batch {options.batch}, {options.rounds} rounds",
         "row | clients | technique | flray images/s :,.0f | bare images/s :,.0f | of bare :.3f"
         " | gain :.2f | TFLOP/s :.3f",
         [
@@ -201,6 +203,21 @@ def main(options: Options) -> None:
             for row in rows
         ],
     )
+
+
+def main(options: Options) -> None:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: torch sees no GPU here; --device cpu runs a small version")
+    if options.device == "auto":
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = options.device == "cuda"
+    device = torch.device("cuda:0" if on_gpu else "cpu")
+    torch.set_num_threads(options.threads)
+    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU {platform.machine()}"
+    rows: list[dict[str, Any]] = []
+    for name_of_row in options.rows:
+        rows += (found := measure(options, name_of_row, device))
+        tell(found, f"on {name}, {options.threads} thread(s)", options)
     given = {key: value for key, value in vars(options).items() if key != "json"}
     about = {"data": "generated", "device": name, "torch": torch.__version__, "options": given}
     runner.write_json(options.json, {**about, "rows": rows})
