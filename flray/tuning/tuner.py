@@ -42,8 +42,11 @@ ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
 }
-"""Disables Tune's own tables and logs: the journals contain everything."""
+"""Disables Tune's own tables, logs and saved state: the journals contain everything.
+
+Tune saves its state at the beginning and the end even so."""
 MAX_INFEASIBLE = 50
 """Consecutive infeasible suggestions before the search gives up."""
 
@@ -298,7 +301,7 @@ def run_trials(
         space, samples = {}, settings.samples * len(settings.seeds)
     # Tune writes its own state, as pickles, which nothing reads.
     with tempfile.TemporaryDirectory() as state, warnings.catch_warnings(), losses_are_known():
-        warnings.simplefilter("ignore")
+        warnings.filterwarnings("ignore", module=r"(?!flray\b)")
         tune.Tuner(
             tune.with_resources(tune.with_parameters(FederationTrial, shared=shared), _resources),
             param_space=space,

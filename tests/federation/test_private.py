@@ -1,5 +1,6 @@
 """Ray's private members: every one is here, a missing one is refused in a line, and one module reaches for them."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -7,9 +8,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import ray
 
 import flray
-from flray.federation.ray_backend import private
+from flray.federation.ray_backend import losses, private, session
+from flray.tuning import tuner
 from tests.messages import refused
 
 ROOT = Path(flray.__file__).parent
@@ -43,6 +46,30 @@ def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
     )
     assert done.stdout == ""
     assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", [private.ADDRESS, private.FOLDER])
+def test_the_installed_ray_takes_the_option(name: str) -> None:
+    assert f'kwargs.pop("{name}"' in inspect.getsource(ray.init)
+    with pytest.raises(RuntimeError, match="Unknown keyword"):
+        ray.init(address="local", **{f"{name}_before": "x"})
+    assert not ray.is_initialized()
+
+
+def test_the_installed_ray_reads_every_variable_that_is_set_for_it() -> None:
+    """One that it does not know it ignores."""
+    package = Path(ray.__file__).parent
+    settings = (package / "_raylet.so").read_bytes()
+    assert [name for name in session._HERE if name[4:].encode() not in settings] == []
+    tune = "".join(path.read_text() for path in (package / "tune").rglob("*.py"))
+    tune += "".join(path.read_text() for path in (package / "air").rglob("*.py"))
+    tune += "".join(path.read_text() for path in (package / "train").rglob("*.py"))
+    assert [name for name in tuner.ENVIRONMENT if f'"{name}"' not in tune] == []
+
+
+def test_a_look_for_drained_nodes_hides_no_renamed_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "DRAINING", f"{private.DRAINING}_before")
+    refused(losses.NodeWatch().look)
 
 
 def test_versions_of_ray_are_bounded_by_those_that_were_tested() -> None:

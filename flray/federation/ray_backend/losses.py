@@ -113,9 +113,10 @@ class NodeWatch:
         """Return the leaving nodes that were not known before."""
         if time.monotonic() < self._next:
             return frozenset()
-        before = self.leaving
-        with contextlib.suppress(Exception):  # a look that fails is made again
-            self.leaving = frozenset(private.member(private.DRAINING)())
+        before, ask = self.leaving, private.member(private.DRAINING)
+        # A look that fails is made again; a Ray that is asked in another way is an error.
+        with contextlib.suppress(ray.exceptions.RayError, OSError, RuntimeError):
+            self.leaving = frozenset(ask())
         self._next = time.monotonic() + LOOK_SECONDS
         return self.leaving - before
 

@@ -27,6 +27,7 @@ from flray.data.types import Pooled
 from flray.devices.process import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError
 from flray.federation.messages import Ref, TaskBlock
+from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
@@ -407,7 +408,7 @@ class ActorPool:
         found = list({one for one in whole if isinstance(one, ray.ObjectRef)})
         if not found or self.nodes.leaves():
             return 0
-        places = ray.experimental.get_object_locations(found)
+        places = private.member(private.LOCATIONS)(found)
         alone = [
             one
             for one in found

@@ -1,4 +1,8 @@
-"""Private members of Ray and Tune: all that flray uses, reached here alone, and refused in one line if missing."""
+"""Private members of Ray and Tune: all that flray uses, reached here alone, and refused in one line if missing.
+
+None has a public counterpart: `ray.nodes` does not say which nodes are drained, `ray.get_actor` finds named
+actors only, and no option of ``ray.init`` sets the address, waits longer for the node or reads tokens anew.
+"""
 
 import contextlib
 import functools
@@ -8,7 +12,7 @@ from typing import Any
 
 from flray.errors import FlrayError
 
-TESTED = ">=2.60,<2.62"
+TESTED = ">=2.59,<2.62"
 """The versions of Ray that flray was tested with, as in ``pyproject.toml``."""
 
 DRAINING = "ray._private.state:state.get_draining_nodes"
@@ -18,10 +22,12 @@ NODE = "ray._private.services:get_node"
 CONFIG = "ray._raylet:Config.initialize"
 TOKENS = "ray._raylet:AuthenticationTokenLoader.instance"
 CACHE = "ray._raylet:AuthenticationTokenLoader.reset_cache"
+LOCATIONS = "ray.experimental:get_object_locations"
+"""Public, but Ray promises no name below ``ray.experimental``."""
 ADDRESS, FOLDER = "_node_ip_address", "_temp_dir"
 """Options of ``ray.init``, which refuses by itself those that it does not know."""
 
-SESSION = (DRAINING, ACTOR_TABLE, CLUSTER, NODE, CONFIG, TOKENS, CACHE)
+SESSION = (DRAINING, ACTOR_TABLE, CLUSTER, NODE, CONFIG, TOKENS, CACHE, LOCATIONS)
 """The members that a session needs: a module, and a path in it."""
 
 TRIAL_STARTS = "ray.tune.execution.tune_controller:RayActorManager._actor_start_failed"
