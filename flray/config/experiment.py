@@ -207,6 +207,9 @@ class Tracking(Section):
         default_factory=lambda: os.environ.get("MLFLOW_EXPERIMENT_NAME") or "flray", min_length=1
     )
     """the MLflow experiment; default: MLFLOW_EXPERIMENT_NAME of the environment, or flray"""
+    every: int | None = Field(None, ge=1, le=MOST_ROUNDS)
+    """MLflow gets only the rounds that this divides, and the last; the journals keep all; default: 1, or more in a
+    sweep of more than 500 trials"""
     model: bool = False
     """log the trained global model, if the method has one, as an MLflow model with signature:
     mlflow.pyfunc.load_model('runs:/ID/model')"""

@@ -273,8 +273,8 @@ def _run_to_end(
         )
         stack.callback(session.close)
         record_data(session.journal, partition_summary(spec))
-        uri = experiment.tracking.uri
-        stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0))
+        uri, every = experiment.tracking.uri, experiment.tracking.every or 1
+        stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0, every=every))
         stack.enter_context(recording_failure(session))
         try:
             digest = _federate(spec, session, address, progress, other_gpus)

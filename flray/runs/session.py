@@ -128,6 +128,7 @@ def tracking(
     notify: Notify,
     children: Iterator[tuple[Path, Path | None]],
     patience: float,
+    every: int = 1,
 ) -> Iterator[Any]:
     """Send journals to MLflow while the block runs, and the rest at its end.
 
@@ -144,6 +145,8 @@ def tracking(
         registered later.
     patience : float
         Seconds to wait at the end for unsent events.
+    every : int
+        Only rounds that this divides are sent, and the last.
 
     Yields
     ------
@@ -156,7 +159,7 @@ def tracking(
     # Imported here: a run without tracking does not need MLflow.
     from flray.tracking.background import Tracker
 
-    tracker = Tracker(uri, say=notify)
+    tracker = Tracker(uri, say=notify, every=every)
     tracker.register(folder)
     for child, parent in children:
         tracker.register(child, parent_dir=parent)

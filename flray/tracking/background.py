@@ -33,6 +33,8 @@ class Tracker:
         MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
     say : callable
         Called with lines for the user, from the background thread.
+    every : int
+        See `flray.tracking.exporter.MlflowExporter`.
 
     Raises
     ------
@@ -40,8 +42,8 @@ class Tracker:
         If the address is invalid.
     """
 
-    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
-        self._address = resolve_uri(uri)
+    def __init__(self, uri: str, say: Callable[[str], None], every: int = 1) -> None:
+        self._address, self._every = resolve_uri(uri), every
         self.uri = redact(self._address)
         self._say = say
         self._senders: list[MlflowExporter] = []
@@ -68,7 +70,10 @@ class Tracker:
             if self._deadline is not None:
                 raise RuntimeError("this tracker is closed")
             if all(sender.run_dir != run_dir for sender in self._senders):
-                self._senders.append(MlflowExporter(run_dir, self._address, parent_dir=parent_dir))
+                sender = MlflowExporter(
+                    run_dir, self._address, parent_dir=parent_dir, every=self._every
+                )
+                self._senders.append(sender)
             if self._deaf is None:
                 self._deaf = listen(self._on_event)
             if self._thread is None:

@@ -179,8 +179,14 @@ def _prepare_database(uri: str, database: Path) -> None:
     MLflow creates its tables in some sixty steps without a lock: two processes at once break each
     other ("duplicate column name"), and one killed midway leaves an unusable database.
     """
-    with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    try:  # not documented: MLflow's client would put the default experiment's files into the current folder
+        with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    except ImportError:
+        raise TrackingRejectedError(
+            f"mlflow {_import_mlflow().__version__} has no SqlAlchemyStore, which makes {redact(uri)}; "
+            "pip install 'mlflow>=3.5,<4', or give the address of a server"
+        ) from None
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,8 @@ class MlflowExporter:
         MLflow's address: ``sqlite:///...`` or ``http(s)://...``.
     parent_dir : Path, optional
         The sweep's run directory, whose run becomes the parent.
+    every : int
+        Only rounds that this divides are sent, and the last one before an end.
 
     Attributes
     ----------
@@ -56,8 +58,10 @@ class MlflowExporter:
         If the address is invalid.
     """
 
-    def __init__(self, run_dir: Path, uri: str, *, parent_dir: Path | None = None) -> None:
-        self.run_dir, self.parent_dir = Path(run_dir), parent_dir
+    def __init__(
+        self, run_dir: Path, uri: str, *, parent_dir: Path | None = None, every: int = 1
+    ) -> None:
+        self.run_dir, self.parent_dir, self._every = Path(run_dir), parent_dir, every
         self._address = resolve_uri(uri)
         self.uri = redact(self._address)
         self.reason: str | None = None
@@ -188,11 +192,9 @@ class MlflowExporter:
         gathered = cursor.offset  # end of the last round in `metrics`
         for line, end in client.unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
-            new = [
-                (name, value, event["time"], event["round"])
-                for name, value in event.get("metrics", {}).items()
-            ]
             again = event["type"] == "round" and event.get("replaces", False)
+            left_out = not again and event.get("round", 0) % self._every
+            new = [] if left_out else _points(event)
             if gathered > cursor.offset and (
                 event["type"] != "round" or again or len(metrics) + len(new) > _METRICS
             ):
@@ -206,18 +208,29 @@ class MlflowExporter:
             elif event["type"] == "round":
                 metrics, gathered = metrics + new, end
             else:
+                if event["type"] == "end" and (last := self._last_round(end)):
+                    self._log_metrics(cursor, last, gathered)
                 self._handle(event, cursor)
                 cursor.offset = gathered = end
                 client.save_cursor(self.run_dir, cursor)
         if gathered > cursor.offset:
             self._log_metrics(cursor, metrics, gathered)
 
+    def _last_round(self, end: int) -> list[_Point]:
+        """Return the last round before an end of the journal, unless `every` divides it."""
+        if self._every == 1:
+            return []
+        before = (decode(line) for line, to in client.unsent_lines(self.run_dir, 0) if to < end)
+        rounds = {one["round"]: one for one in before if one["type"] == "round"}
+        last = max(rounds, default=0)
+        return _points(rounds[last]) if last % self._every else []
+
     def _log_metrics(
         self, cursor: client.Cursor, metrics: list[_Point], end: int, again: bool = False
     ) -> None:
         from mlflow.entities import Metric
 
-        if self._compare and not again:
+        if metrics and self._compare and not again:
             metrics = self._filter_unsent(cursor, metrics)
         for first in range(0, len(metrics), _METRICS):
             batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
@@ -265,8 +278,7 @@ class MlflowExporter:
         elif kind == "params":
             self._log_params(cursor, event["params"])
         elif kind == "tags":
-            for name, value in self._tags(event).items():
-                self._call("set_tag", self._run_id(cursor), name, value)
+            self._log_tags(cursor, self._tags(event))
         elif kind == "artifact":
             self._upload(cursor, event)
         elif kind == "data":
@@ -355,6 +367,14 @@ class MlflowExporter:
                     raise
                 self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
 
+    def _log_tags(self, cursor: client.Cursor, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        entries = [RunTag(name, value) for name, value in tags.items()]
+        for first in range(0, len(entries), _PARAMS):
+            few = entries[first : first + _PARAMS]
+            self._call("log_batch", self._run_id(cursor), tags=few, synchronous=True)
+
     def _log_data(self, cursor: client.Cursor, event: Event) -> None:
         """List a data set among the run's inputs."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -405,6 +425,11 @@ class MlflowExporter:
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )
+
+
+def _points(event: Event) -> list[_Point]:
+    metrics = event.get("metrics", {}).items()
+    return [(name, value, event["time"], event["round"]) for name, value in metrics]
 
 
 def _shorten(value: object, length: int) -> str:

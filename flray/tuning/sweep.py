@@ -10,7 +10,7 @@ import pandas as pd
 from flray import bits
 from flray.config import suites
 from flray.config.arms import flatten_setting
-from flray.config.experiment import Config
+from flray.config.experiment import Config, Experiment
 from flray.config.selection import choice_line
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
@@ -39,6 +39,15 @@ from flray.tuning.trial_store import (
     suggested_settings,
     trial_folders,
 )
+
+MOST_IN_FULL = 500
+"""Trials of a sweep up to which MLflow gets every round."""
+
+
+def rounds_between(trials: int, experiment: Experiment) -> int:
+    """Return every which round of a sweep's trials goes to MLflow: of many trials few, but evaluated ones."""
+    chosen, parts = experiment.tracking.every, -(-trials // MOST_IN_FULL)
+    return chosen or (1 if parts <= 1 else parts * experiment.evaluation.every)
 
 
 def _check_reference(config: Config, points: Sequence[space.TrialSpec]) -> None:
@@ -183,8 +192,15 @@ class Sweep:
             session.journal.data(name, digest, "see the trials", {})
         begun = iter(run_directories(folder)[1:])
         uri, notify = experiment.tracking.uri, self._notify
+        every = rounds_between(self._total, experiment)
+        if uri is not None and every != (experiment.tracking.every or 1):
+            notify(
+                f"{self._total} trials: MLflow gets every {every}. round of each and the last, the journals have all "
+                "(tracking.every=1 sends all)"
+            )
+        # With many trials a server has more to take at the end.
         with (
-            tracking(folder, uri, notify, begun, patience=60.0) as tracker,
+            tracking(folder, uri, notify, begun, 60 + 0.3 * self._total, every) as tracker,
             recording_failure(session),
         ):
             try:

@@ -2,26 +2,56 @@
 
 The metrics are those of a real round of FedAvg with so many clients, whose values are kept one by one
 up to a hundred clients. MLflow's store is a SQLite file here.
+
+With --trials: so many trials of 15 rounds, recorded one after the other as a sweep's driver does it and
+without training, and sent to a server as `cluster/node/head` starts it. Fails if the server
+has not got all of it five minutes after the last trial, or if either holds more than 1.5 GiB.
 """
 
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from runner import option, show
+import psutil
+from runner import MIB, option, show
 
+from flray.config.loader import load
+from flray.records import directory
 from flray.records.journal import JOURNAL, Journal
+from flray.runs.loop import NullProgress
 from flray.runs.runner import run
+from flray.runs.session import RunSession, tracking
 from flray.tracking.exporter import MlflowExporter
+from flray.tuning import space
+from flray.tuning.callback import TrialRecorder
+from flray.tuning.sweep import rounds_between
+from flray.tuning.trial_store import TrialFolder, complete_settings
+
+SEEDS, ROUNDS = 10, 15
+MINUTES, LARGEST = 5.0, 1536.0
+"""The limits of --trials: until all is sent, and MiB of driver and server."""
 
 
 @dataclass
 class Options:
     clients: Sequence[int] = option((20, 100))
     rounds: int = 400
+    trials: int = option(0, "measure a sweep of so many trials and a server instead")
+    every: int = option(
+        0, "which rounds go to MLflow (tracking.every); default: as in such a sweep"
+    )
+    store: str = option("", "MLFLOW_BACKEND_STORE_URI of the server; default: SQLite")
 
 
 def round_of(clients: int) -> dict[str, float]:
@@ -69,9 +99,124 @@ def measured(clients: int, rounds: int) -> tuple[object, ...]:
     return clients, len(metrics), *(1000 * cost for cost in costs)
 
 
-def main(options: Options) -> None:
+@contextlib.contextmanager
+def mlflow_server(folder: Path, store: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Start a server with the settings of ``cluster/node/head``; yield its address and its first process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    given = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_BACKEND_STORE_URI": store or f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
+    }
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            ["mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", "1"],
+            env=os.environ | given,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def held(process: psutil.Process) -> float:
+    """Return the MiB that a process and its children hold, shared pages once."""
+    every = [process, *process.children(recursive=True)]
+    return float(sum(one.memory_full_info().pss for one in every) / MIB)
+
+
+class Trial:
+    """A trial as Tune shows it to its callbacks."""
+
+    error_file: str | None = None
+
+    def __init__(self, number: str) -> None:
+        self._number = number
+        self.config: dict[str, Any] = {}
+        self.last_result: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return self._number
+
+
+def record(recorder: TrialRecorder, number: str, metrics: dict[str, float]) -> None:
+    """Record a trial from its start to its end."""
+    trial = Trial(number)
+    recorder.on_trial_start(0, [], trial)
+    for done in range(1, ROUNDS + 1):
+        report = {"metric": "global/accuracy", "lines": [], "carried": [], "sha256": "0" * 64}
+        text = json.dumps({**report, "rounds": [{"score": 0.5, **metrics}]})
+        trial.last_result = {"training_iteration": done, "score": 0.5, "report": text}
+        recorder.on_trial_result(0, [], trial, trial.last_result)
+    recorder.on_trial_complete(0, [], trial)
+
+
+def booked(options: Options) -> tuple[float, ...]:
+    """Return the row of a sweep."""
+    metrics, driver = round_of(options.clients[0]), psutil.Process()
+    with (
+        tempfile.TemporaryDirectory() as place,
+        mlflow_server(Path(place), options.store) as (uri, server),
+    ):
+        idle, folder = held(server), Path(place) / "sweep"
+        experiment = {
+            "rounds": ROUNDS,
+            "data": {"name": "random", "samples": 20, "shape": [8], "classes": 2},
+            "model": "linear",
+            "algorithm": "fedavg",
+            "tracking": {"uri": uri, "every": options.every or None},
+        }
+        sweep = {"samples": options.trials // SEEDS, "seeds": list(range(SEEDS))}
+        lr = {"local.lr": {"loguniform": [0.001, 0.5]}}
+        config = load({"experiment": experiment, "space": lr, "sweep": sweep})
+        specs = space.trial_specs(config, space.enumerate_settings(config))
+        points = {point.number: point for point in specs}
+        directory.save_config(folder, config)
+        directory.write(folder, "sweep", directory.new_identity())
+        RunSession(folder, config.experiment, name="sweep", params={}, tags={}).close()
+        for point in specs:
+            TrialFolder(folder, point.number).create(point, config)
+        progress = NullProgress()
+        begun = time.perf_counter()
+        every = rounds_between(len(specs), config.experiment)
+        with tracking(folder, uri, print, iter(()), 3600.0, every) as tracker:
+            rounds = ROUNDS * len(specs)
+            recorder = TrialRecorder(folder, config, points, rounds, tracker, progress)
+            for number in points:
+                record(recorder, number, metrics)
+            recorder.close()
+            complete_settings(folder)
+            recorded = time.perf_counter()
+        sent = time.perf_counter()
+        minutes = ((recorded - begun) / 60, (sent - recorded) / 60)
+        return len(specs), every, len(metrics), *minutes, idle, held(server), held(driver)
+
+
+def main(options: Options) -> bool | None:
+    if options.trials:
+        row = booked(options)
+        show(
+            None,
+            "trials | every | metrics | min until recorded :.1f | min until sent :.1f"
+            " | server idle MiB :.0f | server MiB :.0f | driver MiB :.0f",
+            [row],
+        )
+        *_, minutes, _, served, driven = row
+        return minutes <= MINUTES and max(served, driven) <= LARGEST
     show(
         None,
         "clients | metrics | journal ms :.2f | MLflow ms, alone :.2f | MLflow ms, 20 at once :.2f",
         [measured(clients, options.rounds) for clients in options.clients],
     )
+    return None

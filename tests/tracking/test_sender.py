@@ -189,6 +189,35 @@ def test_many_metrics_in_one_round_and_many_rounds_at_once(to: Sending) -> None:
     assert [one[:2] for one in to.points("m99")] == [(n, n + 0.99) for n in range(2, 22)]
 
 
+def test_every_third_round_and_the_last_are_sent_and_the_journal_keeps_all(to: Sending) -> None:
+    journal = to.start()
+
+    def add(rounds: range) -> None:
+        for round_ in rounds:
+            journal.record_round(round_, {"loss": 1 / (round_ + 1)})
+
+    def steps_after(**more: int) -> list[int]:
+        assert to.exporter(**more).flush() == 0  # a new process each time, as after a kill
+        return [step for step, _, _ in to.points("loss")]
+
+    add(range(5))
+    assert steps_after(every=3) == [0, 3]
+    add(range(5, 8))
+    assert steps_after(every=3) == [0, 3, 6]
+    journal.end("KILLED")
+    assert steps_after(every=3) == [0, 3, 6, 7]
+    journal.resume()
+    add(range(8, 11))
+    journal.tags({"a": "b"})
+    journal.end("FINISHED")
+    assert steps_after(every=3) == [0, 3, 6, 7, 9, 10]
+    journal.record_round(4, {"loss": 9.0}, replace=True)  # a repaired one is always sent
+    assert steps_after(every=3) == [0, 3, 4, 6, 7, 9, 10]
+    assert to.sent().data.tags["a"] == "b" and to.sent().info.status == "FINISHED"
+    (to.folder / "run" / client.CURSOR).unlink()
+    assert steps_after() == [*range(11)]
+
+
 def test_a_stop_leaves_the_rest_for_later(to: Sending) -> None:
     journal = to.start()
     for round_ in range(30):

@@ -1,12 +1,14 @@
 import contextlib
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
 
 from flray.errors import FlrayError
 from flray.files.tracking_address import check
-from flray.tracking.client import Cursor, save_cursor, ui_links
+from flray.tracking.client import Cursor, connect, save_cursor, ui_links
+from tests.messages import refused
 from tests.tracking.helpers import Sending
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
@@ -24,6 +26,15 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     assert ui_links(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
     served = ui_links("http://me:secret@host:5000/", tmp_path)
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
+
+
+def test_a_version_of_mlflow_without_its_database_store_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", None)
+    monkeypatch.setattr("mlflow.__version__", "9.0")
+    refused(connect, f"sqlite:///{tmp_path}/new.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_database_that_sqlalchemy_would_look_for_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from ray.tune.execution import tune_controller
 from rich.console import Console
 
 from flray import api
@@ -20,6 +21,7 @@ from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
+from flray.tuning import sweep
 from flray.tuning.trial_store import trial_folders
 from tests.messages import refused
 from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
@@ -225,6 +227,36 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 18
     assert (rows[rows["status"] == "stopped"]["rounds"] < 6).all()
     assert result.best["local.lr"] == 0.1
+
+
+@pytest.mark.usefixtures("ray_here", "no_pictures")
+def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
+    content: dict[str, Any], tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    periods: list[float] = []
+    save = tune_controller.TuneController.save_to_dir
+
+    def saved(self: Any) -> None:
+        periods.append(self._checkpoint_manager._checkpoint_period)
+        save(self)
+
+    monkeypatch.setattr(tune_controller.TuneController, "save_to_dir", saved)
+    monkeypatch.setattr(sweep, "MOST_IN_FULL", 2)
+    content["experiment"] |= {"rounds": 5, "tracking": {"uri": store, "experiment": "thin"}}
+    seen = Seen()
+    result = api.tune(content, progress=seen)
+    assert [line[:10] for line in seen.lines if "tracking.every" in line] == ["4 trials: "]
+    assert len(periods) <= 3 and min(periods) > 10**8  # the first, and at the end
+    client = connect(store)
+    experiment = client.get_experiment_by_name("thin").experiment_id
+    runs = [run for run in client.search_runs([experiment]) if "score" in run.data.metrics]
+    assert len(runs) >= 4 + 2  # trials and settings
+    for run in runs:
+        steps = [one.step for one in client.get_metric_history(run.info.run_id, "score")]
+        assert "mlflow.parentRunId" not in run.data.tags or steps == [2, 4, 5]
+    assert all(rounds == 5 for rounds in result.results["rounds"])
+    for trial in trial_folders(tmp_path / "runs" / "small" / "001"):
+        assert trial.rounds_recorded() == 5
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
