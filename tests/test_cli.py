@@ -165,7 +165,7 @@ def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_suite_and_a_method_without_its_kind_are_refused() -> None:
-    refused(show_papers, "nope", timed=False)
+    refused(show_papers, "nope")
     refused(show_list, "fedavg", None)
 
 
@@ -185,25 +185,19 @@ def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     there, absent, unknown = list_suites()
     assert (there.name, there.title, there.runs) == ("fedskc/table1", "made up", 2)
     assert there.data == ("digits-sklearn",)
-    assert there.problem == "" and there.hours is None and there.availability == "yes"
+    assert there.problem == "" and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
-    assert unknown.messages == ["fedskc/table10 needs data nowhere, which is unknown here"]
+    assert unknown.absent == {"nowhere": "fedskc/table10 needs data nowhere, which is unknown here"}
     some = Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"})
     assert some.availability == "2 of 3"
-    assert Suite("x", "", 1, ("a",), "no such setting").messages == ["x: no such setting"]
-
-
-def test_hours_are_estimated_where_it_can_be_run() -> None:
-    there, absent, _ = list_suites(timed=True)
-    assert there.hours is not None and 0 < there.hours < 0.1 and absent.hours is None
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show_papers("fedskc/table1", False)
+    show_papers("fedskc/table1")
     text = capsys.readouterr().out
-    assert all(word in text for word in ("fedskc/table1", "yes", "--time"))
+    assert all(word in text for word in ("fedskc/table1", "yes"))
     assert "fedskc/table2" not in text
 
 

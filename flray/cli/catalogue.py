@@ -41,9 +41,6 @@ def list_command(
             autocompletion=complete("names"),
         ),
     ] = None,
-    time: Annotated[
-        bool, typer.Option("--time", help="papers: estimate hours from a small timed round")
-    ] = False,
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +49,7 @@ def list_command(
     if what == "papers":
         from flray.cli.papers import show_papers
 
-        show_papers(name, time, as_json)
+        show_papers(name, as_json)
     else:
         from flray.cli import tables
 
