@@ -1,7 +1,7 @@
 """Small images from their makers' files: CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,9 +22,32 @@ from flray.registry import register_dataset
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_DOWNLOADS = _TABLE["downloads"]
 COARSE, CIFAR100 = tuple(_TABLE["coarse"]), tuple(_TABLE["fine"].split())
-_BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def _files(
+    name: str, decode: Callable[[Path, Sequence[str]], Arrays], classes: int, split: str = ""
+) -> Files:
+    """Register the files of a set, whose places and addresses are in the table, and return them."""
+    one = _TABLE[name]
+    layouts = [layout.format(split=split).split() for layout in one["layouts"]]
+    return register_source(
+        Files(
+            name, one["where"], layouts, decode, classes, one["downloads"], one.get("elsewhere", ())
+        )
+    )
+
+
+def _register(files: Files, classes: tuple[str, ...]) -> None:
+    """Register the set of some files: one domain with its official split."""
+
+    def dataset(
+        root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
+    ) -> DataSet:
+        return one_domain(files.name, files.load(root, path), classes, seed, samples)
+
+    dataset.__doc__ = _TABLE[files.name]["title"]
+    register_dataset(files.name)(dataset)
 
 
 def _decode(folder: Path, names: Sequence[str]) -> Arrays:
@@ -41,34 +64,8 @@ def _decode(folder: Path, names: Sequence[str]) -> Arrays:
     return arrays
 
 
-CIFAR10_FILES = register_source(
-    Files(
-        "cifar-10",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        [[f"cifar-10-batches-py/{name}" for name in _BATCHES], _BATCHES],
-        _decode,
-        10,
-        _DOWNLOADS["cifar-10"],
-    )
-)
-CIFAR100_FILES = register_source(
-    Files(
-        "cifar-100",
-        "https://www.cs.toronto.edu/~kriz/cifar.html",
-        [["cifar-100-python/train", "cifar-100-python/test"], ["train", "test"]],
-        _decode,
-        100,
-        _DOWNLOADS["cifar-100"],
-    )
-)
-
-
-@register_dataset("cifar-10")
-def cifar10(
-    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
-) -> DataSet:
-    """Return CIFAR-10, 50,000 and 10,000 photos 3x32x32, official split."""
-    return one_domain("cifar-10", CIFAR10_FILES.load(root, path), CIFAR10, seed, samples)
+_register(_files("cifar-10", _decode, 10), CIFAR10)
+CIFAR100_FILES = _files("cifar-100", _decode, 100)
 
 
 @register_dataset("cifar-100")
@@ -173,11 +170,6 @@ EMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
 """The 47 merged classes: lower-case letters that look like their capitals count as these."""
 
 
-def _idx_names(before: str, *parts: str) -> list[str]:
-    kinds = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
-    return [f"{before}{part}-{kind}" for part in parts for kind in kinds]
-
-
 def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     """Return both parts; EMNIST stores its images turned: rows and columns change places."""
     x, y, test_x, test_y = (read_idx(folder / name) for name in names)
@@ -190,51 +182,12 @@ def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
     return dict(zip(embedded.PARTS, read_matlab(folder, names), strict=True))
 
 
-_IDX = _idx_names("", "train", "t10k")
-FASHION_FILES = register_source(
-    Files(
-        "fashion-mnist",
-        "https://github.com/zalandoresearch/fashion-mnist or the Debian package dataset-fashion-mnist",
-        [_IDX, [f"FashionMNIST/raw/{name}" for name in _IDX], [name[:-3] for name in _IDX]],
-        partial(_idx_pairs, turned=False),
-        len(FASHION),
-        _DOWNLOADS["fashion-mnist"],
-        elsewhere=(Path("/usr/share/datasets/fashion-mnist"),),
-    )
-)
+_register(_files("fashion-mnist", partial(_idx_pairs, turned=False), 10), FASHION)
+_register(_files("svhn", _svhn, 10), DIGITS)
 EMNIST_FILES = {
-    split: Files(
-        "emnist",
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        [
-            [f"{folder}{file}" for file in _idx_names(f"emnist-{split}-", "train", "test")]
-            for folder in ("gzip/", "", "EMNIST/raw/")
-        ],
-        partial(_idx_pairs, turned=True),
-        len(EMNIST),
-        _DOWNLOADS["emnist"],
-    )
-    for split in ("bymerge", "balanced")
+    split: _files("emnist", partial(_idx_pairs, turned=True), len(EMNIST), split)
+    for split in ("balanced", "bymerge")
 }
-register_source(EMNIST_FILES["bymerge"])
-SVHN_FILES = register_source(
-    Files(
-        "svhn",
-        "http://ufldl.stanford.edu/housenumbers",
-        [["train_32x32.mat", "test_32x32.mat"]],
-        _svhn,
-        10,
-        _DOWNLOADS["svhn"],
-    )
-)
-
-
-@register_dataset("fashion-mnist")
-def fashion_mnist(
-    root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
-) -> DataSet:
-    """Return Fashion-MNIST, 60,000 and 10,000 images 1x28x28, official split."""
-    return one_domain("fashion-mnist", FASHION_FILES.load(root, path), FASHION, seed, samples)
 
 
 @register_dataset("emnist")
@@ -250,9 +203,3 @@ def emnist(
 ) -> DataSet:
     """Return EMNIST's 47 merged classes of letters and digits, 1x28x28, official split (by merge 697,932 + 116,323)."""
     return one_domain("emnist", EMNIST_FILES[split].load(root, path), EMNIST, seed, samples)
-
-
-@register_dataset("svhn")
-def svhn(root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None) -> DataSet:
-    """Return SVHN, 73,257 and 26,032 cropped house numbers 3x32x32, official split."""
-    return one_domain("svhn", SVHN_FILES.load(root, path), DIGITS, seed, samples)

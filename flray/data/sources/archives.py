@@ -104,7 +104,7 @@ class Files(Source):
         The number of classes; labels are 0 to ``classes - 1``.
     downloads : mapping of str to str
         Addresses that `flray data get` fetches, with their MD5, and unpacks if they are archives.
-    elsewhere : sequence of Path
+    elsewhere : sequence of str
         Other folders to look in, such as a system package's.
     """
 
@@ -112,7 +112,7 @@ class Files(Source):
     decode: Callable[[Path, Sequence[str]], Arrays]
     classes: int
     downloads: Mapping[str, str] = field(default_factory=dict)
-    elsewhere: Sequence[Path] = ()
+    elsewhere: Sequence[str] = ()
 
     def load(self, root: Path, path: str | None = None) -> Arrays:
         """Return the arrays, decoding the files at the first use and whenever they have changed.
@@ -186,7 +186,7 @@ class Files(Source):
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
         own = Path(path).expanduser() if path else root / "archives" / self.name
-        for folder in (own, *(() if path else self.elsewhere)):
+        for folder in (own, *(() if path else map(Path, self.elsewhere))):
             for names in self.layouts:
                 if all((folder / name).is_file() for name in names):
                     return folder, names
