@@ -14,6 +14,14 @@ from flray.errors import FlrayError, nearest
 from flray.metrics.names import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry
 
+_OF_FOLDERS = ("office-caltech10", "office31", "office-home", "pacs", "vlcs")
+RETIRED: Mapping[str, Mapping[str, Plain]] = {
+    "camelyon17": {"by": "image"},
+    "domainnet": {"classes": "ten", "incomplete": False},
+    **{name: {"rename": {}, "incomplete": False} for name in _OF_FOLDERS},
+}
+"""Former options of data sets with the value that they had unless they were set: runs that began with it continue."""
+
 
 class Component(BaseModel):
     """A registered component by name with its options: ``{name: dirichlet, alpha: 0.2}`` or just ``iid``."""
@@ -42,7 +50,8 @@ class Component(BaseModel):
                     "article": "an" if kind[0] in "aeiou" else "a",
                 },
             )
-        given = {k: v for k, v in value.items() if k != "name"}
+        former = {"name": value["name"], **RETIRED.get(value["name"], {})}
+        given = {k: v for k, v in value.items() if k not in former or v != former[k]}
         try:
             params = cls.params(value["name"])
             given = _with_preset(value["name"], given, getattr(params, "presets", ()))
@@ -186,14 +195,10 @@ class AlgorithmChoice(Component):
     registry = registry.algorithms
 
 
-def _augment_tag(value: Plain) -> str:
-    return "dealt" if isinstance(value, (list, tuple)) else "named"
-
-
 Networks = Annotated[
     Annotated[dict[str, ModelChoice], Tag("named")]
     | Annotated[tuple[ModelChoice, ...], Tag("dealt")],
-    Discriminator(_augment_tag),
+    Discriminator(lambda value: "dealt" if isinstance(value, list | tuple) else "named"),
 ]
 
 

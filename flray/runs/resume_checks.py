@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flray import bits, registry
+from flray.config import shapes
+from flray.config.components import RETIRED
 from flray.config.experiment import MOST_ROUNDS, Config
 from flray.config.loader import absolute_path, load, parse_override
-from flray.config.shapes import (
-    RESUMABLE_SETTINGS,
-    RESUMABLE_SWEEP_SETTINGS,
-    may_change,
-    read_partition,
-)
 from flray.config.yaml_files import read_yaml
 from flray.devices.process import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
@@ -142,7 +138,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
         *sorted(folder.glob(f"trials/*/{directory.PARTITION}")),
     ):
         if recorded.exists():
-            read_partition(recorded)
+            shapes.read_partition(recorded)
     which = directory.folder_kind(folder) or "run"
     now, began = settings_text(config, which), directory.read(folder).get("settings")
     whole = began is not None
@@ -153,6 +149,12 @@ def check_unchanged(folder: Path, config: Config) -> None:
                 began |= event["params"]
         if not began:
             return
+    former = {
+        (f"{part}.{option}", str(value))
+        for part in ("data", "public")
+        for option, value in RETIRED.get(began.get(f"{part}.name", ""), {}).items()
+    }
+    began = {key: text for key, text in began.items() if (key, text) not in former}
     # A setting that only now has a value was written into the file, or is new in this flray and has
     # its default.
     written = dict(
@@ -164,20 +166,20 @@ def check_unchanged(folder: Path, config: Config) -> None:
         if key in written or (whole and key.startswith(("space.", "arms.")))
     }
     differing = {key for key in began if now.get(key) != began[key]} | added
-    changed = sorted(key for key in differing if not may_change(key))
+    changed = sorted(key for key in differing if not shapes.may_change(key))
     if changed:
         shown = ", ".join(
             f"{absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
             for key in changed[:3]
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        besides = f", {', '.join(RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
+        besides = f", {', '.join(shapes.RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
         anew = f"start a new {which} with these settings"
         if which == "sweep":
             anew += ": flray tune takes over every finished trial that is the same in both"
         raise FlrayError(
             f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
-            f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
+            f"{', '.join(shapes.RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
 
 

@@ -20,7 +20,6 @@ from flray.data.datasets.class_folders import (
     OFFICE_CALTECH10,
     OFFICE_HOME,
     PACS,
-    TEN,
     VLCS,
     ClassFolders,
 )
@@ -31,6 +30,7 @@ from flray.data.sources.images import resize, to_colour
 from tests.data.conftest import N_MNIST, N_USPS
 from tests.data.pictures import (
     STYLES,
+    TEN,
     WNIDS,
     eye,
     net,
@@ -95,7 +95,7 @@ def tree(kind: ClassFolders) -> Callable[[Path], Written]:
 
 
 def domainnet(root: Path) -> Written:
-    net(root / "archives", lists=True, classes=(*TEN,))
+    net(root / "archives", lists=True, classes=TEN)
     known = {
         numbered(30 * d + 3 * c + i): (style, name)
         for d, style in enumerate(STYLES)

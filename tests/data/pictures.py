@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.class_folders import OFFICE_CALTECH10, TEN
+from flray.data.datasets.class_folders import DOMAINNET, OFFICE_CALTECH10
 
 
 def pixels_of(number: int, side: int = 8) -> NDArray[np.uint8]:
@@ -60,6 +60,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
+TEN = tuple(DOMAINNET.classes)
 STYLES = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 WNIDS = tuple(f"n{10 * i + 3:08d}" for i in range(200))
 

@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.class_folders import TEN
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
 from tests.data.pictures import (
@@ -154,23 +153,6 @@ def test_domainnet_without_lists_is_split_by_the_seed(tmp_path: Path) -> None:
         assert not set(train) & set(test)
         assert train | test == {33 * k + 3 * c + i: c for c in range(10) for i in range(3)}
         assert sorted(test.values()) == list(range(10))
-
-
-def test_all_of_domainnet_is_every_folder_in_order(tmp_path: Path) -> None:
-    path = net(tmp_path)
-    dataset = load("domainnet", tmp_path, path, classes="all", incomplete=True)
-    assert dataset.classes == ("aircraft_carrier", *TEN)
-    assert found(dataset.domains[0], "test") == {30: 0} | {3 * c: c + 1 for c in range(10)}
-    refused(load, "domainnet", tmp_path, path, classes="all")
-
-
-def test_by_slide_no_patient_of_camelyon_is_in_both_parts(tmp_path: Path) -> None:
-    home = tissue(tmp_path)
-    assert load("camelyon17", tmp_path, home).task == "binary"
-    for domain in load("camelyon17", tmp_path, home, by="slide", test=0.5).domains:
-        slides = [{n // 10 for n in found(domain, part)} for part in ("train", "test")]
-        assert len(slides[0]) == len(slides[1]) == 1
-        assert slides[0] != slides[1]
 
 
 @pytest.mark.parametrize("white", [True, False])

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flray.config.loader import load as load_config
 from flray.data.datasets.class_folders import OFFICE_CALTECH10
 from flray.data.loading import load_dataset
 from flray.data.types import DataSet
-from tests.data.pictures import found, office, picture, pixels_of, trees, zipped
+from flray.records import directory
+from flray.runs import resume_checks
+from tests.data.pictures import office, picture, pixels_of, trees, zipped
 from tests.messages import refused
 
 
@@ -81,18 +84,23 @@ def test_it_is_decoded_once_and_again_when_a_file_changes(tmp_path: Path) -> Non
     assert 399 in numbers(after, "train") + numbers(after, "test")
 
 
-def test_classes_of_other_names_are_renamed(tmp_path: Path) -> None:
-    path, classes = tmp_path / "vlcs_mini", ("bird", "car", "chair", "dog", "person")
-    theirs = ("flying", "vehicle", "sofa", "dog", "sapiens")  # in this order
-    trees(path, {"sun": dict.fromkeys(theirs, 3), "labelme": {"drive": 3}})
-    rename = {"drive": "car", **dict(zip(theirs, classes, strict=True))}
-    options = {"path": str(path), "size": 8, "rename": rename}
-    (sun,) = load_dataset("vlcs", {**options, "domains": ["sun"]}, tmp_path).domains
-    assert found(sun, "train") | found(sun, "test") == {n: n // 3 for n in range(15)}
-    other = {**options, "domains": ["labelme"]}
-    refused(load_dataset, "vlcs", other, tmp_path)
-    partial = load_dataset("vlcs", {**other, "incomplete": True}, tmp_path)
-    assert partial.domains[0].train_y.tolist() == [1, 1]
+def test_a_run_that_began_with_a_former_option_continues(tmp_path: Path) -> None:
+    content = {"data": "vlcs", "model": "lenet", "algorithm": "fedavg", "tracking": {"uri": None}}
+    resume_checks.begin(tmp_path, "run", load_config(content), {})
+    file, former = (
+        tmp_path / directory.CONFIG,
+        "name: vlcs\n    rename: {}\n    incomplete: false\n",
+    )
+    file.write_text(file.read_text().replace("name: vlcs\n", former, 1))
+    held = directory.read(tmp_path)["settings"] | {"data.rename": "{}"}
+    for value in ("False", "True"):
+        directory.update(tmp_path, settings=held | {"data.incomplete": value})
+        config = resume_checks.load_config(tmp_path)
+        if value == "False":
+            resume_checks.check_unchanged(tmp_path, config)
+        else:
+            refused(resume_checks.check_unchanged, tmp_path, config)
+    assert "rename" not in config.experiment.data.options
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])
@@ -131,7 +139,7 @@ def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
         {"domains": []},
         {"domains": ["dslr", "dslr"]},
         {"samples": 0},
-        {"rename": {"cup": "mugs"}},
+        {"rename": {"cup": "mug"}},
         {"size": 4},
         {"test": 1.0},
     ],

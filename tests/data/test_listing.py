@@ -65,7 +65,7 @@ def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(re.search(rf"\b{name}\b", shown[0]) for name in datasets.names())
     assert "pip install 'flray[eeg]'" in shown[0]
     alone = " ".join(printed("list", "datasets", "vlcs").split())
-    assert "put it into DATA/archives/vlcs" in alone and "rename" in alone and "incomplete" in alone
+    assert "put it into DATA/archives/vlcs" in alone and "mapped" in alone
 
 
 def test_get_decodes_what_was_put_there_by_hand(

@@ -168,18 +168,6 @@ def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> 
     assert (first["data_sha256"], first["partition_sha256"]) == ("d" * 64, "e" * 64)
 
 
-def test_fingerprints_of_earlier_versions_lie_with_the_checkpoint(sweep: Path) -> None:
-    for round_ in (3, 4):
-        place = sweep / "tune" / "001" / "0001" / f"checkpoint_{round_}"
-        place.mkdir(parents=True)
-        (place / f"round-{round_:06d}.json").write_text(
-            json.dumps({"data": f"{round_}", "partition": "p"})
-        )
-    trials = load_folder(sweep).trials
-    assert trials[0].fingerprints == {"data": "4", "partition": "p"}
-    assert trials[1].fingerprints == {}
-
-
 def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")

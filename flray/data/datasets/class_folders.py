@@ -1,4 +1,4 @@
-"""Sets laid out as ``ROOT/<domain>/<class>/*``: how one is declared, read and registered; DomainNet with its lists."""
+"""Sets laid out as ``ROOT/<domain>/<class>/*``: how one is declared, read and registered."""
 
 import re
 import tomllib
@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, register_source
 from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import DataSet
-from flray.errors import ConfigError, DataError, nearest
+from flray.errors import DataError, nearest
 from flray.registry import register_dataset
 
 _DEEPEST = 3  # folders between the given place and those of the domains
@@ -60,10 +58,6 @@ def domain_home(
     return min(homes, key=lambda home: (-len(homes[home]), home.count("/"), home))
 
 
-Rename = Annotated[
-    dict[str, str], Field(description="other names of class folders, for example {auto: car}")
-]
-Incomplete = Annotated[bool, Field(description="take domains that lack some of the classes")]
 _BETWEEN = ("images", "full")
 
 
@@ -81,12 +75,15 @@ class ClassFolders(Source):
         Other names of the classes' folders.
     others : bool
         Whether folders of other classes are ignored; otherwise they are an error.
+    lists : sequence of str
+        Kinds of lists of images; the first that each domain has decides on the split.
     """
 
     domains: Mapping[str, Sequence[str]]
     classes: Sequence[str]
     aliases: Mapping[str, str] = field(default_factory=dict)
     others: bool = False
+    lists: Sequence[str] = (".pkl",)
 
     @property
     def layout(self) -> str:
@@ -94,12 +91,7 @@ class ClassFolders(Source):
         return f"DOMAIN/CLASS/*.jpg with the domains {', '.join(self.domains)} (DOMAIN/images/CLASS is taken too)"
 
     def table(
-        self,
-        store: image_sets.Store,
-        items: Sequence[image_sets.Item],
-        chosen: Sequence[str],
-        rename: Mapping[str, str],
-        incomplete: bool,
+        self, store: image_sets.Store, items: Sequence[image_sets.Item], chosen: Sequence[str]
     ) -> image_sets.Table:
         """Return every image with its class and domain.
 
@@ -119,14 +111,6 @@ class ClassFolders(Source):
             normalise_name(folder): self.classes.index(name)
             for folder, name in (*((c, c) for c in self.classes), *self.aliases.items())
         }
-        for folder, name in rename.items():
-            if normalise_name(name) not in label_of:
-                raise ConfigError(
-                    f"experiment.data.rename.{folder}",
-                    repr(name),
-                    f"a class of {self.name}: {', '.join(self.classes)}{nearest(name, self.classes)}",
-                )
-            label_of[normalise_name(folder)] = label_of[normalise_name(name)]
         kept: list[image_sets.Item] = []
         labels, numbers = [], []
         for item in items:
@@ -154,8 +138,7 @@ class ClassFolders(Source):
             if label is None:
                 raise DataError(
                     f"data set {self.name}: the folder {str(store.where / item.path).rsplit('/', 1)[0]} is none of its "
-                    f"{len(self.classes)} classes{nearest(below[1], self.classes)}; take it away, or say what it is, "
-                    f"as data.rename={{{below[1]}: CLASS}}"
+                    f"{len(self.classes)} classes{nearest(below[1], self.classes)}; take it away, or rename it"
                 )
             kept.append(item)
             labels.append(label)
@@ -163,11 +146,11 @@ class ClassFolders(Source):
         held = set(zip(numbers, labels, strict=True))
         for number, domain in enumerate(chosen):
             lacks = [c for label, c in enumerate(self.classes) if (number, label) not in held]
-            if lacks and (not incomplete or len(lacks) == len(self.classes)):
+            if lacks:
                 some = ", ".join(lacks[:5]) + " and more" * (len(lacks) > 5)
                 raise DataError(
                     f"data set {self.name}: the domain {domain} in {store.where} has no images of {some}; fetch it "
-                    "again, choose other domains with data.domains, or set data.incomplete to true to do without"
+                    "again, or choose other domains with data.domains"
                 )
         return image_sets.Table(
             kept, np.array(labels, dtype=np.int64), np.array(numbers, dtype=np.int64)
@@ -196,18 +179,25 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
         samples: SampleCap = None,
         size: image_sets.Size = usual,
         test: image_sets.TestShare = 0.2,
-        rename: Rename = {},  # noqa: B006 - never changed, and the schema shows it
-        incomplete: Incomplete = False,
         mapped: image_sets.Mapped = None,
     ) -> DataSet:
         store = image_sets.find_store(root, tree, path, tree.layout)
         chosen = select_domains(tree.name, tuple(tree.domains), domains)
         items = store.items()
-        table = tree.table(store, items, chosen, rename, incomplete)
+        table = tree.table(store, items, chosen)
         spec = image_sets.ImageSet(
             tree.name, chosen, tuple(tree.classes), size, seed, samples, mapped
         )
-        return _divided(spec, table, test, store, root, _lists(store, items, chosen, ".pkl"))
+        for kind in tree.lists:
+            if (listed := _lists(store, items, chosen, kind)) is not None:
+                row_of = {item.path: row for row, item in enumerate(table.items)}
+                rows = [row_of[place] for place in listed if place in row_of]
+                table = table.rows(np.array(rows, dtype=np.int64))
+                parts = np.array([listed[item.path] for item in table.items], dtype=bool)
+                found = image_sets.image_dataset(spec, replace(table, test=parts), store, root)
+                return replace(found, ordered=kind == ".pkl")
+        table = image_sets.split(table, test, spec, store)
+        return image_sets.image_dataset(spec, table, store, root)
 
     dataset.__doc__ = title
     register_dataset(tree.name)(dataset)
@@ -215,93 +205,20 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
 
 
 _SETS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS = (
+OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS, DOMAINNET = (
     register_tree(
         ClassFolders(
-            name, one["where"], one["domains"], one["classes"].split(), one.get("aliases", {})
+            name,
+            one["where"],
+            one["domains"],
+            one["classes"].split(),
+            *(one[part] for part in ("aliases", "others", "lists") if part in one),
         ),
         one["title"],
         one["size"],
     )
     for name, one in _SETS.items()
 )
-
-
-NUM_CLASSES = 345
-DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-TEN = tuple(
-    "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()  # noqa: SIM905
-)
-"""FedBN's classes, in its label order."""
-Which = Annotated[Literal["ten", "all"], Field(description="FedBN's ten classes, or all 345")]
-
-
-DOMAINNET = register_source(
-    ClassFolders(
-        "domainnet",
-        "https://ai.bu.edu/M3SDA (Peng et al., 2019)",
-        dict.fromkeys(DOMAINS, ()),
-        TEN,
-        others=True,
-    )
-)
-
-
-@register_dataset("domainnet")
-def domainnet(
-    root: Path,
-    *,
-    path: Place = None,
-    classes: Which = "ten",
-    seed: Seed = 0,
-    domains: ChosenDomains = None,
-    samples: SampleCap = None,
-    size: image_sets.Size = 256,
-    test: image_sets.TestShare = 0.2,
-    incomplete: Incomplete = False,
-    mapped: image_sets.Mapped = None,
-) -> DataSet:
-    """Return DomainNet: 6 styles, FedBN's ten classes or all 345 (586,575 pictures), by default 3x256x256.
-
-    With the lists ``DOMAIN_train.txt`` and ``DOMAIN_test.txt`` beside the folders the split is the
-    official one, with ``DOMAIN_train.pkl`` and ``DOMAIN_test.pkl`` FedBN's (its ten classes), and
-    only listed pictures are taken; without them `test` and `seed` decide.
-    """
-    tree, name = DOMAINNET, DOMAINNET.name
-    store = image_sets.find_store(root, tree, path, tree.layout)
-    chosen = select_domains(name, DOMAINS, domains)
-    items = store.items()
-    home = domain_home(store, items, {normalise_name(d): d for d in DOMAINS}, tree.layout, name)
-    if classes == "all":
-        found = _all_classes(store, items, home, chosen, incomplete)
-        tree = replace(tree, classes=found, others=False)
-    table = tree.table(store, items, chosen, {}, incomplete)
-    spec = image_sets.ImageSet(name, chosen, tuple(tree.classes), size, seed, samples, mapped)
-    for kind in (".pkl", ".txt") if classes == "ten" else (".txt",):
-        listed = _lists(store, items, chosen, kind)
-        if listed is not None:
-            return _divided(spec, table, test, store, root, listed, ordered=kind == ".pkl")
-    return _divided(spec, table, test, store, root, None)
-
-
-def _all_classes(
-    store: image_sets.Store,
-    items: Sequence[image_sets.Item],
-    home: str,
-    chosen: Sequence[str],
-    incomplete: bool,
-) -> tuple[str, ...]:
-    names: dict[str, str] = {}
-    for item in items:
-        below = item.path.removeprefix(home).split("/")
-        if item.path.startswith(home) and len(below) == 3 and normalise_name(below[0]) in chosen:
-            names.setdefault(normalise_name(below[1]), below[1])
-    if len(names) != NUM_CLASSES and not incomplete:
-        raise DataError(
-            f"data set domainnet: {len(names)} folders of classes in {store.where}, expected "
-            f"{NUM_CLASSES}; fetch it again, or set data.incomplete to true to do with these"
-        )
-    return tuple(names[key] for key in sorted(names))
 
 
 def _lists(
@@ -361,25 +278,3 @@ def _below(path: str, domain: str) -> str:
         i for i, name in enumerate(names[:-1]) if normalise_name(name) == normalise_name(domain)
     ]
     return "/".join([domain, *names[depths[0] + 1 :]]) if depths else ""
-
-
-def _divided(
-    spec: image_sets.ImageSet,
-    table: image_sets.Table,
-    share: float,
-    store: image_sets.Store,
-    root: Path,
-    listed: Mapping[str, bool] | None,
-    ordered: bool = True,
-) -> DataSet:
-    """Return the set with the parts that lists name, or that the seed draws."""
-    if listed is None:
-        return image_sets.image_dataset(
-            spec, image_sets.split(table, share, spec, store), store, root
-        )
-    row_of = {item.path: row for row, item in enumerate(table.items)}
-    taken = table.rows(
-        np.array([row_of[path] for path in listed if path in row_of], dtype=np.int64)
-    )
-    table = replace(taken, test=np.array([listed[item.path] for item in taken.items], dtype=bool))
-    return replace(image_sets.image_dataset(spec, table, store, root), ordered=ordered)

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
@@ -93,7 +91,7 @@ CENTRES = tuple(f"centre{number}" for number in range(5))
 METADATA = "metadata.csv"
 PATCHES = f"{METADATA} and patches/patient_*_node_*/patch_*.png"
 _COLUMNS = {
-    **dict.fromkeys(("patient", "node", "x_coord", "y_coord", "slide"), "[0-9]+"),
+    **dict.fromkeys(("patient", "node", "x_coord", "y_coord"), "[0-9]+"),
     "tumor": "[01]",
     "center": "[0-4]",
 }
@@ -114,15 +112,6 @@ def camelyon17(
     size: image_sets.Size = 96,
     test: image_sets.TestShare = 0.2,
     mapped: image_sets.Mapped = None,
-    by: Annotated[
-        Literal["image", "slide"],
-        Field(
-            description=(
-                "what is divided between training and test: the images of each class, or whole "
-                "slides, so that no patient is in both"
-            )
-        ),
-    ] = "image",
 ) -> DataSet:
     """Return Camelyon17 (WILDS): 455,954 patches 3x96x96 from 5 centres, with and without tumour (binary).
 
@@ -140,11 +129,11 @@ def camelyon17(
     spec = image_sets.ImageSet(
         "camelyon17", chosen, ("normal", "tumour"), size, seed, samples, mapped, "binary"
     )
-    table = image_sets.split(_patches(homes[0], chosen, by == "slide"), test, spec)
+    table = image_sets.split(_patches(homes[0], chosen), test, spec)
     return image_sets.image_dataset(spec, table, image_sets.Store(homes[0]), root)
 
 
-def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> image_sets.Table:
+def _patches(home: Path, chosen: Sequence[str]) -> image_sets.Table:
     """Read the table of patches.
 
     Raises
@@ -156,16 +145,15 @@ def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> image_sets.Ta
 
     path = home / METADATA
     facts = path.stat()
-    columns = [name for name in _COLUMNS if by_slide or name != "slide"]
     try:
-        table = pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+        table = pd.read_csv(path, usecols=list(_COLUMNS), dtype=str, keep_default_na=False)
     except ValueError as error:
         raise DataError(f"{path}: {brief(error)}; fetch it again") from None
     who = "patient_" + table["patient"] + "_node_" + table["node"]
     names = "patches/" + who + "/patch_" + who
     names += "_x_" + table["x_coord"] + "_y_" + table["y_coord"] + ".png"
     wrong = names.duplicated()
-    for column in columns:
+    for column in _COLUMNS:
         wrong |= ~table[column].str.fullmatch(_COLUMNS[column])
     if wrong.any():
         row = int(wrong.to_numpy().argmax())
@@ -173,7 +161,7 @@ def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> image_sets.Ta
             f"{path}, line {row + 2}: found {table.iloc[row].to_dict()}; expected numbers, tumor 0 "
             "or 1, center 0 to 4, and no patch twice; fetch it again"
         )
-    numbers = table[[c for c in ("tumor", "center", "slide") if c in columns]].astype(np.int64)
+    numbers = table[["tumor", "center"]].astype(np.int64)
     kept = np.flatnonzero(("centre" + table["center"]).isin(chosen))
     place = np.array([chosen.index(name) if name in chosen else -1 for name in CENTRES])
     stamp = f"{facts.st_size}|{facts.st_mtime_ns}"
@@ -181,5 +169,4 @@ def _patches(home: Path, chosen: Sequence[str], by_slide: bool) -> image_sets.Ta
         [image_sets.Item(name, 0, stamp) for name in names.iloc[kept]],
         numbers["tumor"].to_numpy()[kept],
         place[numbers["center"].to_numpy()[kept]],
-        groups=numbers["slide"].to_numpy()[kept] if by_slide else None,
     )

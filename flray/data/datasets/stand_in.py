@@ -49,7 +49,7 @@ FORMS: dict[str, Form] = {
     "digits4": Form(digit_archives.FOUR, 10, (3, 32, 32)),
     "digits5": Form(tuple(digit_archives.DOMAINS), 10, (3, 28, 28)),
     "digits5-local": Form(tuple(digits5.ORIGINS), 10, (3, 32, 32), public=True),
-    "domainnet": Form(tuple(class_folders.DOMAINS), 10, (3, 64, 64)),
+    "domainnet": Form(tuple(class_folders.DOMAINNET.domains), 10, (3, 64, 64)),
     "eeg": Form(eeg.SOURCES, 2, (36,), "binary"),
     "emnist": Form(("emnist",), 47, (1, 28, 28)),
     "fashion-mnist": Form(("fashion-mnist",), 10, (1, 28, 28)),

@@ -252,9 +252,6 @@ class Table:
         Which are for test, where the set says so itself.
     masks : list of Item
         Each image's mask, where the set has masks; labels then mean nothing.
-    groups : ndarray of int64 [n] or None
-        Images that must not be divided between training and test part (of one slide) share a
-        number.
     """
 
     items: list[Item]
@@ -262,7 +259,6 @@ class Table:
     domains: Rows
     test: NDArray[np.bool_] | None = None
     masks: list[Item] = field(default_factory=list)
-    groups: Rows | None = None
 
     def rows(self, chosen: Rows) -> "Table":
         """Return some of the images."""
@@ -272,7 +268,6 @@ class Table:
             self.domains[chosen],
             None if self.test is None else self.test[chosen],
             [self.masks[i] for i in chosen] if self.masks else [],
-            None if self.groups is None else self.groups[chosen],
         )
 
 
@@ -336,8 +331,7 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
     Parameters
     ----------
     table : Table
-        The table. If it has groups, a share of each domain's groups is for test, whatever their
-        classes.
+        The table.
     share : float
         In (0, 1). A class of two or more images of a domain has at least one in each part.
     spec : ImageSet
@@ -347,14 +341,11 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
         image is in both. Not compared without.
     """
     test = np.zeros(len(table.items), dtype=bool)
-    grouped = table.groups is not None
-    units = table.groups
-    if units is None:
-        units = np.arange(len(test)) if store is None else content_groups(store, table.items)
+    units = np.arange(len(test)) if store is None else content_groups(store, table.items)
     for number, domain in enumerate(spec.domains):
-        for label in range(1 if grouped else len(spec.classes)):
-            rows = np.flatnonzero((table.domains == number) & (grouped | (table.labels == label)))
-            extra = f"{spec.name}/split/{domain}/{'groups' if grouped else label}"
+        for label in range(len(spec.classes)):
+            rows = np.flatnonzero((table.domains == number) & (table.labels == label))
+            extra = f"{spec.name}/split/{domain}/{label}"
             _, first = np.unique(units[rows], return_index=True)
             order = numpy_generator(spec.seed, "data", extra=extra).permutation(
                 units[rows][np.sort(first)]
