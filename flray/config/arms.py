@@ -46,7 +46,7 @@ def combine_arms(config: Config) -> Iterator[dict[str, str]]:
     axes = select_arms(config)
     for names in itertools.product(*axes.values()):
         combination = dict(zip(axes, names, strict=True))
-        if not any(_matches(rule, combination) for rule in config.sweep.skip):
+        if not any(_holds(rule, combination) for rule in config.sweep.skip):
             yield {f"{PREFIX}{axis}": name for axis, name in combination.items()}
 
 
@@ -78,7 +78,7 @@ def expand_arms(config: Config, values: Mapping[str, Plain]) -> Iterator[tuple[s
         if path.startswith(PREFIX)
     }
     for rule in config.sweep.where:
-        if all(named.get(axis) in names for axis, names in rule.arms.items()):
+        if _holds(rule.arms, named):
             yield from sorted(rule.settings.items(), key=depth)
     yield from sorted(
         ((path, value) for path, value in values.items() if not path.startswith(PREFIX)), key=depth
@@ -184,7 +184,7 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
                     )
 
 
-def _matches(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
+def _holds(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:
     return all(combination.get(axis) in names for axis, names in rule.items())
 
 

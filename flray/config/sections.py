@@ -80,16 +80,12 @@ def _as_whole(shares: tuple[float, float, float]) -> tuple[float, float, float]:
     return shares
 
 
-def _split_tag(value: object) -> str:
-    return "[name]" if isinstance(value, str) else "[shares]"
-
-
 Shares = Annotated[tuple[Fraction, Fraction, Fraction], AfterValidator(_as_whole)]
 SplitName = Literal["official", "fedbn-digits", "fedbn-office", "fedbn-domainnet", "lgmix-digits"]
 SETS_VALIDATION_APART = frozenset({"fedbn-office", "fedbn-domainnet", "lgmix-digits"})
 Split = Annotated[
     Annotated[SplitName, Tag("[name]")] | Annotated[Shares, Tag("[shares]")],
-    Discriminator(_split_tag),
+    Discriminator(lambda value: "[name]" if isinstance(value, str) else "[shares]"),
     Field(
         description=(
             "official: the data set's own test set; [train, validation, test]: shares of each client's samples, "

@@ -11,7 +11,7 @@ from flray import registry
 from flray.config.arms import PREFIX, flatten_setting
 from flray.config.shapes import read_partition
 from flray.errors import FlrayError
-from flray.files.border import MAPPING, check_name, read_json
+from flray.files.border import check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
@@ -21,13 +21,7 @@ from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, history_of, r
 from flray.results.question import registered_question
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.runs.code import code_notes
-from flray.tracking.client import (
-    TrackingUnavailableError,
-    call,
-    connect,
-    http_limits,
-    silence_mlflow_logs,
-)
+from flray.tracking import client as tracking
 
 
 def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
@@ -50,8 +44,9 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     tuning: list[Trial] = []
     registered: dict[str, str] = {}
     if directory.folder_kind(folder) == "sweep":
-        found = sorted((folder / "trials").glob("*/run.json"), key=_trial_order)
-        every = [_load_trial(path.parent) for path in found]
+        found = [file.parent for file in (folder / "trials").glob("*/run.json")]
+        found.sort(key=lambda trial: (len(trial.name), trial.name))
+        every = [_load_trial(trial) for trial in found]
         trials = [trial for trial in every if trial.phase == COMPARISON]
         tuning = [trial for trial in every if trial.phase != COMPARISON]
         registered = registered_question(identity.get("settings", {}))
@@ -70,10 +65,6 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
         code_notes(folder),
         registered,
     )
-
-
-def _trial_order(file: Path) -> tuple[int, str]:
-    return len(file.parent.name), file.parent.name
 
 
 def _load_trial(folder: Path) -> Trial:
@@ -141,20 +132,12 @@ def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, st
     folder : Path
         The run's.
     identity : mapping
-        The content of its ``run.json``, which holds them for a single run. Those of trials stand in
-        ``partition.json``, and, in sweeps of earlier versions, only in the last checkpoint.
+        The content of its ``run.json``, which holds them for a single run; those of trials stand in
+        ``partition.json``.
     """
     partition = folder / PARTITION
-    found: Mapping[str, Any] | None = None
-    if partition.is_file():
-        found = read_partition(partition).get("fingerprints")
-    if found is None and "data" not in identity:
-        sessions = folder.parent.parent / "tune"
-        manifests = list(sessions.glob(f"*/{folder.name}/*/round-*.json"))
-        if manifests:
-            newest = max(manifests, key=lambda path: (path.name, path.parts))
-            found = read_json(newest, MAPPING)
-    found = identity if found is None else found
+    held = read_partition(partition).get("fingerprints") if partition.is_file() else None
+    found: Mapping[str, Any] = identity if held is None else held
     return {part: str(found[part]) for part in ("data", "partition") if part in found}
 
 
@@ -211,16 +194,16 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         )
 
     def read() -> tuple[Any, dict[str, Any], list[Trial]]:
-        client = connect(address)
+        client = tracking.connect(address)
         run = _find(client, what)
         children = _trials(client, run) if run.data.tags.get(_KIND) == "sweep" else [run]
         config = _config(client, run.info.run_id, folder)
         return (run, config, [_tracked(client, child, folder, config) for child in children])
 
     try:
-        with http_limits(), silence_mlflow_logs():
-            run, config, trials = call(address, read)
-    except TrackingUnavailableError as error:
+        with tracking.http_limits(), tracking.silence_mlflow_logs():
+            run, config, trials = tracking.call(address, read)
+    except tracking.TrackingUnavailableError as error:
         raise FlrayError(f"tracking at {shown}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
     tuning = [trial for trial in trials if trial.phase != COMPARISON]
