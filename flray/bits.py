@@ -67,17 +67,11 @@ def require(experiment: Experiment) -> None:
     if experiment.resources.bits == "native":
         return
     if experiment.local.compile:
-        raise ConfigError(
-            "experiment.local.compile",
-            str(experiment.local.compile).lower(),
-            "resources.bits: portable needs false, for a compiler uses all that the CPU has",
-        )
+        why = "resources.bits: portable needs false, for a compiler uses all that the CPU has"
+        raise ConfigError("experiment.local.compile", str(experiment.local.compile).lower(), why)
     if platform.machine() != "x86_64" or not {"avx2", "fma"} <= _flags():
-        raise ConfigError(
-            SETTING,
-            "portable",
-            f"this CPU ({platform.machine()}) is not an x86-64 one with AVX2 and FMA; use native",
-        )
+        why = f"this CPU ({platform.machine()}) is not an x86-64 one with AVX2 and FMA; use native"
+        raise ConfigError(SETTING, "portable", why)
     if _lacking():
         raise StartAgainError(
             f"{SETTING}: found portable, and this process began without what that needs; call "

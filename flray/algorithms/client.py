@@ -381,11 +381,8 @@ def other_optimizer(
     for name in ("momentum", "weight_decay", "betas"):
         value = getattr(local, name)
         if name not in wanted and value != Local.model_fields[name].default:
-            raise ConfigError(
-                f"experiment.local.{name}",
-                str(value),
-                f"{choice.name} does not take it; leave it out",
-            )
+            why = f"{choice.name} does not take it; leave it out"
+            raise ConfigError(f"experiment.local.{name}", str(value), why)
         given[name] = value
     taken = {name: value for name, value in given.items() if name in wanted}
     made: Any = registry.optimizers.call(choice.name, parameters, **taken, **choice.options)

@@ -79,11 +79,8 @@ class FedDF(PublicCollaboration):
     def check(self, config: Experiment) -> None:
         """Refuse statistics that stay at the clients: the server could not run their models."""
         if self.hp.mode == "server" and config.aggregation.buffers == "local":
-            raise ConfigError(
-                "experiment.aggregation.buffers",
-                "local",
-                "feddf runs the clients' models at the server and so needs their statistics: average",
-            )
+            why = "feddf runs the clients' models at the server and so needs their statistics: average"
+            raise ConfigError("experiment.aggregation.buffers", "local", why)
 
     # --- client -----------------------------------------------------------------------------------
 

@@ -66,11 +66,8 @@ class L2SGD(Algorithm):
         if not self.hp.coin:
             return
         if local.optimizer != "sgd":
-            raise ConfigError(
-                "experiment.local.optimizer",
-                str(local.optimizer),
-                "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: false",
-            )
+            why = "l2sgd's coin weighs gradient steps against pulls; set sgd, or algorithm.coin: false"
+            raise ConfigError("experiment.local.optimizer", str(local.optimizer), why)
         if local.epochs != 1 or local.steps is not None:
             raise ConfigError(
                 "experiment.local.epochs" if local.steps is None else "experiment.local.steps",

@@ -121,11 +121,8 @@ def _without(settings: dict[str, Plain], path: str, who: str, single: str) -> di
     for key in settings:
         own = key.removeprefix("experiment.")
         if own != path and path.startswith(f"{own}."):
-            raise ConfigError(
-                path,
-                "a setting of the whole sweep",
-                f"{who} sets the whole {own}; {single}replace {own}",
-            )
+            why = f"{who} sets the whole {own}; {single}replace {own}"
+            raise ConfigError(path, "a setting of the whole sweep", why)
     return {
         key: value
         for key, value in settings.items()
@@ -169,19 +166,13 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
     for where, rule in rules:
         for axis, names in rule.items():
             if axis not in config.arms:
-                yield ConfigError(
-                    f"{where}.{axis}",
-                    "an unknown axis",
-                    f"arms has {', '.join(config.arms) or 'none'}{nearest(axis, config.arms)}",
-                )
+                why = f"arms has {', '.join(config.arms) or 'none'}{nearest(axis, config.arms)}"
+                yield ConfigError(f"{where}.{axis}", "an unknown axis", why)
                 continue
             for name in names:
                 if name not in config.arms[axis]:
-                    yield ConfigError(
-                        f"{where}.{axis}",
-                        repr(name),
-                        f"one of {', '.join(config.arms[axis])}{nearest(name, config.arms[axis])}",
-                    )
+                    why = f"one of {', '.join(config.arms[axis])}{nearest(name, config.arms[axis])}"
+                    yield ConfigError(f"{where}.{axis}", repr(name), why)
 
 
 def _holds(rule: Mapping[str, tuple[str, ...]], combination: Mapping[str, str]) -> bool:

@@ -241,11 +241,8 @@ def _check_size(config: Config) -> None:
         * math.prod(map(len, arms.select_arms(config).values()))
     )
     if count > TRIALS:
-        raise ConfigError(
-            "sweep",
-            f"{count:,} trials (samples x grids x arms x seeds)",
-            f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it",
-        )
+        why = f"at most {TRIALS:,} are tried in one sweep; lower sweep.samples, or split it"
+        raise ConfigError("sweep", f"{count:,} trials (samples x grids x arms x seeds)", why)
 
 
 BRANCHES = {*FORMS, "named", "dealt", "int", "float", "bool"}

@@ -133,11 +133,8 @@ def _copy(value: Plain, path: str, depth: int) -> Plain:
         return content
     if isinstance(value, list | tuple | range):
         return [_copy(one, f"{path}.{position}", depth + 1) for position, one in enumerate(value)]
-    raise ConfigError(
-        path,
-        f"a value of type {type(value).__name__}",
-        "numbers, texts, true, false, null, lists and mappings only",
-    )
+    why = "numbers, texts, true, false, null, lists and mappings only"
+    raise ConfigError(path, f"a value of type {type(value).__name__}", why)
 
 
 def may_change(key: str) -> bool:

@@ -39,11 +39,8 @@ def read_known(field: str, path: str, sha256: str, most: int = WEIGHTS_BYTES) ->
     try:
         data = read(Path(path), most)
     except (OSError, DataError) as error:
-        raise ConfigError(
-            field,
-            path,
-            f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains needs it there",
-        ) from None
+        why = f"it cannot be read: {getattr(error, 'strerror', error)}; every machine that trains needs it there"
+        raise ConfigError(field, path, why) from None
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
         raise ConfigError(

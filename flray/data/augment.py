@@ -402,11 +402,8 @@ def augment_pair(
         return augment_batch(images, how, generator, normalisation), targets
     coloured = [name for name, _ in _steps(how) if _wants_pixels(augmentations.get(name))]
     if coloured:
-        raise ConfigError(
-            "experiment.local.augment",
-            ", ".join(coloured),
-            "with masks only steps that move pixels: crop, flip, resized, rotation",
-        )
+        why = "with masks only steps that move pixels: crop, flip, resized, rotation"
+        raise ConfigError("experiment.local.augment", ", ".join(coloured), why)
     together = augment_batch(torch.cat([images, targets.to(images.dtype)], 1), how, generator)
     moved, masks = together.split([images.shape[1], targets.shape[1]], 1)
     return moved, (masks >= 0.5).to(targets.dtype)

@@ -108,11 +108,8 @@ def keep_unseen(data: FederatedData, wanted: float | Sequence[str], seed: int) -
         }
         shown = ", ".join(wanted)
     if not 0 < len(kept_out) < len(names):
-        raise ConfigError(
-            _SETTING,
-            shown,
-            f"that is {len(kept_out)} of the {len(names)} clients; keep at least one out, and one to train",
-        )
+        why = f"that is {len(kept_out)} of the {len(names)} clients; keep at least one out, and one to train"
+        raise ConfigError(_SETTING, shown, why)
     clients = tuple(c for number, c in enumerate(data.clients) if number not in kept_out)
     return replace(
         data,
@@ -217,11 +214,8 @@ def federate(
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
     if val_fraction and (isinstance(split, tuple) or split in SETS_VALIDATION_APART):
-        raise ConfigError(
-            "experiment.evaluation.validation",
-            repr(val_fraction),
-            f"0 with split {split!r}, which sets validation samples apart itself",
-        )
+        why = f"0 with split {split!r}, which sets validation samples apart itself"
+        raise ConfigError("experiment.evaluation.validation", repr(val_fraction), why)
     trains_y, tests_y = zip(*((d.train_y, d.test_y) for d in dataset.domains), strict=True)
     train_domain, test_domain = _domain_ids(trains_y), _domain_ids(tests_y)
     domains, y = np.concatenate([train_domain, test_domain]), _labels(dataset, *trains_y, *tests_y)
@@ -347,11 +341,8 @@ def _apply_shift(
     fit = division.fit
     if shift is not None and shift.long_tail is not None:
         if dataset.domains[0].train_y.ndim > 1:
-            raise ConfigError(
-                "experiment.shift.long_tail",
-                str(shift.long_tail),
-                f"samples of {dataset.name} have no classes; leave it out",
-            )
+            why = f"samples of {dataset.name} have no classes; leave it out"
+            raise ConfigError("experiment.shift.long_tail", str(shift.long_tail), why)
         fit = fit[
             splits.long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))
         ]

@@ -250,17 +250,11 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
     """
     parts = [domain.train_x for domain in source.domains]
     if parts[0].dtype != np.uint8 or parts[0].ndim != 4:
-        raise ConfigError(
-            "experiment.public",
-            source.name,
-            "public data are taken from images; this set has others",
-        )
+        why = "public data are taken from images; this set has others"
+        raise ConfigError("experiment.public", source.name, why)
     if len(shape) != 3:
-        raise ConfigError(
-            "experiment.public",
-            source.name,
-            "public images go with private images only; these private samples are numbers of their own",
-        )
+        why = "public images go with private images only; these private samples are numbers of their own"
+        raise ConfigError("experiment.public", source.name, why)
     total = sum(map(len, parts))
     if samples > total:
         raise ConfigError(
@@ -297,11 +291,8 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     if images.shape[1] == channels and images.shape[2:] == (height, width):
         return np.ascontiguousarray(images)
     if {images.shape[1], channels} - {1, 3} and images.shape[1] != channels:
-        raise ConfigError(
-            "experiment.public",
-            f"images of {images.shape[1]} channels",
-            f"only grey and colour change into each other; the private images have {channels} channels",
-        )
+        why = f"only grey and colour change into each other; the private images have {channels} channels"
+        raise ConfigError("experiment.public", f"images of {images.shape[1]} channels", why)
     down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)
     # A bounded float64 copy, however many images there are.

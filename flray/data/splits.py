@@ -203,11 +203,8 @@ def _by_length(
         else:
             num_fit, num_val = (int(smallest * share) for share in FEDBN_SHARES[split])
         if not num_val and split != "fedbn-digits":
-            raise ConfigError(
-                "experiment.split",
-                split,
-                f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on",
-            )
+            why = f"{names[int(sizes.argmin())]} has {smallest} training samples, too few to validate on"
+            raise ConfigError("experiment.split", split, why)
         rows = np.flatnonzero(domains[:num_train] == domain)
         if not ordered:
             generator = numpy_generator(0, "partition", extra=f"{split}/{name}")
@@ -290,20 +287,14 @@ def private_sizes(domains: Rows, names: Sequence[str], seed: int, sizes: Mapping
     kept = []
     for name in sizes:
         if name not in names:
-            raise ConfigError(
-                f"experiment.shift.sizes.{name}",
-                name,
-                f"the domains are {', '.join(names)}{nearest(name, names)}",
-            )
+            why = f"the domains are {', '.join(names)}{nearest(name, names)}"
+            raise ConfigError(f"experiment.shift.sizes.{name}", name, why)
     for domain, name in enumerate(names):
         rows = np.flatnonzero(domains == domain)
         if name in sizes:
             if sizes[name] > len(rows):
-                raise ConfigError(
-                    f"experiment.shift.sizes.{name}",
-                    str(sizes[name]),
-                    f"at most the {len(rows)} training samples that split and long tail leave",
-                )
+                why = f"at most the {len(rows)} training samples that split and long tail leave"
+                raise ConfigError(f"experiment.shift.sizes.{name}", str(sizes[name]), why)
             rows = numpy_generator(seed, "partition", extra=f"sizes/{name}").permutation(rows)[
                 : sizes[name]
             ]

@@ -444,11 +444,8 @@ def _assign_by_name(
     known = {c.name for c in data.clients} | {c.domain for c in data.clients}
     for name in choices:
         if name not in known:
-            raise ConfigError(
-                f"experiment.models.{name}",
-                name,
-                f"no client or domain has this name{nearest(name, known)}",
-            )
+            why = f"no client or domain has this name{nearest(name, known)}"
+            raise ConfigError(f"experiment.models.{name}", name, why)
     return [
         choices.get(client.name) or choices.get(client.domain) or default for client in data.clients
     ]

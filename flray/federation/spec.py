@@ -83,11 +83,8 @@ def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None
         ours = entries.get(name)
         if ours is None or ours.shape != value.shape:
             has = "has none" if ours is None else f"has {tuple(ours.shape)}"
-            raise ConfigError(
-                FIELD,
-                f"{name} of shape {tuple(value.shape)}",
-                f"{key} {has}: weights of the same network are needed",
-            )
+            why = f"{key} {has}: weights of the same network are needed"
+            raise ConfigError(FIELD, f"{name} of shape {tuple(value.shape)}", why)
         ours.copy_(value)
 
 

@@ -54,19 +54,17 @@ def torchvision_network(
     made = _architecture(network, shape, weights is not None)
     linear = [(name, one) for name, one in made.named_modules() if isinstance(one, nn.Linear)]
     if not linear:
-        raise ConfigError(
-            "experiment.model.network",
-            network,
-            "its last layer is not a linear one, so it has no features and classifier; take another",
+        why = (
+            "its last layer is not a linear one, so it has no features and classifier; take another"
         )
+        raise ConfigError("experiment.model.network", network, why)
     last, head = linear[-1]
     if weights is not None:
         if norm == "group":
-            raise ConfigError(
-                "experiment.model.norm",
-                norm,
-                "the weights are of a network with its own norms; write batch, or leave weights out",
+            why = (
+                "the weights are of a network with its own norms; write batch, or leave weights out"
             )
+            raise ConfigError("experiment.model.norm", norm, why)
         _load(made, network, _read(network, weights), last)
     _replace(made, last, nn.Identity())
     if norm == "group":
@@ -172,11 +170,8 @@ def _read(network: str, weights: Weights | str) -> Mapping[str, Tensor]:
         if not all(isinstance(value, Tensor) for value in found.values()):
             raise ValueError("no tensors by name")
     except Exception:
-        raise ConfigError(
-            where,
-            str(file),
-            "it holds no weights; needed is a safetensors file, or a state_dict that torch.save wrote",
-        ) from None
+        why = "it holds no weights; needed is a safetensors file, or a state_dict that torch.save wrote"
+        raise ConfigError(where, str(file), why) from None
     return {_OLD_DENSENET.sub(r"\1\2", name): value for name, value in found.items()}
 
 

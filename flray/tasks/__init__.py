@@ -51,11 +51,8 @@ def make_task(
         raise FlrayError(f"task {name!r} lacks a method: it needs loss, and measure or summarise")
     wanted = inspect.signature(kind).parameters
     if top_k is not None and "top_k" not in wanted:
-        raise ConfigError(
-            "experiment.evaluation.top_k",
-            str(top_k),
-            f"top-k accuracy needs the logits of fixed classes, and this task is {name}; null",
-        )
+        why = f"top-k accuracy needs the logits of fixed classes, and this task is {name}; null"
+        raise ConfigError("experiment.evaluation.top_k", str(top_k), why)
     context = {"classes": classes, "structures": classes, "top_k": top_k, **(few_shot or {})}
     with registry.tasks.guarded(name):
         task: Task = kind(**{one: context[one] for one in wanted if one in context})

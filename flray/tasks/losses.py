@@ -84,11 +84,8 @@ def huber(
 ) -> Tensor:
     """Huber loss of numbers, less moved by outliers than least squares (Huber 1964)."""
     if outputs.shape != targets.shape:
-        raise ConfigError(
-            "experiment.local.loss",
-            "huber",
-            f"it compares numbers: outputs are {list(outputs.shape)}, targets {list(targets.shape)}; leave it out",
-        )
+        why = f"it compares numbers: outputs are {list(outputs.shape)}, targets {list(targets.shape)}; leave it out"
+        raise ConfigError("experiment.local.loss", "huber", why)
     return F.huber_loss(outputs, targets.to(outputs.dtype), delta=delta)
 
 
@@ -104,9 +101,6 @@ def _class_weights(
     elif len(weights) == len(counts):
         found = transfers.to_device(torch.tensor(weights, dtype=outputs.dtype), outputs.device)
     else:
-        raise ConfigError(
-            "experiment.local.loss.weights",
-            f"{len(weights)} weights",
-            f"the data have {len(counts)} classes; give a weight for each, or balanced",
-        )
+        why = f"the data have {len(counts)} classes; give a weight for each, or balanced"
+        raise ConfigError("experiment.local.loss.weights", f"{len(weights)} weights", why)
     return F.pad(found, (0, outputs.shape[1] - len(counts)))

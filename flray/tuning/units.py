@@ -225,11 +225,8 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
     tune = config.sweep.tune
     assert tune is not None
     if not any(unit.space for unit in found):
-        raise ConfigError(
-            "sweep.tune",
-            "nothing that could be tuned",
-            "give a space, or arms with a space of their own",
-        )
+        why = "give a space, or arms with a space of their own"
+        raise ConfigError("sweep.tune", "nothing that could be tuned", why)
     known = {path for unit in found for path in unit.space}
     spaces = [
         config.space,
@@ -239,19 +236,13 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
         for path in space:
             domain = space[path]
             if path not in known and domain is not None and not _is_compared(path):
-                raise ConfigError(
-                    f"space.{path}",
-                    "an option that no compared method has",
-                    f"one of those of its method{nearest(path, known)}",
-                )
+                why = f"one of those of its method{nearest(path, known)}"
+                raise ConfigError(f"space.{path}", "an option that no compared method has", why)
     if tune.search == "grid":
         sizes = {unit.name: unit.size for unit in found if unit.space}
         if None in sizes.values():
-            raise ConfigError(
-                "sweep.tune.search",
-                "'grid', and a domain that is no grid",
-                "write its values as {grid: [...]}, or search by random or optuna",
-            )
+            why = "write its values as {grid: [...]}, or search by random or optuna"
+            raise ConfigError("sweep.tune.search", "'grid', and a domain that is no grid", why)
         most = max(size for size in sizes.values() if size is not None)
         if len(set(sizes.values())) > 1 or most > tune.samples:
             listed = ", ".join(f"{name} {size}" for name, size in sizes.items())

@@ -69,8 +69,5 @@ def refuse_overridden(config: Experiment, **values: object) -> None:
     for name, value in values.items():
         given, default = getattr(config.local, name), type(config.local).model_fields[name].default
         if value is not None and given not in (default, value):
-            raise ConfigError(
-                f"experiment.local.{name}",
-                str(given),
-                f"{config.algorithm.name} trains with {value} here; write algorithm.{name}: {given} instead",
-            )
+            why = f"{config.algorithm.name} trains with {value} here; write algorithm.{name}: {given} instead"
+            raise ConfigError(f"experiment.local.{name}", str(given), why)
