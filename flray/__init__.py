@@ -33,21 +33,15 @@ if TYPE_CHECKING:
 _torchvision_cpu_shim.install_hook()
 logging.getLogger("flray").addHandler(logging.NullHandler())
 
+_KINDS = (
+    *("algorithm", "augmentation", "callback", "dataset", "loss", "metric"),
+    *("model", "optimizer", "partition", "sampler", "task"),
+)
 _LATER = {
     "run": ("flray.runs.runner", "run"),
     "load_config": ("flray.config.loader", "load"),
     "portable": ("flray.bits", "portable"),
-    "register_algorithm": ("flray.registry", "register_algorithm"),
-    "register_augmentation": ("flray.registry", "register_augmentation"),
-    "register_callback": ("flray.registry", "register_callback"),
-    "register_dataset": ("flray.registry", "register_dataset"),
-    "register_loss": ("flray.registry", "register_loss"),
-    "register_metric": ("flray.registry", "register_metric"),
-    "register_model": ("flray.registry", "register_model"),
-    "register_optimizer": ("flray.registry", "register_optimizer"),
-    "register_partition": ("flray.registry", "register_partition"),
-    "register_sampler": ("flray.registry", "register_sampler"),
-    "register_task": ("flray.registry", "register_task"),
+    **{f"register_{kind}": ("flray.registry", f"register_{kind}") for kind in _KINDS},
     "report": ("flray.reporting.build", "report"),
     "resume": ("flray.api", "resume"),
     "tune": ("flray.api", "tune"),

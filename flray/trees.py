@@ -24,21 +24,10 @@ Tree: TypeAlias = Mapping[str, Any]
 Weights: TypeAlias = dict[str, Tensor]
 
 _SCALARS = (bool, int, float, str, type(None))
-_DTYPES = {
-    str(d).removeprefix("torch."): d
-    for d in (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-}
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8")
+} | {"uint8": torch.uint8, "bool": torch.bool}
 
 
 class Leaf(NamedTuple):

@@ -48,12 +48,9 @@ class Scaffold(Algorithm):
             found = (
                 f"momentum {local.momentum:g}" if local.optimizer == "sgd" else str(local.optimizer)
             )
-            raise ConfigError(
-                "experiment.local",
-                found,
-                "scaffold's option II holds for plain SGD only; set momentum: 0 and optimizer: "
-                "sgd, or algorithm.option: I",
-            )
+            why = "scaffold's option II holds for plain SGD only; set momentum: 0 and optimizer: "
+            why += "sgd, or algorithm.option: I"
+            raise ConfigError("experiment.local", found, why)
 
     def server_setup(self, server: Server) -> None:
         """Start from c = 0."""

@@ -33,16 +33,7 @@ AUGMENTS = ("augment", "public_augment")
 """Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
 
 
-_AT_CLIENTS = (
-    "algorithms",
-    "models",
-    "augmentations",
-    "losses",
-    "metrics",
-    "optimizers",
-    "samplers",
-    "tasks",
-)
+_AT_CLIENTS = [kind for kind in registry.ALL if kind not in ("datasets", "partitions", "callbacks")]
 """Kinds of components that client tasks and the server need."""
 
 

@@ -217,11 +217,10 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
             return model(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            "experiment.model",
-            name,
+        allowed = (
             f"it cannot take this data's samples {list(shape)} ({why}); choose another network, "
-            "or options that fit (`flray list models NAME`)",
-        ) from None
+        )
+        allowed += "or options that fit (`flray list models NAME`)"
+        raise ConfigError("experiment.model", name, allowed) from None
     finally:
         model.train(training)

@@ -8,17 +8,8 @@ from flray.results.power import ALPHA, UNSURE, seeds_to_detect, uncertain_std
 from flray.results.result_set import ResultSet
 from flray.results.study import Studies
 
-_PARTS = (
-    "sweep.metric",
-    "sweep.mode",
-    "sweep.places",
-    "sweep.reference",
-    "sweep.repeat",
-    "sweep.seeds",
-    "sweep.until",
-    "evaluation.last",
-    "evaluation.protocol",
-)
+_OF_SWEEP = ("metric", "mode", "places", "reference", "repeat", "seeds", "until")
+_PARTS = (*(f"sweep.{name}" for name in _OF_SWEEP), "evaluation.last", "evaluation.protocol")
 """Settings that make up the question, or that hold such settings."""
 AFTERWARDS = (
     "the reference {} was chosen afterwards, so tests and intervals are corrected for all pairs"

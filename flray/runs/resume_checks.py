@@ -271,12 +271,9 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
     for text in settings:
         path, value = parse_override(text)
         if path.removeprefix("experiment.") != ROUNDS:
-            raise ConfigError(
-                path,
-                repr(text),
-                "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
-                "start a new run (flray run) or sweep (flray tune, which takes over what is finished)",
-            )
+            why = "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
+            why += "start a new run (flray run) or sweep (flray tune, which takes over what is finished)"
+            raise ConfigError(path, repr(text), why)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(ROUNDS, repr(value), "a whole number, for example rounds=200")
         if rounds is not None:
@@ -306,25 +303,17 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
     before = config.experiment
     done = max(rounds_of(read_events(folder)), default=0)
     every = before.evaluation.every
+    ended, why = directory.read(folder)["status"] == "finished", ""
     if not max(done, 1) <= rounds <= MOST_ROUNDS:
-        raise ConfigError(
-            ROUNDS, str(rounds), f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
-        )
-    if rounds == done < before.rounds and rounds % every:
-        raise ConfigError(
-            ROUNDS,
-            str(rounds),
-            f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
-            f"a run is; more than {done}",
-        )
-    ended = directory.read(folder)["status"] == "finished"
-    if rounds > before.rounds and ended and before.rounds % every:
-        raise ConfigError(
-            ROUNDS,
-            str(rounds),
-            f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
-            f"{rounds} rounds with evaluation.every={every} would not have done; start a new run",
-        )
+        why = f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
+    elif rounds == done < before.rounds and rounds % every:
+        why = f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
+        why += f"a run is; more than {done}"
+    elif rounds > before.rounds and ended and before.rounds % every:
+        why = f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
+        why += f"{rounds} rounds with evaluation.every={every} would not have done; start a new run"
+    if why:
+        raise ConfigError(ROUNDS, str(rounds), why)
     return config.model_copy(update={"experiment": before.model_copy(update={"rounds": rounds})})
 
 

@@ -120,11 +120,10 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
     """Yield for each mistake the setting, what was found, and what is allowed."""
     sweep, whole = config.sweep, "a setting of the whole sweep"
     if sweep.tune is not None and set(sweep.seeds) & set(sweep.tune.seeds):
-        yield (
-            "sweep.tune.seeds",
-            str(list(sweep.tune.seeds)),
-            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
+        allowed = (
+            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]"
         )
+        yield "sweep.tune.seeds", str(list(sweep.tune.seeds)), allowed
     yield from _repeat_mistakes(config)
     spelled: dict[str, str] = {}
     for path in config.space:
@@ -154,26 +153,19 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
                 yield where, path, f"{whole}; it cannot vary within it"
     yield from _phase_mistakes(config)
     if config.arms and sweep.search == "optuna" and sweep.tune is None:
-        yield (
-            "sweep.search",
-            "'optuna' with arms",
+        allowed = (
             "all arms are run, none is searched for; set random, write the space without arms, "
-            "or tune each arm by sweep.tune",
         )
+        allowed += "or tune each arm by sweep.tune"
+        yield "sweep.search", "'optuna' with arms", allowed
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
     if sweep.search == "grid" and random:
-        yield (
-            "sweep.search",
-            f"'grid', and {', '.join(random)} is no grid",
-            "write the values as {grid: [...]}, or set sweep.search to random",
-        )
+        allowed = "write the values as {grid: [...]}, or set sweep.search to random"
+        yield "sweep.search", f"'grid', and {', '.join(random)} is no grid", allowed
     if sweep.samples > 1 and not random and sweep.search != "optuna":
-        yield (
-            "sweep.samples",
-            str(sweep.samples),
-            "without a random domain in the space every sample is the same; set 1, and list "
-            "repetitions in sweep.seeds",
-        )
+        allowed = "without a random domain in the space every sample is the same; set 1, and list "
+        allowed += "repetitions in sweep.seeds"
+        yield "sweep.samples", str(sweep.samples), allowed
     if sweep.search == "optuna" and not config.space and sweep.tune is None:
         yield "sweep.search", "'optuna' with an empty space", "there is nothing to search"
     if not any(True for _ in arms.combine_arms(config)):
@@ -207,11 +199,8 @@ def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
     if tuning > 1 and sweep.tune is None:
         yield "sweep.repeat.tuning", str(tuning), "1 without sweep.tune"
     if max(data, tuning) % min(data, tuning):
-        yield (
-            "sweep.repeat",
-            f"data {data} and tuning {tuning}",
-            "the larger is a multiple of the smaller, so that one lies within the other",
-        )
+        allowed = "the larger is a multiple of the smaller, so that one lies within the other"
+        yield "sweep.repeat", f"data {data} and tuning {tuning}", allowed
     if data > 1 and "data.seed" in space:
         yield "sweep.repeat.data", str(data), "1 beside a space with data.seed"
     if sweep.until is None:
@@ -224,12 +213,9 @@ def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
                 )
         return
     if tuning > 1 or 1 < data < sweep.until.at_most:
-        yield (
-            "sweep.repeat",
-            f"data {data} and tuning {tuning} beside sweep.until",
-            f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
-            "after every seed needs seeds that are independent",
-        )
+        allowed = f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
+        allowed += "after every seed needs seeds that are independent"
+        yield "sweep.repeat", f"data {data} and tuning {tuning} beside sweep.until", allowed
     for path in ("data.seed", "partition.seed"):
         if path in space and sweep.places is not None and path not in sweep.places:
             yield (

@@ -246,12 +246,11 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
         most = max(size for size in sizes.values() if size is not None)
         if len(set(sizes.values())) > 1 or most > tune.samples:
             listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            raise ConfigError(
-                "sweep.tune.search",
-                f"'grid' over {listed} settings",
+            allowed = (
                 f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
-                "have the same budget; or search by random or optuna",
             )
+            allowed += "have the same budget; or search by random or optuna"
+            raise ConfigError("sweep.tune.search", f"'grid' over {listed} settings", allowed)
 
 
 def _distribution(domain: Domain) -> Any:

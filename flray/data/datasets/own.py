@@ -23,16 +23,8 @@ from flray.registry import register_dataset, tasks
 from flray.rng import numpy_generator
 
 _TRAINING, _TEST = ("train", "training"), ("test", "testing")
-_EVIDENT = (
-    ("0", "1"),
-    ("-1", "1"),
-    ("n", "y"),
-    ("no", "yes"),
-    ("false", "true"),
-    ("neg", "pos"),
-    ("negative", "positive"),
-)
-
+_NEGATIVE = ("0", "-1", "n", "no", "false", "neg", "negative")
+_POSITIVE = ("1", "1", "y", "yes", "true", "pos", "positive")
 _TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
 
 
@@ -140,7 +132,9 @@ class Labelling(NamedTuple):
                 f"a binary task has 2 classes, and {where} has {len(found)}; task: classification, or labels of two"
             )
         names, given = [_in_words(one) for one in found], self.positive
-        evident = next((last for first, last in _EVIDENT if {first, last} == set(names)), None)
+        evident = next(
+            (p for n, p in zip(_NEGATIVE, _POSITIVE, strict=True) if {n, p} == set(names)), None
+        )
         wanted = evident if given is None else _in_words(given)
         if isinstance(given, bool):  # YAML reads yes and no so
             wanted = next((one for one in names if one in _TRUTH[given]), wanted)
