@@ -55,6 +55,7 @@ class PartitionRecord(TypedDict):
     classes: list[str]
     origins: dict[str, str]
     positive: NotRequired[str | None]
+    encoding: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]
     clients: list[ClientRecord]
 

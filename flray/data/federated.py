@@ -316,6 +316,7 @@ def federate(
         fingerprint=fingerprint or dataset.fingerprint,
         public=pooled.public,
         noise=noise,
+        encoding=dataset.encoding,
     )
     return keep_unseen(held, unseen, seed)
 

@@ -120,6 +120,8 @@ class DataSet:
     ordered : bool
         Whether parts and order are those of its authors' archive, so that a protocol that names the
         first or last samples means these.
+    encoding : str
+        The changes to a table's columns before anything is learnt from them, in words; not identity.
     """
 
     name: str
@@ -131,6 +133,7 @@ class DataSet:
     public: NDArray[np.uint8] | None = None
     coarse: tuple[int, ...] | None = None
     ordered: bool = False
+    encoding: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -260,6 +263,8 @@ class FederatedData(_ZeroCopyPickle):
         Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
     unseen : tuple of ClientIndices
         Clients that do not train and serve for tests alone; they are not among `clients`.
+    encoding : str
+        That of the data set.
     """
 
     dataset: str
@@ -276,6 +281,7 @@ class FederatedData(_ZeroCopyPickle):
     public: NDArray[np.uint8] | None = None
     noise: NDArray[np.float32] | None = None
     unseen: tuple[ClientIndices, ...] = ()
+    encoding: str = ""
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -296,6 +302,12 @@ class FederatedData(_ZeroCopyPickle):
     def positive(self) -> str | None:
         """The class that sensitivity, F1 and so on are about; None unless the task is binary."""
         return str(self.classes[1]) if self.task == "binary" else None
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What records, reports and exported models say of the data in words: positive class, encoding."""
+        told = {"positive": self.positive or "", "encoding": self.encoding}
+        return {name: text for name, text in told.items() if text}
 
     @property
     def validation(self) -> NDArray[np.int64]:

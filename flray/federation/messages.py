@@ -67,7 +67,7 @@ class ObjectLostError(RunFailedError):
 
 
 def allocation(error: torch.OutOfMemoryError) -> str:
-    """Return the beginning of an error of a GPU: memory ran out, and how much was asked for."""
+    """Return the beginning of an error of a GPU: memory ran out, and the size of the request."""
     return ". ".join(str(error).splitlines()[0].split(". ")[:2])
 
 
@@ -87,7 +87,7 @@ def error_summary(error: BaseException) -> str:
 def describe_failure(error: BaseException) -> Failure:
     """Return an error as a failure, located at the innermost line outside installed libraries.
 
-    If memory ran out, the line that asked for it is no help, so that there is no traceback.
+    If memory ran out, the line that asked for it does not help, so the failure has no traceback.
     """
     short = isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -263,7 +263,7 @@ def partition_summary(spec: FederationSpec) -> dict[str, Any]:
         "dataset": spec.data.dataset,
         "classes": list(classes),
         "has_classes": spec.data.has_classes,
-        **({"positive": spec.data.positive} if spec.data.positive is not None else {}),
+        **spec.data.words,
         "origins": dict(spec.data.origins),
         "fingerprints": {
             "data": spec.data.fingerprint,

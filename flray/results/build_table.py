@@ -51,6 +51,8 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     # The class that sensitivity, F1 and so on are about, where the task is binary.
     positive = dict.fromkeys(trial.positive for trial in source.trials if trial.positive)
     table.notes += [f"positive class: {' or '.join(positive)}"] if positive else []
+    encodings = dict.fromkeys((trial.partition or {}).get("encoding") for trial in source.trials)
+    table.notes += [f"data: {one}" for one in encodings if one]
     table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
     stand_in = list(filter(None, [stand_in_line(source.config)]))
     if source.name.endswith(SMOKE):

@@ -152,7 +152,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
         if spec.algorithm.normalise
         else None,
         "classes": list(map(str, data.classes)),
-        **({"positive": data.positive} if data.positive is not None else {}),
+        **data.words,
         "models": {},
     }
 

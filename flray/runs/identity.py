@@ -203,7 +203,7 @@ def save_provenance(spec: FederationSpec, folder: Path) -> None:
         "shape": list(data.shape),
         "samples": len(data.y),
         "classes": list(map(str, data.classes)),
-        **({"positive": data.positive} if data.positive is not None else {}),
+        **data.words,
         "clients": [client.name for client in data.everyone],
         **({"unseen": [client.name for client in data.unseen]} if data.unseen else {}),
         "domains": list(data.origins),

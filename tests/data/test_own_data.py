@@ -11,7 +11,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from flray.cli.main import invoke
 from flray.data import DataSet, load_dataset
+from flray.results.load import load_folder
 from flray.runs import runner
 from tests.messages import refused
 
@@ -32,6 +34,11 @@ def photographs(where: Path, count: int = 6, first: int = 0) -> None:
             photograph(where / name / f"{number}.png", shade, number)
 
 
+def write(file: Path, frame: pd.DataFrame) -> pd.DataFrame:
+    frame.to_csv(file, index=False) if file.suffix == ".csv" else frame.to_parquet(file)
+    return frame
+
+
 def hospitals(file: Path, **changes: Any) -> pd.DataFrame:
     generator = np.random.default_rng(0)
     columns = {
@@ -40,9 +47,24 @@ def hospitals(file: Path, **changes: Any) -> pd.DataFrame:
         "hospital": [f"H{i % 3}" for i in range(90)],
         "ill": ["yes" if i % 4 == 0 else "no" for i in range(90)],
     }
-    frame = pd.DataFrame({**columns, **changes})
-    frame.to_csv(file, index=False) if file.suffix == ".csv" else frame.to_parquet(file)
-    return frame
+    return write(file, pd.DataFrame({**columns, **changes}))
+
+
+def ward(file: Path, **changes: Any) -> pd.DataFrame:
+    """Patients as hospitals have them: numbers of theirs, words, dates, gaps."""
+    rows = range(120)
+    columns = {
+        "patient": [1000 + i for i in rows],
+        "remark": [f"remark {i}" for i in rows],
+        "sex": [("f", "m", None)[i % 5 % 3] for i in rows],
+        "seen": pd.to_datetime("2024-02-28") + pd.to_timedelta([i % 7 for i in rows], "D"),
+        "weight": [np.nan if i % 4 == 1 else 60.0 + i % 13 for i in rows],
+        "never": np.nan,
+        "large": [1e39 if i == 3 else i % 11 for i in rows],
+        "hospital": [f"H{i % 3}" for i in rows],
+        "ill": ["yes" if i % 4 == 0 else "no" for i in rows],
+    }
+    return write(file, pd.DataFrame({**columns, **changes}))
 
 
 def federation(**data: Any) -> dict[str, Any]:
@@ -111,6 +133,83 @@ def test_a_table_with_a_column_of_hospitals(tmp_cwd: Path) -> None:
     assert sizes(load("table", **options, part="use")) == {"table": (80, 10)}
 
 
+WARD: dict[str, Any] = {
+    "path": "ward.csv",
+    "label": "ill",
+    "by": "hospital",
+    "leave_out": ["patient", "remark", "never", "large"],
+    "words": "one-hot",
+    "dates": ["seen"],
+    "gaps": "median",
+}
+
+
+def trained(found: DataSet) -> Any:
+    return np.concatenate([domain.train_x for domain in found.domains])
+
+
+def test_words_dates_and_gaps_of_a_table(tmp_cwd: Path) -> None:
+    ward(Path("ward.csv"))
+    found = load("table", **WARD, scale="none")
+    assert found.encoding == (
+        "columns of words: 1 (as 2 of 0 and 1); columns of dates: 1 (in days); empty cells: 30 "
+        "(filled with the median of all training rows)"
+    )
+    x, empty = trained(found), trained(load("table", **{**WARD, "gaps": "zero"}, scale="none"))
+    assert x.shape[1] == 4 and set(np.unique(x[:, :2])) == {0, 1}  # f, m, seen, weight
+    assert (x[:, :2].sum(1) == 0).any(), "an empty word is none of the words"
+    first = (pd.Timestamp("2024-02-28") - pd.Timestamp(0)).days
+    assert set(np.unique(x[:, 2])) == {first + day for day in range(7)}
+    none = empty[:, 3] == 0
+    assert none.any() and (x[~none] == empty[~none]).all()
+    assert x[none, 3] == pytest.approx(np.median(x[~none, 3]))
+    scaled = load("table", **WARD)
+    x = trained(scaled)
+    assert set(np.unique(x[:, :2])) == {0, 1}, "words are not scaled"
+    assert x[:, 2:].mean(0) == pytest.approx([0, 0], abs=1e-5)
+    ward(Path("ward.parquet"))
+    again = load("table", **{**WARD, "path": "ward.parquet"})
+    assert again.fingerprint == scaled.fingerprint
+
+
+def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:
+    """One of which never weighs: it takes the others' weight."""
+    rows = range(120)
+    never = [np.nan if i % 3 == 0 else 10.0 * (i % 3) + i % 2 for i in rows]
+    ward(Path("ward.csv"), weight=never)
+    options = {**WARD, "columns": ["weight"], "gaps": "mean", "fit": "domain"}
+    del options["leave_out"], options["words"], options["dates"]
+    raw = load("table", **options, scale="none")
+    assert raw.encoding == "empty cells: 40 (filled with the mean of their domain's training rows)"
+    held = {domain.name: domain for domain in raw.domains}
+    of_all = np.concatenate([held["H1"].train_x, held["H2"].train_x]).mean()
+    for values in (held["H0"].train_x, held["H0"].test_x):
+        assert values == pytest.approx(of_all)
+    for domain in load("table", **options).domains[1:]:
+        assert domain.train_x.mean() == pytest.approx(0, abs=1e-6)
+        assert domain.train_x.std() == pytest.approx(1, abs=1e-6)
+
+
+def test_three_hospitals_without_a_line_of_python(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table with words, gaps and an identifier: AUC per client, and what was done to the table."""
+    ward(Path("ward.csv"))
+    content = federation(name="table", **WARD, task="binary", positive="yes")
+    Path("ward.yaml").write_text(json.dumps({**content["experiment"], "name": "ward"}))
+    assert invoke(["run", "ward.yaml"]) == 0
+    history = load_folder(Path("runs/ward/001")).trials[0].history
+    assert {f"global/local/auc/client/H{n}" for n in range(3)} <= set(history)
+    capsys.readouterr()
+    assert invoke(["report", "ward", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "positive class: yes" in shown
+    assert "empty cells: 30 (filled with the median of all training rows)" in shown
+    first = json.loads(Path("runs/ward/001/run.json").read_text())["sha256"]
+    assert invoke(["run", "ward.yaml", "resources.executor=ray", "resources.actors=2"]) == 0
+    assert json.loads(Path("runs/ward/002/run.json").read_text())["sha256"] == first
+
+
 def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     datasets = pytest.importorskip("datasets")
     generator = np.random.default_rng(0)
@@ -151,6 +250,19 @@ WRONG: list[dict[str, Any]] = [
     {"label": "age", "columns": ["pressure"], "task": "binary"},
     {"columns": ["pressure"], "by": "age"},
     {"path": "unique.csv", "label": "pressure", "columns": ["weight"]},
+    {"path": "ward.csv", "by": "hospital"},
+    {"path": "ward.csv", "by": "hospital", "leave_out": ["patient"]},
+    {"path": "ward.csv", "by": "hospital", "leave_out": ["patient"], "columns": ["patient"]},
+    {"path": "ward.csv", "by": "hospital", "leave_out": ["patients"]},
+    {"path": "ward.csv", "columns": ["remark"], "words": "one-hot"},
+    {"path": "ward.csv", "columns": ["sex"], "words": "one-hot"},
+    {"path": "ward.csv", "columns": ["seen", "weight"], "dates": ["seen"]},
+    {"path": "ward.csv", "columns": ["weight"], "dates": ["weight"]},
+    {"path": "ward.csv", "columns": ["sex"], "dates": ["sex"]},
+    {"path": "ward.csv", "columns": ["never"], "gaps": "median"},
+    {"path": "ward.csv", "columns": ["large"], "gaps": "mean"},
+    {"path": "ward.parquet", "columns": ["seen"]},
+    {"path": "lists.parquet", "label": "y", "words": "one-hot", "gaps": "zero"},
 ]
 
 
@@ -169,6 +281,8 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(
     parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
     Path("zip.parquet").write_bytes(b"PK\x03\x04")
     Path("patients.txt").write_text("a")
+    ward(Path("ward.csv"))
+    ward(Path("ward.parquet"))
     refused(load, "table", **{"path": "patients.csv", "label": "ill", **options})
 
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, cap_samples, select_domains
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
 from flray.data.sources.archives import Source
 from flray.data.types import Array, DataSet, Domain, Rows
-from flray.errors import DataError, brief, nearest
-from flray.files.border import ARRAYS_BYTES, check_cells, check_size, open_file
+from flray.errors import DataError
 from flray.registry import register_dataset, tasks
 from flray.rng import numpy_generator
 
@@ -222,230 +219,6 @@ class Labelling(NamedTuple):
 def _in_words(label: Any) -> str:
     """Return a class as text that is compared with the user's text, for example ``1`` for 1.0."""
     return f"{label:g}" if isinstance(label, float) else str(label).strip().lower()
-
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-OneOrMore = Annotated[
-    Annotated[str, Tag("[name]")]
-    | Annotated[list[str], Field(min_length=1, max_length=1000), Tag("[names]")],
-    Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[name]"),
-]
-Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
-
-
-@register_dataset("table")
-def table(
-    root: Path,
-    *,
-    path: Annotated[str, Field(description="a .csv or .parquet file")],
-    label: Annotated[
-        OneOrMore,
-        Field(description="column of the classes, or of what the task wants; a list of several"),
-    ],
-    columns: Annotated[
-        list[str] | None, Field(description="columns of numbers to learn from; null: all others")
-    ] = None,
-    by: Annotated[
-        str | None,
-        Field(description="column of the domain, such as the hospital; each value is a client"),
-    ] = None,
-    part: Annotated[
-        str | None, Field(description="column that says train or test; null: by the share test")
-    ] = None,
-    test: Share = 0.2,
-    scale: Annotated[
-        Literal["standard", "columns", "none"],
-        Field(
-            description="standard: each column, and a label of numbers, by mean and deviation of all training rows; "
-            "columns: the label not"
-        ),
-    ] = "standard",
-    task: TableTask = "classification",
-    positive: Positive = None,
-    seed: Seed = 0,
-    samples: SampleCap = None,
-) -> DataSet:
-    """Rows of a CSV or parquet file: columns of numbers, columns to predict, and one of domains if there is one.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, a column is missing, repeats the label or holds something else
-        than is needed.
-    """
-    file = Path(path).expanduser()
-    frame = _read(file)
-    named = [label] if isinstance(label, str) else list(label)
-    uses = [*(("label", name) for name in named), ("by", by), ("part", part)]
-    besides = [name for _, name in uses if name is not None]
-    for name in (*besides, *(columns or [])):
-        if name not in frame.columns:
-            raise DataError(
-                f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
-                f"{', '.join(map(str, frame.columns[:20]))}"
-            )
-    for use, column in uses:
-        if column in (columns or []):
-            raise DataError(
-                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it out"
-            )
-    twice = next((name for name in besides if besides.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(
-            f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
-        )
-    used = columns or [name for name in frame.columns if name not in besides]
-    x = _numbers(file, frame, used)
-    for name in besides:
-        if frame[name].isna().any():
-            raise DataError(
-                f"data set table: column {name!r} of {file} is empty in "
-                f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
-            )
-    groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
-    parts = None if part is None else [str(v) for v in frame[part].tolist()]
-    labelling = Labelling("table", str(file), named[0], task, positive)
-    target = tasks.outline(task).target
-    if target == "classes" and len(named) > 1:
-        raise labelling.refused(
-            f"data.label names {len(named)} columns, and {task} has one; leave some out, or write "
-            "data.task: regression or multi-label"
-        )
-    if target != "classes" and positive is not None:
-        raise labelling.refused(
-            f"data.positive is {positive}, and {task} has no classes; leave it out"
-        )
-    y: Array
-    y, classes = (
-        labelling.encode(frame[named[0]].tolist())
-        if target == "classes"
-        else (_targets(file, frame, named, target), tuple(named))
-    )
-    domains = labelling.domains(x, y, groups, parts, test, seed)
-    for name in named:
-        _check_other_than_label(file, frame, used, name, target == "numbers")
-    scaled = {"none": "", "columns": "x"}.get(scale, "xy" if target == "numbers" else "x")
-    for part_of in scaled:
-        pairs = [
-            [getattr(one, f"{when}_{part_of}") for when in ("train", "test")] for one in domains
-        ]
-        training = np.concatenate([train for train, _ in pairs]).astype(np.float64)
-        mean, std = training.mean(0), training.std(0)
-        std[std == 0] = 1.0
-        for values in itertools.chain.from_iterable(pairs):
-            values[:] = ((values - mean) / std).astype(np.float32)
-    capped = tuple(cap_samples(domain, samples, seed) for domain in domains)
-    return DataSet("table", capped, classes, (0.0,), (1.0,), task=task)
-
-
-def _read(file: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    if file.suffix not in (".csv", ".parquet"):
-        raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
-    try:
-        with open_file(file) as source:
-            if file.suffix == ".parquet":
-                return _read_parquet(file, source)
-            # pandas calls a second column y "y.1", under which it would be learnt from.
-            first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
-            _check_columns(file, first)
-            source.seek(0)
-            return pd.read_csv(source)
-    # pandas' and pyarrow's own are ValueErrors
-    except (OSError, ValueError, OverflowError) as error:
-        raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
-
-
-def _read_parquet(file: Path, source: BinaryIO) -> pd.DataFrame:
-    """Return the table of a parquet file, whose texts stay in its dictionary: one is in memory once."""
-    from pyarrow import parquet, types
-
-    found = parquet.ParquetFile(source)
-    fields, footer = list(found.schema_arrow), found.metadata
-    _check_columns(file, [field.name for field in fields])
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
-    check_cells(file, sum(group.num_rows for group in groups), footer.num_columns)
-    check_size(file, sum(part.total_uncompressed_size for part in parts), ARRAYS_BYTES)
-    nested = [field.name for field in fields if types.is_nested(field.type)]
-    flat = [field.name for field in fields if field.name not in nested]
-    table = parquet.read_table(source, columns=flat, read_dictionary=flat)
-    frame: pd.DataFrame = table.to_pandas()
-    for name in frame.select_dtypes("category"):
-        frame[name] = frame[name].astype(object)
-    for name in nested:  # as many values as they like in a row: not read
-        frame[name] = None
-    return frame
-
-
-def _check_columns(file: Path, names: list[str]) -> None:
-    """Refuse a table with two columns of one name."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(
-            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
-        )
-
-
-def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:
-    """Return the columns to predict, numbers or flags."""
-    y = _numbers(file, frame, columns, "name another in data.label")
-    if target == "numbers":
-        return y
-    for row, column in np.argwhere((y != 0) & (y != 1)):
-        raise DataError(
-            f"data set table: column {columns[column]!r} of {file} has {y[row, column]:g} in row {row + 1}; "
-            "a label of several is 0 or 1 in each row"
-        )
-    return y.astype(np.uint8)
-
-
-def _numbers(
-    file: Path,
-    frame: pd.DataFrame,
-    columns: list[str],
-    remedy: str = "leave it out with data.columns",
-) -> NDArray[np.float32]:
-    import pandas as pd
-
-    if not columns:
-        raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
-    for name in columns:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
-            raise DataError(
-                f"data set table: column {name!r} of {file} is no column of numbers; {remedy}, "
-                "or write its values as numbers"
-            )
-    with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(frame[columns].to_numpy(dtype=np.float32, na_value=np.nan))
-    for row, column in np.argwhere(~np.isfinite(x)):
-        raise DataError(
-            f"data set table: column {columns[column]!r} of {file} is empty, infinite or above "
-            f"3.4e38 in row {row + 1}; fill it, take the row away or take another unit"
-        )
-    return x
-
-
-def _check_other_than_label(
-    file: Path, frame: pd.DataFrame, columns: list[str], label: str, number: bool
-) -> None:
-    """Refuse a column that says the same as the label: a value for each class, or a number times and plus another."""
-    classes = frame[label].nunique()
-    for name in columns:
-        if classes < 2 or frame[name].nunique() != classes:
-            continue
-        if (
-            abs(frame[name].corr(frame[label])) > 1 - 1e-12
-            if number
-            else frame.groupby([name, label]).ngroups == classes
-        ):
-            raise DataError(
-                f"data set table: column {name!r} of {file} says the same as the label {label!r} in every "
-                "row, so it would be learnt from; leave it out with data.columns, or take it away"
-            )
 
 
 LAYOUT = "CLASS/*.jpg, DOMAIN/CLASS/*.jpg, or train/CLASS/*.jpg and test/CLASS/*.jpg"

@@ -1,0 +1,437 @@
+"""Custom data in a table: columns of a CSV or parquet file."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Discriminator, Field, Tag
+
+from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
+from flray.data.datasets.own import Labelling, Positive, TableTask
+from flray.data.types import Array, DataSet, Domain
+from flray.errors import DataError, brief, nearest
+from flray.files.border import ARRAYS_BYTES, check_cells, check_size, open_file
+from flray.registry import register_dataset, tasks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OneOrMore = Annotated[
+    Annotated[str, Tag("[name]")]
+    | Annotated[list[str], Field(min_length=1, max_length=1000), Tag("[names]")],
+    Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[name]"),
+]
+Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
+
+
+Gaps = Literal["refuse", "mean", "median", "zero"]
+MOST_WORDS = 100
+"""Most different words of a column: each of them becomes a column."""
+_IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|uuid|mrn|key|index)$|[a-z](Id|ID)$")
+
+
+@register_dataset("table")
+def table(
+    root: Path,
+    *,
+    path: Annotated[str, Field(description="a .csv or .parquet file")],
+    label: Annotated[
+        OneOrMore,
+        Field(description="column of the classes, or of what the task wants; a list of several"),
+    ],
+    columns: Annotated[
+        list[str] | None, Field(description="columns to learn from; null: all others")
+    ] = None,
+    leave_out: Annotated[
+        list[str], Field(description="columns not to learn from, such as identifiers and remarks")
+    ] = [],  # noqa: B006
+    by: Annotated[
+        str | None,
+        Field(description="column of the domain, such as the hospital; each value is a client"),
+    ] = None,
+    part: Annotated[
+        str | None, Field(description="column that says train or test; null: by the share test")
+    ] = None,
+    test: Share = 0.2,
+    words: Annotated[
+        Literal["refuse", "one-hot"],
+        Field(description="columns of words; one-hot: a column of 0 and 1 for each of its words"),
+    ] = "refuse",
+    dates: Annotated[
+        list[str], Field(description="columns of dates (2026-11-26), learnt from as days")
+    ] = [],  # noqa: B006
+    gaps: Annotated[
+        Gaps,
+        Field(
+            description="empty cells of numbers and dates; mean, median: those of the training rows; "
+            "an empty word is none of its column's words"
+        ),
+    ] = "refuse",
+    scale: Annotated[
+        Literal["standard", "columns", "none"],
+        Field(
+            description="standard: each column of numbers, and a label of numbers, by mean and deviation of training "
+            "rows; columns: the label not"
+        ),
+    ] = "standard",
+    fit: Annotated[
+        Literal["all", "domain"],
+        Field(
+            description="whose training rows scale and gaps take their numbers from: everybody's, or each domain's"
+        ),
+    ] = "all",
+    task: TableTask = "classification",
+    positive: Positive = None,
+    seed: Seed = 0,
+    samples: SampleCap = None,
+) -> DataSet:
+    """Rows of a CSV or parquet file: columns to learn from, columns to predict, and one of domains if there is one.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, a column is missing, repeats the label, looks like an identifier,
+        or holds something else than is needed.
+    """
+    file = Path(path).expanduser()
+    frame = _read(file)
+    named = [label] if isinstance(label, str) else list(label)
+    uses = [*(("label", name) for name in named), ("by", by), ("part", part)]
+    besides = [name for _, name in uses if name is not None]
+    for name in (*besides, *(columns or []), *leave_out, *dates):
+        if name not in frame.columns:
+            raise DataError(
+                f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
+                f"{', '.join(map(str, frame.columns[:20]))}"
+            )
+    for use, column in (*uses, *(("leave_out", name) for name in leave_out)):
+        if column in (columns or []):
+            raise DataError(
+                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it out"
+            )
+    twice = next((name for name in besides if besides.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
+        )
+    used = columns or [name for name in frame.columns if name not in (*besides, *leave_out)]
+    if columns is None:
+        _check_identifiers(file, frame, used)
+    encoded = _encode(file, frame, used, words, dates, gaps)
+    for name in besides:
+        if frame[name].isna().any():
+            raise DataError(
+                f"data set table: column {name!r} of {file} is empty in "
+                f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
+            )
+    groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
+    parts = None if part is None else [str(v) for v in frame[part].tolist()]
+    labelling = Labelling("table", str(file), named[0], task, positive)
+    target = tasks.outline(task).target
+    if target == "classes" and len(named) > 1:
+        raise labelling.refused(
+            f"data.label names {len(named)} columns, and {task} has one; leave some out, or write "
+            "data.task: regression or multi-label"
+        )
+    if target != "classes" and positive is not None:
+        raise labelling.refused(
+            f"data.positive is {positive}, and {task} has no classes; leave it out"
+        )
+    y: Array
+    y, classes = (
+        labelling.encode(frame[named[0]].tolist())
+        if target == "classes"
+        else (_targets(file, frame, named, target), tuple(named))
+    )
+    domains = labelling.domains(encoded.x, y, groups, parts, test, seed)
+    for name in named:
+        _check_other_than_label(file, frame, used, name, target == "numbers")
+    told = encoded.told + _fill(file, encoded, domains, gaps, fit)
+    if scale != "none":
+        for group in [[one] for one in domains] if fit == "domain" else [domains]:
+            _standardise([(one.train_x, one.test_x) for one in group], encoded.numbers)
+    if scale == "standard" and target == "numbers":
+        _standardise([(one.train_y, one.test_y) for one in domains])
+    capped = tuple(cap_samples(domain, samples, seed) for domain in domains)
+    return DataSet("table", capped, classes, (0.0,), (1.0,), task=task, encoding="; ".join(told))
+
+
+def _read(file: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    if file.suffix not in (".csv", ".parquet"):
+        raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
+    try:
+        with open_file(file) as source:
+            if file.suffix == ".parquet":
+                return _read_parquet(file, source)
+            # pandas calls a second column y "y.1", under which it would be learnt from.
+            first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
+            _check_columns(file, first)
+            source.seek(0)
+            return pd.read_csv(source)
+    # pandas' and pyarrow's own are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:
+        raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
+
+
+def _read_parquet(file: Path, source: BinaryIO) -> pd.DataFrame:
+    """Return the table of a parquet file, whose texts stay in its dictionary: one is in memory once."""
+    from pyarrow import parquet, types
+
+    found = parquet.ParquetFile(source)
+    fields, footer = list(found.schema_arrow), found.metadata
+    _check_columns(file, [field.name for field in fields])
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    check_cells(file, sum(group.num_rows for group in groups), footer.num_columns)
+    check_size(file, sum(part.total_uncompressed_size for part in parts), ARRAYS_BYTES)
+    nested = [field.name for field in fields if types.is_nested(field.type)]
+    flat = [field.name for field in fields if field.name not in nested]
+    table = parquet.read_table(source, columns=flat, read_dictionary=flat)
+    frame: pd.DataFrame = table.to_pandas()
+    for name in frame.select_dtypes("category"):
+        frame[name] = frame[name].astype(object)
+    for name in nested:  # as many values as they like in a row: not read
+        frame[name] = None
+    return frame
+
+
+def _check_columns(file: Path, names: list[str]) -> None:
+    """Refuse a table with two columns of one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"data set table: {file} has {names.count(twice)} columns {twice!r}; give each its own name"
+        )
+
+
+class Encoded(NamedTuple):
+    """The columns to learn from as numbers.
+
+    Attributes
+    ----------
+    x : ndarray of float32 [n, d]
+        Empty cells are NaN.
+    numbers : ndarray of bool [d]
+        Which columns are numbers or dates; the others are 0 or 1 for a word.
+    columns : list of str
+        The column of the table that each is from.
+    told : list of str
+        What a report says about it.
+    """
+
+    x: NDArray[np.float32]
+    numbers: NDArray[np.bool_]
+    columns: list[str]
+    told: list[str]
+
+
+def _check_identifiers(file: Path, frame: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Refuse a column that nobody named and that has another value in each row, as numbers of patients have."""
+    import pandas as pd
+
+    for name in columns:
+        values = frame[name]
+        if len(values) < 2 or not values.is_unique:
+            continue
+        whole = pd.api.types.is_integer_dtype(values)
+        counted = whole and int(values.max()) - int(values.min()) == len(values) - 1
+        texts = pd.api.types.is_string_dtype(values)
+        if counted or texts or (whole and _IDENTIFIER.search(str(name))):
+            raise DataError(
+                f"data set table: column {name!r} of {file} has another value in each row, as identifiers "
+                f"have; data.leave_out: [{name}], or name all columns to learn from in data.columns"
+            )
+
+
+def _encode(
+    file: Path, frame: pd.DataFrame, columns: list[str], words: str, dates: Sequence[str], gaps: str
+) -> Encoded:
+    """Return columns as numbers, those of words as one of 0 and 1 for each word."""
+    import pandas as pd
+
+    if not columns:
+        raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
+    made: list[Array] = []
+    origins: list[str] = []
+    numbers: list[bool] = []
+    texts: list[str] = []
+    for name in columns:
+        values, found = frame[name], []
+        if name in dates:
+            found = [_days(file, name, values)]
+        elif pd.api.types.is_numeric_dtype(values):
+            with np.errstate(over="ignore"):
+                found = [values.to_numpy(dtype=np.float32, na_value=np.nan)]
+        elif pd.api.types.is_datetime64_any_dtype(values):
+            raise DataError(
+                f"data set table: column {name!r} of {file} has dates; data.dates: [{name}] learns from "
+                f"them as days, data.leave_out: [{name}] leaves it out"
+            )
+        elif words == "refuse":
+            raise DataError(
+                f"data set table: column {name!r} of {file} is no column of numbers; data.leave_out: "
+                f"[{name}] leaves it out, data.words: one-hot makes a column of each of its words, "
+                f"data.dates: [{name}] takes it for dates"
+            )
+        else:
+            found = _one_hot(file, name, values)
+            texts.append(name)
+        made += found
+        origins += [name] * len(found)
+        numbers += [name not in texts] * len(found)
+    check_cells(file, len(frame), len(made))
+    x = np.ascontiguousarray(np.stack(made, axis=1), dtype=np.float32)
+    empty = np.zeros(x.shape, dtype=bool) if gaps == "refuse" else np.isnan(x)
+    for row, column in np.argwhere(~np.isfinite(x) & ~empty):
+        remedy = "" if not np.isnan(x[row, column]) else ", or let data.gaps fill it (median)"
+        raise DataError(
+            f"data set table: column {origins[column]!r} of {file} is empty, infinite or above "
+            f"3.4e38 in row {row + 1}; fill it, take the row away or take another unit{remedy}"
+        )
+    blank = next((name for name in texts if gaps == "refuse" and frame[name].isna().any()), None)
+    if blank is not None:
+        row = int(np.flatnonzero(frame[blank].isna())[0])
+        raise DataError(
+            f"data set table: column {blank!r} of {file} is empty in row {row + 1}; with another "
+            "data.gaps an empty word is none of its column's words"
+        )
+    told = []
+    if texts:
+        told = [f"columns of words: {len(texts)} (as {len(made) - sum(numbers)} of 0 and 1)"]
+    if days := [name for name in columns if name in dates]:
+        told += [f"columns of dates: {len(days)} (in days)"]
+    return Encoded(x, np.array(numbers), origins, told)
+
+
+def _days(file: Path, name: str, values: pd.Series) -> Array:
+    """Return dates as days since 1970, float32 [n]; empty ones are NaN."""
+    import pandas as pd
+
+    found = pd.Series(pd.NaT, index=values.index, dtype="datetime64[ns, UTC]")
+    if not pd.api.types.is_numeric_dtype(values):
+        found = pd.to_datetime(values, format="ISO8601", errors="coerce", utc=True)
+    wrong = np.flatnonzero(found.isna() & values.notna())
+    if len(wrong):
+        raise DataError(
+            f"data set table: column {name!r} of {file} has {str(values.iloc[wrong[0]])[:40]!r} in row "
+            f"{wrong[0] + 1}, which is not a date such as 2026-11-26; write dates so, or take the "
+            "column out of data.dates"
+        )
+    days = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    return days.to_numpy(dtype=np.float32)
+
+
+def _one_hot(file: Path, name: str, values: pd.Series) -> list[Array]:
+    """Return for each word of a column, in alphabetical order, which rows hold it, float32 [n]."""
+    texts = values.map(str, na_action="ignore")
+    known = sorted(set(texts.dropna()))
+    if not known:
+        raise DataError(
+            f"data set table: column {name!r} of {file} has no words in any row; data.leave_out: [{name}]"
+        )
+    if len(known) > MOST_WORDS:
+        raise DataError(
+            f"data set table: column {name!r} of {file} has {len(known)} different words, and data.words: "
+            f"one-hot takes at most {MOST_WORDS}; data.leave_out: [{name}], or join rare ones"
+        )
+    return [(texts == word).to_numpy(dtype=np.float32) for word in known]
+
+
+def _fill(
+    file: Path, encoded: Encoded, domains: Sequence[Domain], gaps: str, fit: str
+) -> list[str]:
+    """Fill empty cells in place from training rows; return a report's notes on it."""
+    count = int(np.isnan(encoded.x).sum())
+    if not count:
+        return []
+    everybody = _typical(np.concatenate([one.train_x for one in domains]), gaps)
+    if np.isnan(everybody).any():
+        column = encoded.columns[int(np.flatnonzero(np.isnan(everybody))[0])]
+        raise DataError(
+            f"data set table: column {column!r} of {file} is empty in all training rows; "
+            f"data.leave_out: [{column}]"
+        )
+    for one in domains:
+        own = _typical(one.train_x, gaps) if fit == "domain" else everybody
+        filling = np.where(np.isnan(own), everybody, own)  # a domain without any takes everybody's
+        for values in (one.train_x, one.test_x):
+            values[:] = np.where(np.isnan(values), filling, values)
+    whose = "all" if fit == "all" else "their domain's"
+    by = "zero" if gaps == "zero" else f"the {gaps} of {whose} training rows"
+    return [f"empty cells: {count} (filled with {by})"]
+
+
+def _typical(training: Array, gaps: str) -> Array:
+    """Return a value for the empty cells of each column, NaN if the column has none to take it from."""
+    if gaps == "zero":
+        return np.zeros(training.shape[1])
+    typical = np.nanmedian if gaps == "median" else np.nanmean
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of columns without values
+        found: Array = typical(training.astype(np.float64), axis=0)
+    return found
+
+
+def _standardise(
+    pairs: Sequence[tuple[Array, Array]], columns: NDArray[np.bool_] | None = None
+) -> None:
+    """Scale training and test parts in place, by mean and deviation of the training parts together."""
+    training = np.concatenate([train for train, _ in pairs]).astype(np.float64)
+    mean, std = training.mean(0), training.std(0)
+    std[std == 0] = 1.0
+    if columns is not None:
+        mean[~columns], std[~columns] = 0.0, 1.0
+    for values in itertools.chain.from_iterable(pairs):
+        values[:] = ((values - mean) / std).astype(np.float32)
+
+
+def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:
+    """Return the columns to predict, numbers or flags."""
+    import pandas as pd
+
+    for name in columns:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            raise DataError(
+                f"data set table: column {name!r} of {file} is no column of numbers; name another in data.label, "
+                "or write its values as numbers"
+            )
+    y = _encode(file, frame, columns, "refuse", (), "refuse").x
+    if target == "numbers":
+        return y
+    for row, column in np.argwhere((y != 0) & (y != 1)):
+        raise DataError(
+            f"data set table: column {columns[column]!r} of {file} has {y[row, column]:g} in row {row + 1}; "
+            "a label of several is 0 or 1 in each row"
+        )
+    return y.astype(np.uint8)
+
+
+def _check_other_than_label(
+    file: Path, frame: pd.DataFrame, columns: list[str], label: str, number: bool
+) -> None:
+    """Refuse a column that says the same as the label: a value for each class, or a number times and plus another."""
+    import pandas as pd
+
+    classes = frame[label].nunique()
+    for name in columns:
+        if classes < 2 or frame[name].nunique() != classes:
+            continue
+        if (
+            pd.api.types.is_numeric_dtype(frame[name])
+            and abs(frame[name].corr(frame[label])) > 1 - 1e-12
+            if number
+            else frame.groupby([name, label]).ngroups == classes
+        ):
+            raise DataError(
+                f"data set table: column {name!r} of {file} says the same as the label {label!r} in every "
+                "row, so it would be learnt from; leave it out with data.columns, or take it away"
+            )
