@@ -73,7 +73,9 @@ def write_own_data(folder: Path) -> None:
     import datasets
 
     generator = np.random.default_rng(0)
-    rows = [f"{number % 60},H{number % 3},{'yes' if number % 4 else 'no'}" for number in range(60)]
+    rows = [
+        f"{7 * number % 60},H{number % 3},{'yes' if number % 4 else 'no'}" for number in range(60)
+    ]
     (folder / "patients.csv").write_text("\n".join(["age,hospital,ill", *rows]))
     stays = [
         f"{20 + number % 60},{100 + number % 37},{1 + number * 7 % 9},{number % 2},{number % 3 // 2},H{number % 3}"
