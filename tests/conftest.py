@@ -68,6 +68,17 @@ def ray_here() -> dict[str, float]:
     return {**ray.cluster_resources(), "CPU": 4.0}
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sweeps end without figures and report, which take longer than the trials of these tests."""
+    for name in (
+        "tuning.summary.draw_trials",
+        "tuning.summary._add_report",
+        "drawing.canvas.save_figure",
+    ):
+        monkeypatch.setattr(f"flray.{name}", lambda *_: None)
+
+
 _POOLS: dict[str, "Pools"] = {}
 """By the address of their Ray: pools of one that has ended are of no use."""
 

@@ -316,6 +316,7 @@ api.tune(sys.argv[1])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

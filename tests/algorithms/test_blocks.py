@@ -14,8 +14,7 @@ from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.replies import into_blocks
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.end_to_end.test_same_bits import Backwards
+from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
 
 REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at the server"]
 """Methods whose server looks at single replies."""
@@ -62,7 +61,7 @@ def test_the_bits_depend_on_the_blocks() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix"])
 def test_the_order_in_which_blocks_are_played_changes_no_bit(name: str) -> None:
     some = {"participation": {"clients": 4}} if tiny.partial_participation(name) else {}
-    permuted = rounds(name, 2, 3, executor=Backwards, **some)
+    permuted = rounds(name, 2, 3, executor=Permuted, **some)
     assert permuted.sha256() == rounds(name, 2, 3, **some).sha256()
 
 

@@ -142,8 +142,3 @@ def test_chance_explores_and_fades() -> None:
         server.round = 6
         assert algorithm.choose(server, 0) == [2]
     assert 0.1 < others / 400 < 0.2  # 0.2 explore, of which a quarter finds the best one anyway
-
-
-def test_validation_split_is_never_trained_on() -> None:
-    for client in tiny.spec_of("fedfomo", **VAL).data.clients:
-        assert len(client.val) and not set(client.val) & (set(client.train) | set(client.test))

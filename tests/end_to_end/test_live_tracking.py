@@ -58,6 +58,7 @@ def test_every_round_of_a_run_is_seen_while_it_goes_on(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:

@@ -1,22 +1,17 @@
 """The same experiment ends with the same bits wherever and however its client tasks were run."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pytest
 import torch
 
 from flray import registry
 from flray.federation.federation import Federation
-from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
-
-TRAINS_AT_SERVER = {"name": "feddf", "steps": 10}
 
 
 def world_of(
@@ -31,24 +26,6 @@ def inline_digest(spec: FederationSpec) -> str:
     for _ in range(spec.config.rounds):
         federation.step()
     return federation.sha256()
-
-
-class Backwards(InlineExecutor):
-    """Runs the last client first."""
-
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
-        yield from reversed(list(super().run_blocks(list(reversed(blocks)), timeout, idle)))
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold", TRAINS_AT_SERVER], ids=str)
-def test_client_order_does_not_matter(digits: dict[str, Any], method: Any) -> None:
-    spec = world_of(digits, method)
-    federation = Federation(spec, Backwards(spec))
-    for _ in range(spec.config.rounds):
-        federation.step()
-    assert federation.sha256() == inline_digest(spec)
 
 
 def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
 """Callbacks: every round once and in order, whatever dies; files that TensorBoard and W&B read themselves."""
 
+import os
 import struct
 import subprocess
 import sys
@@ -8,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flray import register_callback
 from flray.callbacks import RunInfo
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
-from tests.helpers import StopAfter, inline
+from tests.helpers import StopAfter, inline, written
 from tests.messages import refused
 
 PLUGIN = """
@@ -62,6 +62,18 @@ class RaisesOnce:
             file.write(f"{number} ")
 
 
+def killed(experiment: dict[str, Any], code: str, round_: int = 2, **sections: Any) -> None:
+    """Run an experiment, or a sweep of it, with a plug-in's code in a process that is killed after a round."""
+    Path("own.py").write_text(code)
+    callbacks = [*experiment.get("callbacks", ()), {"name": "kill", "round": round_}]
+    file = written({**experiment, "plugins": ["own.py"], "callbacks": callbacks}, **sections)
+    command = [sys.executable, "-m", "flray", "tune" if sections else "run", file]
+    # with a service of its own: one of this process would outlive it
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+    ended = subprocess.run(command, capture_output=True, timeout=240, check=False, env=env)
+    assert ended.returncode == -9, ended.stderr[-2000:]
+
+
 def assert_told(folder: Path, history: Any) -> None:
     """Every round once, in order, with its value, and then the end."""
     *lines, end = (folder / "lines.txt").read_text().splitlines()
@@ -73,12 +85,7 @@ def assert_told(folder: Path, history: Any) -> None:
 def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    Path("own.py").write_text(PLUGIN)
-    content = inline(digits, plugins=["own.py"], callbacks=["lines", "kill"], rounds=4)
-    Path("run.yaml").write_text(yaml.safe_dump(content))
-    code = [sys.executable, "-m", "flray", "run", "run.yaml"]
-    killed = subprocess.run(code, capture_output=True, timeout=240, check=False)
-    assert killed.returncode == -9
+    killed(inline(digits, callbacks=["lines"], rounds=4)["experiment"], PLUGIN)
     folder = tmp_cwd / "runs" / "digits" / "001"
     assert [line[0] for line in (folder / "lines.txt").read_text().splitlines()] == ["1", "2"]
     result = runner.resume(folder)

@@ -74,6 +74,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_trials_and_actors_end_at_the_same_round(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:

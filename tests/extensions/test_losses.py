@@ -1,8 +1,6 @@
 """``local.loss``: formulas, each method that minimises the loss of the task, refusals, identity, kill and resume."""
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_tasks import SMALL_FUNDUS, SMALL_GLYPHS
-from tests.extensions.test_callbacks import PLUGIN
+from tests.extensions.test_callbacks import PLUGIN, killed
 from tests.helpers import built, inline, printed, small, written
 from tests.messages import mistyped, refused
 
@@ -219,13 +217,9 @@ def test_a_plug_in_is_listed_and_belongs_to_the_identity(tmp_cwd: Path) -> None:
 
 
 def test_a_run_that_is_killed_and_resumed_has_the_bits_of_one_that_was_not(tmp_cwd: Path) -> None:
-    Path("own.py").write_text(PLUGIN + OWN)
     loss = {"name": "sharp", "heat": 3}
     settings = small(rounds=4, local={"loss": loss}, plugins=["own.py"], name="x")
-    file = written({**settings, "callbacks": [{"name": "kill", "round": 2}]})
-    command = [sys.executable, "-m", "flray", "run", file]
-    killed = subprocess.run(command, capture_output=True, timeout=240, check=False)
-    assert killed.returncode == -9, killed.stderr[-2000:]
+    killed(settings, PLUGIN + OWN)
     resumed = runner.resume(Path("runs/x/001"))
     whole = runner.run(inline({**settings, "name": "y"}))
     assert resumed.sha256 == whole.sha256

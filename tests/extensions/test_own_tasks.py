@@ -1,7 +1,5 @@
 """Tasks: regression and multi-label on tables, a user's in a file, refusals, identity, kill and resume."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from flray.tasks import Task, make_task
 from tests.algorithms.helpers import close
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
-from tests.extensions.test_callbacks import PLUGIN
+from tests.extensions.test_callbacks import PLUGIN, killed
 from tests.helpers import built, inline, printed, small, written
 from tests.messages import mistyped, refused
 
@@ -338,14 +336,10 @@ def test_a_task_in_a_file_is_short_listed_and_part_of_the_identity(tmp_cwd: Path
 
 
 def test_a_run_of_an_own_task_that_is_killed_and_resumed_has_the_same_bits(tmp_cwd: Path) -> None:
-    Path("own.py").write_text(PLUGIN + OWN)
     diabetes()
     data = table("counts", "visits", scale="columns")
     settings = small(rounds=6, data=data, local={"lr": 0.1}, plugins=["own.py"], name="x")
-    file = written({**settings, "callbacks": [{"name": "kill", "round": 3}]})
-    command = [sys.executable, "-m", "flray", "run", file]
-    killed = subprocess.run(command, capture_output=True, timeout=240, check=False)
-    assert killed.returncode == -9, killed.stderr[-2000:]
+    killed(settings, PLUGIN + OWN, 3)
     resumed = runner.resume(Path("runs/x/001"))
     whole = runner.run(inline({**settings, "name": "y"}))
     assert resumed.sha256 == whole.sha256

@@ -1,8 +1,5 @@
 """All extensions in one sweep whose driver is killed: the bits of one that was not, and every round told once."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +8,8 @@ import pytest
 from flray import api
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
-from tests.extensions.test_callbacks import PLUGIN, tensorboard_points, wandb_records
-from tests.helpers import inline, written
+from tests.extensions.test_callbacks import PLUGIN, killed, tensorboard_points, wandb_records
+from tests.helpers import inline
 
 MEASURE = "global/common/balanced-accuracy"
 CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
@@ -39,23 +36,17 @@ def wandb_steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     pytest.importorskip("wandb")
     # killed once in the whole sweep, not once in each trial
     own = PLUGIN.replace('run.folder / "killed"', 'run.folder.parents[1] / "killed"')
-    Path("own.py").write_text(own)
-    callbacks = [*CALLBACKS, {"name": "kill", "round": 2}]
     rates = {"local.lr": {"grid": [0.02, 0.1]}}
-    settings = experiment(digits, plugins=["own.py"], callbacks=callbacks)
-    file = written(settings, space=rates, sweep={"seeds": [0], "metric": MEASURE})
-    command = [sys.executable, "-m", "flray", "tune", file]
+    sweep = {"seeds": [0], "metric": MEASURE}
+    killed(experiment(digits, callbacks=CALLBACKS), own, space=rates, sweep=sweep)
     folder = tmp_cwd / "runs" / "digits" / "001"
-    # with a service of its own: one of this process would outlive it
-    env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    killed = subprocess.run(command, capture_output=True, timeout=240, check=False, env=env)
-    assert killed.returncode == -9, killed.stderr[-2000:]
     before = sum(one.rounds_recorded() for one in trial_folders(folder))
     resumed = api.resume_sweep(folder)
     whole = [

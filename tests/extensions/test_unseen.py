@@ -192,6 +192,7 @@ def test_actors_give_the_values_of_one_process(pools: Pools) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_a_sweeps_files_and_tables_have_a_column_for_each(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:

@@ -139,6 +139,7 @@ def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_the_actors_of_a_trial_leave_the_bundle_of_its_server_alone(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:

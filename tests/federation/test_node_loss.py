@@ -192,6 +192,7 @@ def test_a_node_that_is_drained_takes_no_client_state_with_it(
     assert not any("lost with the node" in line for line in progress.lines), progress.lines
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("notice", [0, 2], ids=["lost", "drained"])
 def test_a_sweep_survives_the_loss_of_a_node(
     tmp_cwd: Path, digits: dict[str, Any], nodes: Any, notice: int

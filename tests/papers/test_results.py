@@ -73,10 +73,10 @@ def unfounded(claims: list[tuple[str, ...]], files: list[Path]) -> set[tuple[str
     """Return the claims that no sentence on two settings makes, of all pairs or all against any reference."""
     left = set(claims)
     for found in [build_export_table(read_export(file)).studies for file in files]:
-        names = {name for study in found.each for name in study.values}
-        for study in [one for name in names for one in found.against(name).each] if left else ():
-            for pair in study.differences:
-                left -= set(_AMOUNT.findall(sentence(pair.better_first(), study.unit)))
+        for name in sorted({name for study in found.each for name in study.values}):
+            for study in found.against(name).each if left else ():
+                for pair in study.differences:
+                    left -= set(_AMOUNT.findall(sentence(pair.better_first(), study.unit)))
     return left
 
 

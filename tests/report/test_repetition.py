@@ -14,7 +14,7 @@ from flray.results.result_set import ResultSet
 from flray.results.study import DRAWS, TUNINGS
 from tests.report.conftest import Edited
 
-STUDIES = 1000
+STUDIES = 400
 
 
 def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> tuple[float, float]:

@@ -26,14 +26,3 @@ def content(tmp_path: Path) -> dict[str, Any]:
         "space": {"local.lr": {"grid": [0.02, 0.1]}},
         "sweep": {"seeds": [0, 1], **ONE},
     }
-
-
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sweeps end without figures and report, which take longer than the trials of these tests."""
-    for name in (
-        "tuning.summary.draw_trials",
-        "tuning.summary._add_report",
-        "drawing.canvas.save_figure",
-    ):
-        monkeypatch.setattr(f"flray.{name}", lambda *_: None)
