@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -84,13 +85,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 Size = Annotated[int, Field(ge=8, description="height and width to which all are resized")]
-DOMAINS: dict[str, Origin] = {
-    "mnist": "real",
-    "svhn": "real",
-    "usps": "real",
-    "synthdigits": "rendered",
-    "mnistm": "composed",
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+DOMAINS: dict[str, Origin] = _TABLE["origins"]
+_MAT: dict[str, list[str]] = _TABLE["matlab"]
 _FOLDERS = dict(zip(DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True))
 _TENTHS, _WHOLE, _STRATIFIED = (
     {domain: [f"{folder}/{name}" for name in names] for domain, folder in _FOLDERS.items()}
@@ -101,13 +98,6 @@ _TENTHS, _WHOLE, _STRATIFIED = (
     )
 )
 _FEDBN = (_TENTHS, _WHOLE, _STRATIFIED)
-_MAT = {
-    "mnist": ["mnist_data.mat"],
-    "svhn": ["svhn_train_32x32.mat", "svhn_test_32x32.mat"],
-    "usps": ["usps_28x28.mat"],
-    "synthdigits": ["syn_number.mat"],
-    "mnistm": ["mnistm_with_label.mat"],
-}
 _TRAINING = {"tenths": _FEDBN[:1], "whole": _FEDBN[1:]}
 Training = Annotated[
     Literal["tenths", "whole"],
@@ -172,35 +162,14 @@ def _register(files: Files, have: Sequence[str], usual: int, title: str) -> None
     register_dataset(files.name)(dataset)
 
 
-_register(
-    _files(
-        "digit-five",
-        "the data sets of Moment Matching for Multi-Source Domain Adaptation (M3SDA), Digit-Five",
-        tuple(DOMAINS),
-        _MAT,
-    ),
-    tuple(DOMAINS),
-    32,
-    "Return Digit-Five, the same five domains from their MATLAB files, in their original sizes and splits.",
-)
-_register(
-    _files(
-        "mnist-m",
-        "Digit-Five or FedBN's Digits-5, or http://yaroslav.ganin.net",
-        ("mnistm",),
-        _MAT,
-        *_FEDBN,
-    ),
-    ("mnistm",),
-    28,
-    "Return MNIST-M, MNIST's digits over photos, 3x28x28, from Digit-Five's or FedBN's files (composed).",
-)
-_register(
-    _files("synthdigits", "Digit-Five or FedBN's Digits-5", ("synthdigits",), _MAT, *_FEDBN),
-    ("synthdigits",),
-    32,
-    "Return SynthDigits, rendered digits 3x32x32, from Digit-Five's or FedBN's files.",
-)
+for _name, _one in _TABLE["sets"].items():
+    _archives = (_MAT, *(_FEDBN if _one["fedbn"] else ()))
+    _register(
+        _files(_name, _one["where"], _one["domains"], *_archives),
+        _one["domains"],
+        _one["size"],
+        _one["title"],
+    )
 DIGITS5 = _files(
     "digits5",
     "the link in https://github.com/med-air/FedBN (digit_dataset)",
