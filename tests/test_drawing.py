@@ -25,7 +25,6 @@ from flray.drawing.charts import (
     draw_forest,
     draw_lines,
     draw_ranks,
-    draw_scores,
 )
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 from tests.helpers import python
@@ -95,15 +94,6 @@ def test_clients_without_a_value_are_left_out_and_many_stay_one_page(tmp_path: P
     assert list(figure.get_size_inches()) == [12.0, 4.2]
 
 
-def test_a_sweep_has_one_row_per_method_with_a_score() -> None:
-    scores = {"fedavg": [0.5, 0.6], "fedskc": [0.7, math.nan], "moon": [0.65], "broken": [math.nan]}
-    (axes,) = draw_scores(scores, "accuracy").axes
-    names = [text.get_text() for text in axes.get_yticklabels()]
-    assert names == ["fedavg", "moon", "fedskc (1 failed)"]
-    assert len(draw_scores(scores | {"broken": [0.1]}, "accuracy").axes[0].get_yticks()) == 4
-    refused(draw_scores, {"broken": [math.nan]}, "accuracy")
-
-
 NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\alpha"]
 
 
@@ -121,7 +111,6 @@ def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
     for figure in (
         drawn(curve("a", 0.5), title="t"),
         draw_clients({"a": 0.5, "b": 0.4}, "accuracy"),
-        draw_scores({"a": [0.5, 0.4]}, "accuracy"),
         draw_table(panel),
         draw_matrices([panel]),
     ):

@@ -346,10 +346,10 @@ class SweepProgress(_Display):
             self.say(line)
 
     def values(self, result: SweepResult) -> None:
-        """Print what can be concluded and the table, once; figures and report follow."""
+        """Print what can be concluded and the table, once; the report follows."""
         self.has_values = True
         show_values(result)
-        self.say("drawing the figures and writing the report (the values above are final)")
+        self.say("writing the report (the values above are final)")
 
 
 def _minutes(seconds: float) -> str:

@@ -179,44 +179,6 @@ def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 
     return figure
 
 
-def draw_scores(scores: Mapping[str, Sequence[float]], metric: str, title: str = "") -> Figure:
-    """Draw the settings of a sweep below each other, best on top: each seed, mean, standard deviation.
-
-    Parameters
-    ----------
-    scores : mapping of str to sequence of float
-        By setting one score per seed; scores that are not finite are counted beside its name.
-    metric : str
-        Name of the scores; decides whether higher or lower is better.
-    title : str
-        Above the axes.
-
-    Raises
-    ------
-    ValueError
-        If no setting has a finite score.
-    """
-    finite = {name: list(filter(math.isfinite, seeds)) for name, seeds in scores.items()}
-    finite = {name: seeds for name, seeds in finite.items() if seeds}
-    sign = -1 if lower_is_better(metric) else 1
-    ranked = sorted(finite, key=lambda name: sign * float(np.mean(finite[name])))
-    if not ranked:
-        raise ValueError(f"{metric}: no setting has a finite score")
-    figure, (axes,) = canvas.create_figure(1, 7.0, 1.4 + 0.34 * len(ranked))
-    for height, name in enumerate(ranked):
-        seeds = finite[name]
-        spread = float(np.std(seeds, ddof=1)) if len(seeds) > 1 else 0.0
-        dots: Any = {"alpha": 0.35, "markersize": 5, "markeredgewidth": 0}
-        axes.plot(seeds, [height] * len(seeds), "o", color=canvas.MAIN, **dots)
-        bar: Any = {"fmt": "|", "color": canvas.INK, "markersize": 11, "capsize": 3}
-        axes.errorbar(np.mean(seeds), height, xerr=spread, **bar)
-    failed = {name: len(scores[name]) - len(finite[name]) for name in ranked}
-    labels = [f"{name} ({failed[name]} failed)" if failed[name] else name for name in ranked]
-    x_label = f"{metric} (dots: seeds; bars: mean ± standard deviation)"
-    _name_rows(axes, labels, len(ranked), x_label, title)
-    return figure
-
-
 def _name_rows(axes: Axes, names: Sequence[str], most: int, x_label: str, title: str) -> None:
     """Name the rows 0, 1, 2, ... of horizontal axes with room for `most` of them."""
     axes.set_yticks(range(len(names)), list(map(canvas.plain_text, names)))

@@ -237,8 +237,23 @@ _FURTHER_MEASURES = ("auc", "hausdorff95")
 """Measures besides the task's primary one that get a figure if the task has them."""
 
 
+def list_files(folder: Path, journal: Journal) -> None:
+    """List the files of a run or trial for MLflow: its settings, and what else is in its folder."""
+    journal.artifact(directory.CONFIG)
+    for name in (
+        directory.PARTITION,
+        DATA,
+        directory.INITIAL_DIAGNOSTICS,
+        directory.FINAL_DIAGNOSTICS,
+    ):
+        if (folder / name).exists():
+            journal.artifact(name)
+    if (folder / PLUGINS).is_dir():
+        journal.artifact(PLUGINS, PLUGINS)
+
+
 def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
-    """Draw the figures of a run or of a sweep's trial from the files in its folder, and list them for MLflow.
+    """Draw the figures of a run from the files in its folder, and list all of them for MLflow.
 
     Parameters
     ----------
@@ -260,17 +275,7 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
     for name, figure in figures.items():
         save_figure(figure, folder / directory.FIGURES / name)
         journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)
-    journal.artifact(directory.CONFIG)
-    for name in (
-        directory.PARTITION,
-        DATA,
-        directory.INITIAL_DIAGNOSTICS,
-        directory.FINAL_DIAGNOSTICS,
-    ):
-        if (folder / name).exists():
-            journal.artifact(name)
-    if (folder / PLUGINS).is_dir():
-        journal.artifact(PLUGINS, PLUGINS)
+    list_files(folder, journal)
 
 
 def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:

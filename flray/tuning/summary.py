@@ -1,10 +1,9 @@
-"""The texts of a sweep: its status while it runs, then its tables, figures and the parent run's tags."""
+"""The texts of a sweep: its status while it runs, then its tables, its report and the parent run's tags."""
 
 import contextlib
 import io
 import logging
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -12,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 
-from flray.config.experiment import Config
 from flray.errors import FlrayError
 from flray.files.csv_files import csv_text
 from flray.metrics.names import lower_is_better
@@ -24,18 +22,15 @@ from flray.records import directory
 from flray.records.journal import Journal, read_events
 from flray.results.choices import tuning_frame
 from flray.results.sweep import TEST, SweepResult
-from flray.runs.session import NOTE, draw_figures
-from flray.startup import usable_cpus
+from flray.runs.session import NOTE, list_files
 from flray.tuning.space import TrialSpec, setting_title
 from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder, complete_settings, trial_folders
 
-OVERVIEW_LIMIT, REPORT = 40, "report"
+REPORT = "report"
 RESULTS, SUMMARY, TABLE, TUNING = "results.csv", "summary.csv", "table.txt", "tuning.csv"
 _NOTE_LENGTH = 4000
 CURVES = "curves.csv"
 """A row per trial and round."""
-TRIALS_PER_PROCESS = 20
-"""Trials whose figures take about ten times as long as starting a process for them."""
 REPORT_SECONDS = 300.0
 """Seconds between two report pages of a sweep that runs; each takes some seconds of one CPU."""
 ReportWriter = Callable[[Path, Path], Sequence[Path]]
@@ -44,53 +39,38 @@ ReportWriter = Callable[[Path, Path], Sequence[Path]]
 
 def finish(
     folder: Path,
-    config: Config,
     journal: Journal,
     write_report: ReportWriter | None = None,
-    notify: Callable[[str], None] = lambda line: None,
     show: Callable[[SweepResult], None] = lambda result: None,
 ) -> SweepResult:
-    """Write the tables and figures of a sweep whose trials have all ended, and attach them to its runs.
+    """Write the tables of a sweep whose trials have all ended, and its report, and attach them to its runs.
 
     Parameters
     ----------
     folder : Path
         The sweep's folder.
-    config : Config
-        The sweep.
     journal : Journal
         The parent run's.
     write_report : callable, optional
         Writes the report of a sweep's folder into another folder and returns its files.
-    notify : callable
-        Called with a line on what takes long.
     show : callable, optional
-        Called once the tables are written, before the figures and the report, which take longer.
+        Called once the tables are written, before the report, which takes longer.
     """
     result = SweepResult(folder)
     (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
     (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
     show(result)
-    draw_trials(folder, notify)
+    for trial in trial_folders(folder):
+        _list_trial(trial)
     (folder / CURVES).write_text(csv_text(result.curves), encoding="utf-8", newline="")
     made = [directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE]
     if result.data.tuning:
         made.append(TUNING)
         text = csv_text(tuning_frame(result.data))
         (folder / TUNING).write_text(text, encoding="utf-8", newline="")
-    scores = dict(list(result.scores().items())[:OVERVIEW_LIMIT])
-    if scores:
-        from flray.drawing.canvas import save_figure  # start-up: matplotlib, at the end only
-        from flray.drawing.charts import draw_scores
-
-        names = sorted({metric.rpartition("/")[2] for metric in result.metrics})
-        name = result.metrics[0] if len(result.metrics) == 1 else " or ".join(names)
-        figure = draw_scores(scores, name, config.experiment.name)
-        save_figure(figure, folder / directory.FIGURES / "overview.png")
-        made.append(f"{directory.FIGURES}/overview.png")
     for name in made:
-        journal.artifact(name, directory.FIGURES if name.startswith(directory.FIGURES) else "")
+        journal.artifact(name)
     if write_report is not None:
         _add_report(folder, journal, write_report)
     statuses = result.results["status"].value_counts()
@@ -150,57 +130,18 @@ def text_table(result: SweepResult) -> str:
     return buffer.getvalue()
 
 
-def draw_trials(folder: Path, notify: Callable[[str], None]) -> None:
-    """Draw the figures of each trial that has none, as for a single run, and list them for MLflow.
+def _list_trial(trial: TrialFolder) -> None:
+    """List a trial's files for MLflow, once, with its model if that is wanted."""
+    events = read_events(trial.path / directory.JOURNAL)
+    if any(one["type"] == "artifact" and one["path"] == directory.CONFIG for one in events):
+        return
+    with Journal(trial.path / directory.JOURNAL) as journal:
+        tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
+        if tracking.get("model") and trial.status == "finished":
+            from flray.runs.export import save_mlflow_models  # torch.fx
 
-    Parameters
-    ----------
-    folder : Path
-        The sweep's folder.
-    notify : callable
-        Called with a line if the drawing takes long.
-    """
-    left = [trial.number for trial in trial_folders(folder) if not _is_listed(trial)]
-    count = min(usable_cpus(), len(left) // TRIALS_PER_PROCESS)
-    if count > 1:
-        notify(f"the figures of {len(left)} trials are drawn, in {count} processes")
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", __name__, str(folder.resolve())]
-        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        environment = os.environ | {"PYTHONPATH": path}
-        processes = [
-            subprocess.Popen([*command, *left[start::count]], env=environment, **quiet)
-            for start in range(count)
-        ]
-        try:
-            for process in processes:
-                process.wait()
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-    _draw(folder, left)  # all of few, and what a process that failed left
-
-
-def _draw(folder: Path, numbers: Sequence[str]) -> None:
-    for trial in (TrialFolder(folder, number) for number in numbers):
-        if _is_listed(trial):
-            continue
-        with Journal(trial.path / directory.JOURNAL) as journal:
-            tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
-            if tracking.get("model") and trial.status == "finished":
-                from flray.runs.export import save_mlflow_models  # torch.fx
-
-                save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
-            draw_figures(trial.path, journal, str(trial.identity.get("metric") or ""))
-
-
-def _is_listed(trial: TrialFolder) -> bool:
-    return any(
-        event["type"] == "artifact" and event["path"] == directory.CONFIG
-        for event in read_events(trial.path / directory.JOURNAL)
-    )
+            save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
+        list_files(trial.path, journal)
 
 
 class SweepProgress(Protocol):
@@ -348,7 +289,3 @@ class ReportPage:
 
     def _is_writing(self) -> bool:
         return self._process is not None and self._process.poll() is None
-
-
-if __name__ == "__main__":
-    _draw(Path(sys.argv[1]), sys.argv[2:])

@@ -203,14 +203,7 @@ class Sweep:
             try:
                 self._run(folder, tracker)
                 self._progress.end()
-                result = finish(
-                    folder,
-                    config,
-                    session.journal,
-                    self._write_report,
-                    notify,
-                    self._progress.values,
-                )
+                result = finish(folder, session.journal, self._write_report, self._progress.values)
             finally:
                 self._progress.end()
             session.end("finished", tracked_as="FAILED" if result.all_failed else None)

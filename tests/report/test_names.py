@@ -170,7 +170,7 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
         session.close()
     with Journal(folder / directory.JOURNAL) as journal:
         journal.start(uid="u", experiment="e", name="n")
-        return finish(folder, config, journal)
+        return finish(folder, journal)
 
 
 def test_a_sweep_with_such_arms_ends_with_all_its_tables(

@@ -169,7 +169,7 @@ def test_failed_and_missing_trials_are_said(sweep: Path, edited: Edited, paper: 
 
 def test_the_note_in_mlflow_begins_with_what_can_be_concluded(sweep: Path) -> None:
     with Journal(sweep / directory.JOURNAL) as journal:
-        result = finish(sweep, load(sweep / directory.CONFIG), journal)
+        result = finish(sweep, journal)
     tags: dict[str, str] = {}
     for event in read_events(sweep / directory.JOURNAL):
         tags |= event["tags"] if event["type"] == "tags" else {}

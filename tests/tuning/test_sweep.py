@@ -58,9 +58,10 @@ def test_killed_it_ends_with_one_parent_and_four_children(
     overrides = ["resources.executor=inline", f"output={tmp_path / 'alone'}", "tracking.uri=null"]
     alone = runner.run(trial.path / "config.yaml", overrides)
     assert trial.identity["sha256"] == alone.sha256
-    for run in (trial.path, alone.folder):
-        drawn = sorted(path.name for path in (run / "figures").iterdir())
-        assert drawn == ["clients.png", "curves.png", "partition.png"]
+    drawn = sorted(path.name for path in (alone.folder / "figures").iterdir())
+    assert drawn == ["clients.png", "curves.png", "partition.png"]
+    listed = [event["path"] for event in read_events(trial.path) if event["type"] == "artifact"]
+    assert listed == ["config.yaml", "partition.json"] and not (trial.path / "figures").exists()
     _check_tracked(store, folder)
     _check_tables(folder)
     # A finished sweep gives the same result; nothing is run or tracked again.
@@ -114,7 +115,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
     assert parent.data.metrics == {}, "a dot is no chart"
     assert parent.data.tags["trials.finished"] == "4"
     listed = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert listed >= {"config.yaml", "results.csv", "summary.csv", "table.txt", "figures"}
+    assert listed >= {"config.yaml", "results.csv", "summary.csv", "table.txt", "report"}
 
 
 def _check_tables(folder: Path) -> None:
