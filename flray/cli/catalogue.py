@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flray.cli.arguments import AsJson, Overrides, complete
+from flray.cli.arguments import AsJson, Overrides, command, complete
 
 Plugins = Annotated[
     list[str] | None,
@@ -23,28 +23,28 @@ data_commands = typer.Typer(
 )
 
 
-@commands.command("list", epilog="Example: flray list algorithms fedprox")
+@command(commands, "list", "flray list algorithms fedprox")
 def list_command(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="algorithms, augmentations, callbacks, datasets, losses, metrics, models, optimizers, "
-            "partitions, samplers, tasks, papers or settings",
-            autocompletion=complete("kinds"),
-        ),
-    ],
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="one with its options; papers: those that start so; metrics: those of a YAML file; "
-            "settings: a section, such as local",
-            autocompletion=complete("names"),
-        ),
-    ] = None,
+    what: Annotated[str, typer.Argument(autocompletion=complete("kinds"))],
+    name: Annotated[str | None, typer.Argument(autocompletion=complete("names"))] = None,
     plugins: Plugins = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the components that a YAML file may name, its settings, or the suites of the papers' tables."""
+    """List the components that a YAML file may name, its settings, or the suites of the papers' tables.
+
+    Parameters
+    ----------
+    what : str
+        algorithms, augmentations, callbacks, datasets, losses, metrics, models, optimizers, partitions,
+        samplers, tasks, papers or settings
+    name : str, optional
+        one with its options; papers: those that start so; metrics: those of a YAML file; settings: a
+        section, such as local
+    plugins : list of str, optional
+        your own files
+    as_json : bool
+        as JSON, for scripts
+    """
     _load(plugins)
     if what == "papers":
         from flray.cli.papers import show_papers
@@ -68,7 +68,7 @@ def _load(plugins: list[str] | None) -> None:
         load_plugins(plugins)
 
 
-@commands.command("schema", epilog="Example: flray schema > schema.json")
+@command(commands, "schema", "flray schema > schema.json")
 def schema_command(plugins: Plugins = None) -> None:
     """Print the JSON schema of the YAML file, for editors that complete it."""
     from flray.config.schema import schema
@@ -77,19 +77,18 @@ def schema_command(plugins: Plugins = None) -> None:
     typer.echo(json.dumps(schema(), indent=1))
 
 
-@commands.command("doctor", epilog="Example: flray doctor --gpu")
-def doctor_command(
-    gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu",
-            help="check the GPU instead, or without one the CPU: PASS or FAIL for equal bits, memory "
-            "and speed; exit code 1 if anything fails",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show versions, CPUs, GPUs, data sets, and missing packages and files."""
+@command(commands, "doctor", "flray doctor --gpu")
+def doctor_command(gpu: bool = False, as_json: AsJson = False) -> None:
+    """Show versions, CPUs, GPUs, data sets, and missing packages and files.
+
+    Parameters
+    ----------
+    gpu : bool
+        check the GPU instead, or without one the CPU: PASS or FAIL for equal bits, memory and speed;
+        exit code 1 if anything fails
+    as_json : bool
+        as JSON, for scripts
+    """
     from flray.cli import display
     from flray.cli.doctor import check_gpu, diagnose
 
@@ -105,23 +104,22 @@ def doctor_command(
     display.show_table(table, as_json)
 
 
-@data_commands.command("get", epilog="Example: flray data get digits5-local")
-def data_get(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="a data set, for example digits5-local", autocompletion=complete("datasets")
-        ),
-    ],
-) -> None:
-    """Download a data set into the cache, checked by checksum."""
+@command(data_commands, "get", "flray data get digits5-local")
+def data_get(name: Annotated[str, typer.Argument(autocompletion=complete("datasets"))]) -> None:
+    """Download a data set into the cache, checked by checksum.
+
+    Parameters
+    ----------
+    name : str
+        a data set, for example digits5-local
+    """
     from flray.data.inventory import get
     from flray.data.sources.cache import data_root
 
     get(name, data_root())
 
 
-@data_commands.command("list", epilog="Example: flray data list")
+@command(data_commands, "list", "flray data list")
 def data_list(as_json: AsJson = False) -> None:
     """Show every data set: its source, what must be done for it, whether it is there."""
     from flray.cli import tables
@@ -129,39 +127,33 @@ def data_list(as_json: AsJson = False) -> None:
     tables.show_datasets(as_json)
 
 
-@data_commands.command(
-    "show", epilog="Example: flray data show demo.yaml partition=domains --plot partition.png"
-)
+@command(data_commands, "show", "flray data show demo.yaml partition=domains --plot partition.png")
 def data_show(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE.yaml|NAME",
-            help="an experiment, or a data set by its name",
-            autocompletion=complete("files_and_datasets"),
-        ),
+        typer.Argument(metavar="FILE.yaml|NAME", autocompletion=complete("files_and_datasets")),
     ],
     overrides: Overrides = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="write a bubble chart of the partition here (PNG)")
-    ] = None,
-    split: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="SPLIT.json",
-            help="write the numbers of each client's samples here, for other tools and for partition: {name: file}",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="as JSON, of every run of a sweep's first seed: each client's samples with SHA-256, classes, weight, "
-            "steps, and rounds",
-        ),
-    ] = False,
+    plot: Path | None = None,
+    split: Annotated[Path | None, typer.Option(metavar="SPLIT.json")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Show who holds which samples under a file's partition, or the samples of each domain of a data set."""
+    """Show who holds which samples under a file's partition, or the samples of each domain of a data set.
+
+    Parameters
+    ----------
+    file : Path
+        an experiment, or a data set by its name
+    overrides : list of str, optional
+        settings that replace the file's
+    plot : Path, optional
+        write a bubble chart of the partition here (PNG)
+    split : Path, optional
+        write the numbers of each client's samples here, for other tools and for partition: {name: file}
+    as_json : bool
+        as JSON, of every run of a sweep's first seed: each client's samples with SHA-256, classes,
+        weight, steps, and rounds
+    """
     from flray.cli import tables
 
     tables.show_partition(file, overrides or [], plot, split, as_json)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import AsJson, OutputFolder, Overrides, RunName, complete
+from flray.cli.arguments import (
+    AsJson,
+    OutputFolder,
+    Overrides,
+    PluginFiles,
+    RunName,
+    command,
+    complete,
+)
 from flray.errors import FlrayError, one_line
 from flray.startup import gc_disabled
 
@@ -20,49 +28,39 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command("report", epilog="Example: flray report demo --to tables")
+@command(commands, "report", "flray report demo --to tables")
 def report_command(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP",
-            help="a sweep's or run's folder, NAME/NUMBER, NAME for the "
-            "newest, with --uri an MLflow experiment, or a file that --keep wrote (its tables alone)",
-            autocompletion=complete("runs"),
-        ),
-    ],
-    to: Annotated[
-        Path | None, typer.Option(help="folder to write to; default: report/ in the sweep's folder")
-    ] = None,
-    reach: Annotated[
-        float | None,
-        typer.Option(
-            help="accuracy in percent for rounds-to-target; default: 90 % of the best setting's"
-        ),
-    ] = None,
-    uri: Annotated[
-        str | None, typer.Option(help="read from this MLflow address instead of from a folder")
-    ] = None,
+    target: Annotated[str, typer.Argument(metavar="SWEEP", autocompletion=complete("runs"))],
+    to: Path | None = None,
+    reach: float | None = None,
+    uri: str | None = None,
     output: OutputFolder = "runs",
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv",
-            help="also add a row per finished run here, with "
-            "versions and SHA-256, to be kept in a repository",
-        ),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTING",
-            help="compare all others with this row of the table; default: sweep.reference, "
-            "else all pairs",
-        ),
-    ] = None,
+    keep: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
+    reference: Annotated[str | None, typer.Option(metavar="SETTING")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page."""
+    """Table beside the printed numbers, costs, figures: here, as Markdown, LaTeX and one HTML page.
+
+    Parameters
+    ----------
+    target : str
+        a sweep's or run's folder, NAME/NUMBER, NAME for the newest, with --uri an MLflow experiment, or
+        a file that --keep wrote (its tables alone)
+    to : Path, optional
+        folder to write to; default: report/ in the sweep's folder
+    reach : float, optional
+        accuracy in percent for rounds-to-target; default: 90 % of the best setting's
+    uri : str, optional
+        read from this MLflow address instead of from a folder
+    output : str
+        folder of runs and sweeps
+    keep : Path, optional
+        also add a row per finished run here, with versions and SHA-256, to be kept in a repository
+    reference : str, optional
+        compare all others with this row of the table; default: sweep.reference, else all pairs
+    as_json : bool
+        as JSON, for scripts
+    """
     from flray import reporting
     from flray.cli import display
     from flray.reporting.build import report_file, report_values
@@ -93,20 +91,26 @@ def report_command(
         typer.echo(one_line(str(path)))
 
 
-@commands.command(
-    "verify", epilog="Example: flray verify search_spaces/quickstart.results.csv --rows 3"
-)
+@command(commands, "verify", "flray verify search_spaces/quickstart.results.csv --rows 3")
 def verify_command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.csv", help="results that report --keep wrote")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE.csv")],
     overrides: Overrides = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="so many, evenly spread over the file; default: all")
-    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run rows of kept results again: exit code 0 for the same bits, 3 for explained differences, 1 for others."""
+    """Run rows of kept results again: exit code 0 for the same bits, 3 for explained differences, 1 for others.
+
+    Parameters
+    ----------
+    file : Path
+        results that report --keep wrote
+    overrides : list of str, optional
+        settings that replace those of the rows
+    rows : int, optional
+        so many, evenly spread over the file; default: all
+    as_json : bool
+        as JSON, for scripts
+    """
     from flray.cli import display
 
     display.to_stderr(as_json)
@@ -128,25 +132,32 @@ def verify_command(
         raise typer.Exit(1 if found["unexplained"] else 3)
 
 
-@commands.command("export", epilog="Example: flray export demo --client mnist")
+@command(commands, "export", "flray export demo --client mnist")
 def export_command(
     target: RunName,
-    client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="a client, for what it is tested with")
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="the global model and those of all clients")
-    ] = False,
-    to: Annotated[
-        Path | None, typer.Option(help="folder to write to; default: export/ in the run's folder")
-    ] = None,
+    client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    every: Annotated[bool, typer.Option("--all")] = False,
+    to: Path | None = None,
     output: OutputFolder = "runs",
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE.py", help="your own file in place of those of the settings"),
-    ] = None,
+    plugin: PluginFiles = None,
 ) -> None:
-    """Write trained models as safetensors, with plain PyTorch code that builds them without flray."""
+    """Write trained models as safetensors, with plain PyTorch code that builds them without flray.
+
+    Parameters
+    ----------
+    target : str
+        the run
+    client : str, optional
+        a client, for what it is tested with
+    every : bool
+        the global model and those of all clients
+    to : Path, optional
+        folder to write to; default: export/ in the run's folder
+    output : str
+        folder of runs and sweeps
+    plugin : list of str, optional
+        your own files
+    """
     from flray.records import directory
     from flray.runs import export
 
@@ -160,13 +171,19 @@ def export_command(
         typer.echo(one_line(str(path)))
 
 
-@commands.command("ls", epilog="Example: flray ls")
-def ls_command(
-    output: OutputFolder = "runs",
-    watch: Annotated[bool, typer.Option("--watch", help="look again every two seconds")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show the runs and sweeps of a folder: status, rounds or trials, value."""
+@command(commands, "ls", "flray ls")
+def ls_command(output: OutputFolder = "runs", watch: bool = False, as_json: AsJson = False) -> None:
+    """Show the runs and sweeps of a folder: status, rounds or trials, value.
+
+    Parameters
+    ----------
+    output : str
+        folder of runs and sweeps
+    watch : bool
+        look again every two seconds
+    as_json : bool
+        as JSON, for scripts
+    """
     from flray.cli.runs import show_runs
 
     if watch and as_json:
@@ -174,7 +191,7 @@ def ls_command(
     show_runs(output, as_json, watch)
 
 
-@commands.command("compare", epilog="Example: flray compare demo/001 demo/002")
+@command(commands, "compare", "flray compare demo/001 demo/002")
 def compare_command(
     first: RunName, second: RunName, output: OutputFolder = "runs", as_json: AsJson = False
 ) -> None:
@@ -185,27 +202,37 @@ def compare_command(
     show_comparison(directory.find(first, output), directory.find(second, output), as_json)
 
 
-@commands.command("rm", epilog="Example: flray rm demo/001")
-def rm_command(
-    target: RunName,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-    output: OutputFolder = "runs",
-) -> None:
-    """Remove the folder of a run or sweep; it asks first."""
+@command(commands, "rm", "flray rm demo/001")
+def rm_command(target: RunName, yes: bool = False, output: OutputFolder = "runs") -> None:
+    """Remove the folder of a run or sweep; it asks first.
+
+    Parameters
+    ----------
+    target : str
+        the run
+    yes : bool
+        do not ask
+    output : str
+        folder of runs and sweeps
+    """
     from flray.cli.runs import remove
 
     typer.echo(one_line(remove(target, output, yes) or "nothing was removed"))
 
 
-@commands.command("sync", epilog="Example: flray sync demo --uri http://127.0.0.1:5000")
-def sync_command(
-    target: RunName,
-    uri: Annotated[
-        str | None, typer.Option(help="another tracking server than the one in the run's settings")
-    ] = None,
-    output: OutputFolder = "runs",
-) -> None:
-    """Upload pending tracking data to MLflow."""
+@command(commands, "sync", "flray sync demo --uri http://127.0.0.1:5000")
+def sync_command(target: RunName, uri: str | None = None, output: OutputFolder = "runs") -> None:
+    """Upload pending tracking data to MLflow.
+
+    Parameters
+    ----------
+    target : str
+        the run
+    uri : str, optional
+        another tracking server than the one in the run's settings
+    output : str
+        folder of runs and sweeps
+    """
     from flray.records import directory
     from flray.tracking.background import sync
 

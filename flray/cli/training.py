@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flray.cli.arguments import Address, AsJson, ConfigFile, OutputFolder, Overrides, RunName
+from flray.cli.arguments import (
+    Address,
+    AsJson,
+    ConfigFile,
+    OutputFolder,
+    Overrides,
+    PluginFiles,
+    RunName,
+    command,
+)
 from flray.errors import one_line
 from flray.startup import gc_disabled
 
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command("run", epilog="Example: flray run demo.yaml algorithm=fedprox local.lr=0.05")
+@command(commands, "run", "flray run demo.yaml algorithm=fedprox local.lr=0.05")
 def run_command(
     file: ConfigFile, overrides: Overrides = None, address: Address = None, as_json: AsJson = False
 ) -> None:
@@ -37,35 +46,36 @@ def run_command(
     display.show_result(result, as_json)
 
 
-@commands.command("tune", epilog="Example: flray tune quickstart sweep.seeds=[0]")
+@command(commands, "tune", "flray tune quickstart sweep.seeds=[0]")
 def tune_command(
     file: ConfigFile,
     overrides: Overrides = None,
     address: Address = None,
-    smoke: Annotated[
-        bool,
-        typer.Option(
-            "--smoke",
-            help="only prove that every method runs: two small rounds, on noise where data are missing",
-        ),
-    ] = False,
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan", help="only list the trials, and which of them other sweeps have finished"
-        ),
-    ] = False,
-    detect: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DIFFERENCE",
-            help="only say how many seeds, trials and hours show such a difference (points of percent), from "
-            "the results that are kept beside the file, or the newest sweep of its name",
-        ),
-    ] = None,
+    smoke: bool = False,
+    plan: bool = False,
+    detect: Annotated[float | None, typer.Option(metavar="DIFFERENCE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over."""
+    """Run a sweep over the file's space; what sweeps in its output folder have finished is taken over.
+
+    Parameters
+    ----------
+    file : Path
+        the sweep
+    overrides : list of str, optional
+        settings that replace the file's
+    address : str, optional
+        a running Ray cluster
+    smoke : bool
+        only prove that every method runs: two small rounds, on noise where data are missing
+    plan : bool
+        only list the trials, and which of them other sweeps have finished
+    detect : float, optional
+        only say how many seeds, trials and hours show such a difference (points of percent), from the
+        results that are kept beside the file, or the newest sweep of its name
+    as_json : bool
+        as JSON, for scripts
+    """
     from flray.cli import display
     from flray.config import loader, spaces
 
@@ -113,43 +123,38 @@ def _show_sweep(
         raise typer.Exit(1)
 
 
-@commands.command("resume", epilog="Example: flray resume demo rounds=200")
+@command(commands, "resume", "flray resume demo rounds=200")
 def resume_command(
     target: RunName,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[rounds=N]", help="more rounds for a run, as if it had begun with them"
-        ),
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[rounds=N]")] = None,
     address: Address = None,
     output: OutputFolder = "runs",
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE.py",
-            help="your own file in place of those that the "
-            "run's settings name (may be given several times)",
-        ),
-    ] = None,
-    other_cpu: Annotated[
-        bool,
-        typer.Option(
-            "--other-hardware",
-            "--other-cpu",
-            help="go on even if the CPU or the GPUs here compute other last bits than those it began on",
-        ),
-    ] = False,
-    other_code: Annotated[
-        bool,
-        typer.Option(
-            "--other-code",
-            help="continue even if your own files, flray or a library are not those that it began with",
-        ),
-    ] = False,
+    plugin: PluginFiles = None,
+    other_cpu: Annotated[bool, typer.Option("--other-hardware", "--other-cpu")] = False,
+    other_code: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue an interrupted run or sweep, to the same bits, or a finished run with more rounds."""
+    """Continue an interrupted run or sweep, to the same bits, or a finished run with more rounds.
+
+    Parameters
+    ----------
+    target : str
+        the run
+    settings : list of str, optional
+        more rounds for a run, as if it had begun with them
+    address : str, optional
+        a running Ray cluster
+    output : str
+        folder of runs and sweeps
+    plugin : list of str, optional
+        your own files
+    other_cpu : bool
+        go on even if the CPU or the GPUs here compute other last bits than those it began on
+    other_code : bool
+        continue even if your own files, flray or a library are not those that it began with
+    as_json : bool
+        as JSON, for scripts
+    """
     with gc_disabled("flray.cli.display", "flray.api"):
         from flray import api
         from flray.cli import display
