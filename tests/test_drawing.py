@@ -17,18 +17,18 @@ from PIL import Image
 
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
 from flray.drawing.charts import (
+    BarPanel,
     ForestPanel,
     Interval,
     Line,
     LinePanel,
-    draw_clients,
+    draw_bars,
     draw_forest,
     draw_lines,
     draw_ranks,
 )
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 from tests.helpers import python
-from tests.messages import refused
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
 
@@ -71,29 +71,6 @@ def test_a_setting_has_one_colour_in_figures_that_lack_others() -> None:
     assert np.isnan(np.asarray(line.get_ydata(), float)[1])
 
 
-@pytest.mark.parametrize(
-    ("clients", "worst", "expected"), [(20, 0.1, 2), (4, 0.1, 1), (12, 0.5, 6)]
-)
-def test_the_worst_clients_have_the_share_of_the_area_that_they_should(
-    tmp_path: Path, clients: int, worst: float, expected: int
-) -> None:
-    path = tmp_path / "bars.png"
-    values = {f"c{i}": 0.5 + i * 1e-6 for i in range(clients)}
-    save_figure(draw_clients(values, "accuracy", worst), path)
-    columns = np.bincount(pixels(path, ORANGE)[1])
-    tall = (columns > 100).astype(int)  # a bar is tall, the legend's patch is not
-    assert np.count_nonzero(np.diff(tall) == 1) == expected
-    assert np.count_nonzero(np.bincount(pixels(path, BLUE)[1]) > 0.9 * columns.max()) > 0
-
-
-def test_clients_without_a_value_are_left_out_and_many_stay_one_page(tmp_path: Path) -> None:
-    save_figure(draw_clients({"a": 0.5, "b": math.nan}, "accuracy"), tmp_path / "one.png")
-    assert len(pixels(tmp_path / "one.png", BLUE)[0]) == 0
-    refused(draw_clients, {"b": math.nan}, "accuracy")
-    figure = draw_clients({str(i): i / 300 for i in range(300)}, "accuracy")
-    assert list(figure.get_size_inches()) == [12.0, 4.2]
-
-
 NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\alpha"]
 
 
@@ -110,7 +87,7 @@ def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
     panel = GridPanel("t", ["a", "b"], ["c", "d"], values, texts, frozenset({(0, 1)}))
     for figure in (
         drawn(curve("a", 0.5), title="t"),
-        draw_clients({"a": 0.5, "b": 0.4}, "accuracy"),
+        draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy"),
         draw_table(panel),
         draw_matrices([panel]),
     ):

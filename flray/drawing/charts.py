@@ -1,4 +1,4 @@
-"""Charts of numbers: lines over rounds, bars by client, scores by setting, differences, ranks, parallel coordinates."""
+"""Charts of numbers: lines over rounds, bars by client or setting, differences, ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from flray.drawing import canvas
 from flray.metrics.names import lower_is_better
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
-_MAX_MARKERS, _MAX_NAMES, _MAX_VALUES = 30, 60, 12
+_MAX_MARKERS = 30
 
 
 @dataclass(frozen=True)
@@ -127,58 +127,6 @@ def _last_rank(lines: Sequence[Line], name: str, sign: int) -> float:
     return sign * float(finite[-1]) if len(finite) else math.inf
 
 
-def draw_clients(values: Mapping[str, float], metric: str, worst_share: float = 0.1) -> Figure:
-    """Draw one bar per client, best first, with the mean and the worst clients marked.
-
-    Parameters
-    ----------
-    values : mapping of str to float
-        By client; clients without a finite value are counted below the axes.
-    metric : str
-        Name of the values; decides whether higher or lower is better.
-    worst_share : float
-        Fraction of the clients, at least one, drawn as the worst.
-
-    Raises
-    ------
-    ValueError
-        If no client has a finite value.
-    """
-    sign = 1 if lower_is_better(metric) else -1
-    known = [(name, value) for name, value in values.items() if math.isfinite(value)]
-    finite = sorted(known, key=lambda item: sign * item[1])
-    if not finite:
-        raise ValueError(f"{metric}: no client has a finite value")
-    names, heights = [name for name, _ in finite], [value for _, value in finite]
-    worst = max(1, math.ceil(worst_share * len(finite) - 1e-9))
-    good = len(finite) - worst
-    figure, (axes,) = canvas.create_figure(1, max(5.0, min(12.0, 2.0 + 0.28 * len(finite))), 4.2)
-    width = 0.75 if len(finite) <= _MAX_NAMES else 1.0
-    axes.bar(range(good), heights[:good], width=width, color=canvas.MAIN)
-    low = axes.bar(range(good, len(finite)), heights[good:], width=width, color=canvas.MARKED)
-    mean = axes.axhline(float(np.mean(heights)), color=canvas.INK, linewidth=1.1, linestyle="--")
-    if len(finite) <= _MAX_VALUES:
-        for position, height in enumerate(heights):
-            text = axes.annotate(f"{height:.3g}", (position, height), ha="center", va="bottom")
-            text.set(fontsize=7, color=canvas.SOFT)
-    axes.grid(axis="x", visible=False)
-    if len(finite) <= _MAX_NAMES:
-        canvas.name_ticks(axes, names)
-    else:
-        axes.set_xticks([])
-    missing = len(values) - len(finite)
-    axes.set_xlabel(f"{len(finite)} clients" + (f", {missing} without a value" if missing else ""))
-    axes.set_ylabel(canvas.plain_text(metric))
-    axes.margins(x=0.01)
-    names = [
-        f"all: mean {np.mean(heights):.3g}",
-        f"worst {worst} of {len(finite)}: mean {np.mean(heights[good:]):.3g}",
-    ]
-    place: Any = {"loc": "outside upper right", "ncols": 2, "fontsize": 8}
-    canvas.name_legend(figure, [mean, low[0]], names, **place)
-    return figure
-
-
 def _name_rows(axes: Axes, names: Sequence[str], most: int, x_label: str, title: str) -> None:
     """Name the rows 0, 1, 2, ... of horizontal axes with room for `most` of them."""
     axes.set_yticks(range(len(names)), list(map(canvas.plain_text, names)))
@@ -186,71 +134,6 @@ def _name_rows(axes: Axes, names: Sequence[str], most: int, x_label: str, title:
     axes.set_xlabel(canvas.plain_text(x_label))
     axes.grid(axis="y", visible=False)
     canvas.set_title(axes, title)
-
-
-_FAINT, _STRONG = 0.12, 0.9
-
-
-@dataclass(frozen=True)
-class Coordinate:
-    """An axis of parallel coordinates.
-
-    Attributes
-    ----------
-    name : str
-        The text below the axis.
-    places : sequence of float
-        The position of each line, between 0 (below) and 1.
-    ticks : mapping of str to float
-        Texts beside the axis, and their positions.
-    """
-
-    name: str
-    places: Floats
-    ticks: Mapping[str, float]
-
-
-def draw_parallel(coordinates: Sequence[Coordinate], best: int, title: str = "") -> Figure:
-    """Draw a line for each setting through all its values to its score; lines that end higher are stronger.
-
-    Parameters
-    ----------
-    coordinates : sequence of Coordinate
-        The settings' values, then the score.
-    best : int
-        The line to mark.
-    title : str
-        Above the axes.
-    """
-    figure, (axes,) = canvas.create_figure(1, 1.6 + 1.45 * len(coordinates), 3.4)
-    places = np.array([one.places for one in coordinates], dtype=float)
-    positions = range(len(coordinates))
-    order = sorted(range(places.shape[1]), key=lambda line: (line == best, places[-1, line]))
-    for line in order:
-        marked = line == best
-        strength = _FAINT + (_STRONG - _FAINT) * places[-1, line] ** 2
-        colour, width, alpha = (canvas.MARKED, 2.2, 1.0) if marked else (canvas.MAIN, 1.3, strength)
-        axes.plot(positions, places[:, line], color=colour, linewidth=width, alpha=alpha)
-    for position, one in enumerate(coordinates):
-        axes.axvline(position, color=canvas.INK, linewidth=0.8, ymin=0.045, ymax=0.955)
-        last = position == len(coordinates) - 1
-        for text, height in one.ticks.items():
-            side: Any = {"ha": "left" if last else "right", "va": "center"}
-            shift = 5 if last else -5, 0
-            at: Any = {"xytext": shift, "textcoords": "offset points", **side}
-            tick = axes.annotate(canvas.plain_text(text), (position, height), **at)
-            tick.set(fontsize=7.5, color=canvas.SOFT)
-            box = {"facecolor": canvas.PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
-            tick.set_bbox(box)
-    axes.set_xlim(-0.45, len(coordinates) - 0.5)
-    axes.set_ylim(-0.05, 1.05)
-    axes.set_xticks(positions, [canvas.plain_text(one.name) for one in coordinates])
-    axes.tick_params(axis="x", labelsize=8.5, length=0, colors=canvas.INK)
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    axes.grid(visible=False)
-    canvas.set_title(axes, title)
-    return figure
 
 
 @dataclass(frozen=True)

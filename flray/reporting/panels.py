@@ -17,7 +17,7 @@ from flray.drawing.grids import GridPanel, PointPanel, draw_table
 from flray.metrics.names import is_share, lower_is_better
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import measures
-from flray.results.choices import Choices, is_logarithmic, is_number
+from flray.results.choices import Choices
 from flray.results.paired import Difference
 from flray.results.result_set import Trial
 from flray.results.study import Studies, Study, behind_best, profile
@@ -194,8 +194,7 @@ def _embed(found: Mapping[str, NDArray[Any]], title: str) -> PointPanel:
     return PointPanel(title, plane[: len(points)], index, plane[len(points) :], names)
 
 
-_MAX_PLOTS = _MAX_TICKS = 6
-_FEWEST_LINES, _FEWEST_FOR_IMPORTANCE = 4, 10
+_MAX_PLOTS, _FEWEST_FOR_IMPORTANCE = 6, 10
 _NO_PHASES = ("time/round", "time/samples_per_second")
 
 
@@ -215,37 +214,6 @@ def heat_maps(every: Sequence[Choices]) -> Iterator[Figure]:
         figure = draw_table(GridPanel(one.name, rows, columns, table, texts, frozenset({marked})))
         figure.axes[0].set(ylabel=plain_text(_short(row)), xlabel=plain_text(_short(column)))
         yield figure
-
-
-def parallel_coordinates(every: Sequence[Choices]) -> Iterator[Figure]:
-    """Yield the parallel coordinates of settings with two columns at least."""
-    for one in every:
-        if len(one.columns) < 2 or len(one.settings) < _FEWEST_LINES:
-            continue
-        columns = [_coordinate(_short(name), one, name) for name in one.columns]
-        low, high = float(one.scores.min()), float(one.scores.max())
-        span = (high - low) or 1.0
-        places = (one.scores - low) / span
-        ticks = {f"{value:.3g}": (value - low) / span for value in (low, high)}
-        if lower_is_better(one.metric):
-            places, ticks = 1 - places, {text: 1 - place for text, place in ticks.items()}
-        last = charts.Coordinate(one.metric.rpartition("/")[2], places, ticks)
-        yield charts.draw_parallel([*columns, last], int(np.argmax(places)), one.name)
-
-
-def _coordinate(title: str, one: Choices, column: str) -> charts.Coordinate:
-    values = one.values(column)
-    taken = [setting[column] for setting in one.settings]
-    if all(map(is_number, values)):
-        scale: Any = np.log if is_logarithmic(values) else np.asarray
-        low, span = scale(values[0]), scale(values[-1]) - scale(values[0])
-        shown = values if len(values) <= _MAX_TICKS else (values[0], values[-1])
-        ticks = {format_value(value): float((scale(value) - low) / span) for value in shown}
-        heights = [float((scale(value) - low) / span) for value in taken]
-        return charts.Coordinate(title, heights, ticks)
-    steps = len(values) - 1
-    places = {str(value): number / steps for number, value in enumerate(values)}
-    return charts.Coordinate(title, [places[str(value)] for value in taken], places)
 
 
 def importances(every: Sequence[Choices]) -> list[charts.BarPanel]:

@@ -100,15 +100,12 @@ def _comparisons(studies: Studies) -> Iterator[Section]:
 
 
 def _chosen(source: ResultSet) -> Iterator[Section]:
-    """Yield sections on the tried settings of each method: grids, parallel coordinates, importance."""
+    """Yield sections on the tried settings of each method: grids, importance."""
     every = choices(source)
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
     grids = panels.numbered("grid", panels.heat_maps(every))
     yield _section("grid", grids, what=what)
-    yield _section(
-        "parallel", panels.numbered("parallel", panels.parallel_coordinates(every)), what=what
-    )
     yield _section(
         "importance",
         _drawn("importance", draw_bars, panels.importances(every), "% of the variance"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.config.shapes import read_partition
-from flray.metrics.names import TEST_VIEWS, measure_name
+from flray.metrics.names import TEST_VIEWS, lower_is_better, measure_name
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.runs.identity import DATA, PLUGINS
@@ -235,6 +235,8 @@ def identity_tags(folder: Path) -> dict[str, str]:
 
 _FURTHER_MEASURES = ("auc", "hausdorff95")
 """Measures besides the task's primary one that get a figure if the task has them."""
+_MOST_BARS = 30
+"""Most clients in a figure of a run: the worst."""
 
 
 def list_files(folder: Path, journal: Journal) -> None:
@@ -280,7 +282,7 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
 
 def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:
     """Return the learning curves and the clients' last values by the names of their files."""
-    from flray.drawing.charts import Line, LinePanel, draw_clients, draw_lines  # start-up
+    from flray.drawing.charts import BarPanel, Line, LinePanel, draw_bars, draw_lines  # start-up
 
     figures: dict[str, Figure] = {}
     for name in (measure, *(other for other in _FURTHER_MEASURES if other != measure)):
@@ -297,13 +299,12 @@ def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:
         evaluated = history[history[metric].notna()] if metric in history else history.iloc[:0]
         if len(evaluated):
             prefix = f"{metric}/client/"
-            last = evaluated.iloc[-1].dropna()
-            values = {
-                str(name).removeprefix(prefix): float(value)
-                for name, value in last.items()
-                if str(name).startswith(prefix)
-            }
-            if values:
-                figures["clients.png"] = draw_clients(values, metric)
+            last = evaluated.iloc[-1].filter(like=prefix).dropna().astype(float)
+            worst = last.sort_values(ascending=not lower_is_better(metric))[:_MOST_BARS]
+            if len(worst):
+                names = [str(name).removeprefix(prefix) for name in worst.index]
+                title = f"the worst {len(worst)} of {len(last)} clients" if len(worst) < len(last) else ""
+                bars = BarPanel(title, names, {metric: worst.to_numpy()})
+                figures["clients.png"] = draw_bars([bars], metric)
             break
     return figures

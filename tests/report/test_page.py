@@ -191,19 +191,6 @@ def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
     assert list(panels.heat_maps([part])) == []
 
 
-def test_parallel_coordinates_mark_the_best_setting_at_its_values() -> None:
-    found = tried()
-    loss = replace(found, metric="global/validation/loss", scores=-found.scores)
-    for one in (found, loss):  # of a loss the lowest is drawn on top
-        (figure,) = panels.parallel_coordinates([one])
-        lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
-        assert len(lines) == 9
-        best = np.asarray(max(lines, key=lambda line: line.get_linewidth()).get_ydata(), float)
-        assert best == pytest.approx([0.5, 0.0, 1.0])  # lr 0.1 in the middle, mu lowest
-        worst = min(lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]))
-        assert np.asarray(worst.get_ydata(), float)[1:] == pytest.approx([1.0, 0.0])
-
-
 def test_importance_is_what_moves_the_score() -> None:
     """Of a sum of two parts the shares are those of the parts' variances, which are known."""
     draws = np.random.default_rng(0).uniform(size=(200, 3))
@@ -272,4 +259,3 @@ def test_they_are_sections_of_the_report(phased: ResultSet) -> None:
         trial.setting["arms.modules"] = "none"
     again = {section.title: list(section.figures) for section in create_sections(replace(phased))}
     assert again["Grids of two settings"] == ["grid"]
-    assert again["Settings that were tried"] == ["parallel"]
