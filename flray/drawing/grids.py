@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -220,92 +220,46 @@ def draw_partition(held: PartitionCounts, title: str = "") -> Figure:
     Parameters
     ----------
     held : PartitionCounts
-        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains. More than 200
-        clients become columns of an image whose shade is the number of samples, above a strip of
-        their domains.
+        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains. Of more than 200
+        clients the first are drawn.
     title : str
         Above it; default: the data set.
     """
-    many = len(held.clients) > _MAX_BUBBLE_CLIENTS
-    return (_draw_columns if many else _draw_bubbles)(held, title or held.dataset)
-
-
-def _draw_bubbles(held: PartitionCounts, title: str) -> Figure:
-    num_clients, num_classes = held.counts.shape
+    counts = held.counts[:_MAX_BUBBLE_CLIENTS]
+    num_clients, num_classes = counts.shape
     cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
-    domains = list(dict.fromkeys(held.domains))
+    clients, owners = held.clients[:num_clients], np.array(held.domains[:num_clients])
+    domains = list(dict.fromkeys(owners.tolist()))
     # Fixed margins in inches, so that a cell has the same size for every number of clients.
     width, height = max(num_clients * cell, 2.5), num_classes * cell
     # The legend's lines may be more than the rows.
-    bottom = max(0.5 + 0.08 * max(map(len, held.clients)), 0.16 * (len(domains) + 2) - height)
-    figure, axes = _create_figure(held, width, height, bottom)
-    largest = int(held.counts.max())
+    bottom = max(0.5 + 0.08 * max(map(len, clients)), 0.16 * (len(domains) + 2) - height)
+    left, top = _LEFT + 0.08 * max(map(len, held.classes)), 0.5
+    x, y = left + width + _RIGHT, bottom + height + top
+    figure = Figure(figsize=(x, y), dpi=150)
+    FigureCanvasAgg(figure)
+    axes = figure.add_axes((left / x, bottom / y, width / x, height / y))
+    largest = int(counts.max())
     # Area of a full cell's bubble, in points squared.
     points = (0.95 * 72 * min(cell, width / num_clients)) ** 2
+    handles = []
     for number, domain in enumerate(domains):
-        mine = np.array([own == domain for own in held.domains])
-        client, label = np.nonzero(held.counts * mine[:, None])
-        sizes = points * held.counts[client, label] / largest
-        axes.scatter(client, label, s=sizes, color=LIGHT[number % len(LIGHT)], linewidths=0)
+        colour = LIGHT[number % len(LIGHT)]
+        client, label = np.nonzero(counts * (owners == domain)[:, None])
+        sizes = points * counts[client, label] / largest
+        axes.scatter(client, label, s=sizes, color=colour, linewidths=0)
+        handles += axes.plot([], [], "o", color=colour, markersize=5)
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
-    names = list(map(plain_text, held.clients))
-    axes.set_xticks(range(num_clients), names, rotation=90, fontsize=7)
-    axes.grid(color=RULE, linewidth=0.5)
-    axes.set_axisbelow(True)
-    set_title(axes, f"{title}: training samples (largest bubble {largest})")
-    _add_domains(axes, domains, width)
-    return figure
-
-
-def _draw_columns(held: PartitionCounts, title: str) -> Figure:
-    num_clients, num_classes = held.counts.shape
-    domains = list(dict.fromkeys(held.domains))
-    width, height = 12.0, max(0.2 * num_classes, 0.16 * (len(domains) + 2))
-    figure, axes = _create_figure(held, width, height, bottom=0.7)
-    # The square root, so that few samples are seen beside many.
-    shades = np.sqrt(held.counts.T)
-    axes.imshow(shades, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-    set_title(axes, f"{title}: training samples (darkest {int(held.counts.max())})")
-    strip = _add_axes(figure, _left(held), 0.4, width, 0.1)
-    colours = [to_rgb(LIGHT[domains.index(own) % len(LIGHT)]) for own in held.domains]
-    strip.imshow(np.array([colours]), aspect="auto", interpolation="nearest")
-    strip.set_axis_off()
-    axes.set_xlabel(f"{num_clients} clients", fontsize=8, labelpad=14, color=SOFT)
-    _add_domains(axes, domains, width)
-    return figure
-
-
-def _left(held: PartitionCounts) -> float:
-    return _LEFT + 0.08 * max(map(len, held.classes))
-
-
-def _add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes whose place and size are inches."""
-    x, y = figure.get_size_inches()
-    return figure.add_axes((left / x, bottom / y, width / x, height / y))
-
-
-def _create_figure(
-    held: PartitionCounts, width: float, height: float, bottom: float
-) -> tuple[Figure, Axes]:
-    """Return a figure and axes of `width` by `height` inches with a row per class."""
-    left, top = _left(held), 0.5
-    figure = Figure(figsize=(left + width + _RIGHT, bottom + height + top), dpi=150)
-    FigureCanvasAgg(figure)
-    axes = _add_axes(figure, left, bottom, width, height)
-    axes.set_yticks(range(len(held.classes)), list(map(plain_text, held.classes)), fontsize=7)
+    axes.set_xticks(range(num_clients), list(map(plain_text, clients)), rotation=90)
+    axes.set_yticks(range(num_classes), list(map(plain_text, held.classes)))
     axes.set_ylabel("class" if held.has_classes else "", fontsize=8, color=SOFT)
     axes.tick_params(length=2, labelsize=7, colors=SOFT)
     axes.spines[:].set_visible(False)
-    return figure, axes
-
-
-def _add_domains(axes: Axes, domains: Sequence[str], width: float) -> None:
-    """Name the domains beside axes `width` inches wide."""
-    handles = [
-        axes.plot([], [], "o", color=LIGHT[number % len(LIGHT)], markersize=5)[0]
-        for number in range(len(domains))
-    ]
+    axes.grid(color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    few = f" of the first {num_clients} clients" if num_clients < len(held.clients) else ""
+    set_title(axes, f"{title or held.dataset}: training samples{few} (largest bubble {largest})")
     place = {"loc": "upper left", "bbox_to_anchor": (1 + 0.1 / width, 1), "borderaxespad": 0}
     name_legend(axes, handles, domains, fontsize=7, title="domain", title_fontsize=7, **place)
+    return figure

@@ -303,7 +303,11 @@ def _draw_metrics(history: pd.DataFrame, measure: str) -> dict[str, Figure]:
             worst = last.sort_values(ascending=not lower_is_better(metric))[:_MOST_BARS]
             if len(worst):
                 names = [str(name).removeprefix(prefix) for name in worst.index]
-                title = f"the worst {len(worst)} of {len(last)} clients" if len(worst) < len(last) else ""
+                title = (
+                    f"the worst {len(worst)} of {len(last)} clients"
+                    if len(worst) < len(last)
+                    else ""
+                )
                 bars = BarPanel(title, names, {metric: worst.to_numpy()})
                 figures["clients.png"] = draw_bars([bars], metric)
             break

@@ -51,18 +51,11 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
     assert drawn == pytest.approx(2000, rel=0.15)
 
 
-def test_many_clients_become_columns_of_one_picture(tmp_path: Path) -> None:
+def test_of_many_clients_the_first_are_drawn() -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
-    save_figure(draw_partition(PartitionCounts.of(data)), tmp_path / "chart.png")
-    pixels = drawn_in(tmp_path / "chart.png")
-    assert pixels.shape[1] < 2400
-    shades = [list(bytes.fromhex(colour[1:])) for colour in LIGHT[:4]]
-    drawn = [(np.abs(pixels - shade).max(axis=2) < 3).sum(1).max() for shade in shades]
-    # The strip: 60 of 240 clients each, over twelve inches.
-    assert drawn == pytest.approx([1800 / 4] * 4, abs=3)
-    dark = (np.abs(pixels - [0x08, 0x30, 0x6B]).max(axis=2) < 3).sum()
-    assert dark > 1000
+    (axes,) = draw_partition(PartitionCounts.of(data)).axes
+    assert len(axes.get_xticks()) == 200 and "of the first 200 clients" in axes.get_title("left")
 
 
 def test_a_picture_that_cannot_be_is_refused_before_anything_is_read(tmp_cwd: Path) -> None:
