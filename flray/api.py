@@ -87,7 +87,7 @@ def tune(
     config = _resolved(source, overrides, smoke, replaced)
     experiment = config.experiment
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, progress or NullProgress(), stack, write_report)
+        sweep = Sweep(config, address, progress or NullProgress(), stack)
         sweep.check()
         check(experiment.tracking.uri)
         sweep.start_ray()
@@ -144,7 +144,7 @@ def plan(
     """
     config = _resolved(source, overrides, smoke, replaced)
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, NullProgress(), stack, None)
+        sweep = Sweep(config, address, NullProgress(), stack)
         sweep.check()
         return [
             PlannedTrial(p.number, p.label, "" if taken is None else taken.name, p.phase)
@@ -268,7 +268,7 @@ def resume_sweep(
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, progress or NullProgress(), stack, write_report)
+        sweep = Sweep(config, address, progress or NullProgress(), stack)
         if directory.read(folder)["status"] == "finished" and all(
             trial.status in TERMINAL_STATUSES for trial in trial_folders(folder)
         ):
@@ -280,11 +280,3 @@ def resume_sweep(
         sweep.other_gpus = other_cpu
         with resume_hint(folder):
             return sweep.drive(folder, labels)
-
-
-def write_report(folder: Path, output: Path) -> Sequence[Path]:
-    """Write a sweep's report into a folder and return its files."""
-    from flray.reporting.build import make  # start-up: scikit-learn and matplotlib, at the end only
-
-    made = make(folder, output)
-    return [*made.files, *made.pictures]

@@ -71,11 +71,7 @@ def ray_here() -> dict[str, float]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps end without figures and report, which take longer than the trials of these tests."""
-    for name in (
-        "tuning.summary.draw_trials",
-        "tuning.summary._add_report",
-        "drawing.canvas.save_figure",
-    ):
+    for name in ("tuning.sweep.add_report", "drawing.canvas.save_figure"):
         monkeypatch.setattr(f"flray.{name}", lambda *_: None)
 
 

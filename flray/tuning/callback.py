@@ -21,7 +21,7 @@ from flray.runs.session import EndStatus, RunSession, record_data
 from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
-from flray.tuning.summary import ReportPage, Standing, SweepProgress
+from flray.tuning.summary import Standing, SweepProgress
 from flray.tuning.trial_store import SettingRuns, TrialFolder
 
 # The result of a trial's step, with Tune's own values.
@@ -53,8 +53,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         Sender of the journals.
     progress : SweepProgress
         The display.
-    reports : bool
-        Whether the report page is rewritten now and then.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         left: int,
         tracker: Tracker | None,
         progress: SweepProgress,
-        reports: bool = False,
     ) -> None:
         self._config = config
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
@@ -77,7 +74,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._done: dict[str, int] = {}
         self._metrics: dict[str, str] = {}
         self._standing, self._best = Standing(sweep, points), ""
-        self._report = ReportPage(sweep) if reports else None
         self._left = left
         self._begun: float | None = None
         self._rounds_run = 0
@@ -221,8 +217,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             session.close()
         self._sessions.clear()
         self._settings.close()
-        if self._report is not None:
-            self._report.close()
 
     def _end(self, trial: TuneTrial, status: EndStatus, **values: Any) -> None:
         number = str(trial)
@@ -243,8 +237,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         score = scores[-1] if scores else math.nan
         self._progress.trial_done(number, point.label, status, done, score)
         self._stands(number, status, score)
-        if self._report is not None:
-            self._report.trial_ended()
 
     def _stands(self, number: str, status: str, score: float) -> None:
         self._standing.add(number, status, score, self._metrics.get(number, ""))

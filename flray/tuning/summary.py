@@ -5,11 +5,8 @@ import io
 import logging
 import math
 import statistics
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,19 +28,12 @@ RESULTS, SUMMARY, TABLE, TUNING = "results.csv", "summary.csv", "table.txt", "tu
 _NOTE_LENGTH = 4000
 CURVES = "curves.csv"
 """A row per trial and round."""
-REPORT_SECONDS = 300.0
-"""Seconds between two report pages of a sweep that runs; each takes some seconds of one CPU."""
-ReportWriter = Callable[[Path, Path], Sequence[Path]]
-"""A function that writes a sweep folder's report into another folder, and returns its files."""
 
 
 def finish(
-    folder: Path,
-    journal: Journal,
-    write_report: ReportWriter | None = None,
-    show: Callable[[SweepResult], None] = lambda result: None,
+    folder: Path, journal: Journal, show: Callable[[SweepResult], None] = lambda result: None
 ) -> SweepResult:
-    """Write the tables of a sweep whose trials have all ended, and its report, and attach them to its runs.
+    """Write the tables of a sweep whose trials have all ended, and attach them to its runs.
 
     Parameters
     ----------
@@ -51,10 +41,8 @@ def finish(
         The sweep's folder.
     journal : Journal
         The parent run's.
-    write_report : callable, optional
-        Writes the report of a sweep's folder into another folder and returns its files.
     show : callable, optional
-        Called once the tables are written, before the report, which takes longer.
+        Called once the tables are written.
     """
     result = SweepResult(folder)
     (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
@@ -71,8 +59,6 @@ def finish(
         (folder / TUNING).write_text(text, encoding="utf-8", newline="")
     for name in made:
         journal.artifact(name)
-    if write_report is not None:
-        _add_report(folder, journal, write_report)
     statuses = result.results["status"].value_counts()
     tags = {
         f"trials.{name}": str(int(statuses.get(name, 0)))
@@ -108,14 +94,16 @@ def _note(result: SweepResult) -> str:
     return text
 
 
-def _add_report(folder: Path, journal: Journal, write_report: ReportWriter) -> None:
-    """Write the report and list it for MLflow; the sweep finishes even if its report fails."""
+def add_report(folder: Path, journal: Journal) -> None:
+    """Write a sweep's report and list it for MLflow; the sweep finishes even if its report fails."""
+    from flray.reporting.build import make  # start-up: scikit-learn and matplotlib, at the end only
+
     try:
-        files = write_report(folder, folder / REPORT)
+        made = make(folder, folder / REPORT)
     except Exception as error:
         journal.tags({"report.failed": f"{type(error).__name__}: {error}"[:400]})
         return
-    for path in files:
+    for path in (*made.files, *made.pictures):
         place = path.relative_to(folder)
         journal.artifact(place.as_posix(), place.parent.as_posix())
 
@@ -249,43 +237,3 @@ def _best(metric: str, settings: Mapping[str, list[float]]) -> str:
     half *= float(special.stdtrit(len(scores) - 1, 0.975))
     interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
     return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
-
-
-class ReportPage:
-    """Rewrites the report page periodically while a sweep runs, in a separate process with low priority.
-
-    Parameters
-    ----------
-    sweep : Path
-        The sweep's folder.
-    every : float
-        Seconds between the starts of two rewrites.
-    """
-
-    def __init__(self, sweep: Path, every: float = REPORT_SECONDS) -> None:
-        self._sweep, self._every = sweep, every
-        self._begun = time.monotonic()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def trial_ended(self) -> None:
-        """Begin a new page if the last one is old enough."""
-        if time.monotonic() - self._begun < self._every or self._is_writing():
-            return
-        self._begun = time.monotonic()
-        with contextlib.suppress(OSError):  # the page at the end says more
-            self._process = subprocess.Popen(
-                ["nice", sys.executable, "-m", "flray", "report", str(self._sweep.resolve())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-
-    def close(self) -> None:
-        """End the process, if it still writes: the last page is written by the sweep itself."""
-        if self._process is not None and self._is_writing():
-            self._process.kill()
-            self._process.wait()
-
-    def _is_writing(self) -> bool:
-        return self._process is not None and self._process.poll() is None

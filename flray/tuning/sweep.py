@@ -32,7 +32,7 @@ from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.summary import ReportWriter, SweepProgress, finish
+from flray.tuning.summary import SweepProgress, add_report, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
     TrialFolder,
@@ -88,8 +88,6 @@ class Sweep:
         The display.
     stack : ExitStack
         Closes opened resources.
-    write_report : callable, optional
-        Writes the report once all trials have ended.
 
     Attributes
     ----------
@@ -105,12 +103,10 @@ class Sweep:
         address: str | None,
         progress: SweepProgress,
         stack: contextlib.ExitStack,
-        write_report: ReportWriter | None,
     ) -> None:
         self._config, self._progress, self._stack = config, progress, stack
         self._notify = logged(progress.say)
         self._address = chosen_address(address, self._notify)
-        self._write_report = write_report
         self._points: dict[str, space.TrialSpec] = {}
         self._phases: Phases | None = None
         self._others = FinishedTrials(
@@ -203,7 +199,8 @@ class Sweep:
             try:
                 self._run(folder, tracker)
                 self._progress.end()
-                result = finish(folder, session.journal, self._write_report, self._progress.values)
+                result = finish(folder, session.journal, self._progress.values)
+                add_report(folder, session.journal)
             finally:
                 self._progress.end()
             session.end("finished", tracked_as="FAILED" if result.all_failed else None)
@@ -282,7 +279,6 @@ class Sweep:
                     left * (batch.until or self._config.experiment.rounds),
                     tracker,
                     self._progress,
-                    self._write_report is not None,
                 )
                 try:
                     run_trials(

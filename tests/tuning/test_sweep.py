@@ -199,7 +199,8 @@ def test_two_sweeps_of_one_name_at_once(
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(content))
     script = (
-        "import sys; from flray import api; api.write_report = lambda *_: []; api.tune(sys.argv[1])"
+        "import sys; from flray import api; from flray.tuning import sweep; "
+        "sweep.add_report = lambda *_: None; api.tune(sys.argv[1])"
     )
     processes = [
         subprocess.Popen(
