@@ -157,7 +157,7 @@ def test_files_are_read_at_the_border() -> None:
     own |= {"metrics/names.py"}
     own |= {
         f"data/datasets/{name}.py"
-        for name in ("class_folders", "digits5", "fundus", "small_images")
+        for name in ("class_folders", "digit_archives", "digits5", "fundus", "small_images")
     }
     kernel = {"bits.py", "devices/process.py", "records/mirror.py"}
     assert found - own - kernel == set()
