@@ -41,7 +41,7 @@ def list_command(
         one with its options; papers: those that start so; metrics: those of a YAML file; settings: a
         section, such as local
     plugins : list of str, optional
-        your own files
+        Python files that register components
     as_json : bool
         as JSON, for scripts
     """

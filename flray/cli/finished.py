@@ -55,7 +55,7 @@ def report_command(
     output : str
         folder of runs and sweeps
     keep : Path, optional
-        also add a row per finished run here, with versions and SHA-256, to be kept in a repository
+        also add a row per finished run here, with versions and SHA-256 (a file of a repository)
     reference : str, optional
         compare all others with this row of the table; default: sweep.reference, else all pairs
     as_json : bool
@@ -148,7 +148,7 @@ def export_command(
     target : str
         the run
     client : str, optional
-        a client, for what it is tested with
+        a client, with the model that it is tested with
     every : bool
         the global model and those of all clients
     to : Path, optional
@@ -156,7 +156,7 @@ def export_command(
     output : str
         folder of runs and sweeps
     plugin : list of str, optional
-        your own files
+        Python files that replace those of the settings
     """
     from flray.records import directory
     from flray.runs import export

@@ -71,8 +71,8 @@ def tune_command(
     plan : bool
         only list the trials, and which of them other sweeps have finished
     detect : float, optional
-        only say how many seeds, trials and hours show such a difference (points of percent), from the
-        results that are kept beside the file, or the newest sweep of its name
+        only say how many seeds, trials and hours show such a difference (points of percent), from
+        the results beside the file, or the newest sweep of its name
     as_json : bool
         as JSON, for scripts
     """
@@ -147,11 +147,11 @@ def resume_command(
     output : str
         folder of runs and sweeps
     plugin : list of str, optional
-        your own files
+        Python files that replace those of the settings
     other_cpu : bool
-        go on even if the CPU or the GPUs here compute other last bits than those it began on
+        continue even if the CPU or the GPUs here compute other last bits than those it began on
     other_code : bool
-        continue even if your own files, flray or a library are not those that it began with
+        continue even if your files, flray or a library are not those that it began with
     as_json : bool
         as JSON, for scripts
     """

@@ -240,7 +240,7 @@ _MOST_BARS = 30
 
 
 def list_files(folder: Path, journal: Journal) -> None:
-    """List the files of a run or trial for MLflow: its settings, and what else is in its folder."""
+    """List the files of a run or trial for MLflow: its settings, and the other files in its folder."""
     journal.artifact(directory.CONFIG)
     for name in (
         directory.PARTITION,
