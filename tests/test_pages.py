@@ -138,6 +138,7 @@ def test_the_commands_of_a_page(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("block", SWEEPING, ids=lambda block: name_of(block.page))
 def test_the_sweeps_of_a_page(
     folder: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str], block: Block

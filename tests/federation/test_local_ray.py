@@ -87,7 +87,7 @@ def called(driver: subprocess.Popen[str], name: str) -> list[psutil.Process]:
 
 
 def all_ended(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=20)[1]
+    return not psutil.wait_procs(processes, timeout=120)[1]
 
 
 @pytest.mark.slow
