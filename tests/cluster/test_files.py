@@ -29,11 +29,67 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RAY_UP)
-def test_ray_accepts_the_cluster_file(name: str) -> None:
+def test_ray_accepts_the_cluster_file_and_the_choice_in_its_comment(name: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    (content,) = read(CLUSTER, name)
-    validate_config(prepare_config(content))
+    text = (CLUSTER / f"{name}.yaml").read_text()
+    for content in (yaml.safe_load(text), yaml.safe_load(text.replace("\n# docker:", "\ndocker:"))):
+        validate_config(prepare_config(content))
+    assert ("docker" in content) == (name != "on-premise")
+
+
+@pytest.mark.parametrize("name", KUBERAY)
+def test_the_choices_in_the_comments_of_a_manifest_fit_its_indentation(name: str) -> None:
+    text = (CLUSTER / "kuberay" / f"{name}.yaml").read_text()
+    chosen = re.sub(r"# (labels|gcsFaultToleranceOptions): ", r"\1: ", text)
+    *_, content = yaml.safe_load_all(chosen)
+    assert content["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "QUEUE"}
+    assert ("gcsFaultToleranceOptions" in content["spec"]) == (name == "cluster")
+    if name == "job":  # what Kueue asks for
+        assert content["spec"]["shutdownAfterJobFinishes"]
+        assert "enableInTreeAutoscaling" not in content["spec"]["rayClusterSpec"]
+
+
+def test_mlflow_on_the_head_takes_its_store_from_a_file_and_shows_no_password(
+    tmp_path: Path,
+) -> None:
+    node = tmp_path / "cluster" / "node"
+    node.mkdir(parents=True)
+    for name in ("head", "environment", "stop"):
+        (node / name).write_text((CLUSTER / "node" / name).read_text())
+        (node / name).chmod(0o755)
+    programs, log = tmp_path / ".venv" / "bin", tmp_path / "log"
+    programs.mkdir(parents=True)
+    (programs / "ray").write_text("#!/bin/sh\n")
+    (programs / "mlflow").write_text(
+        f'#!/bin/sh\n{{ echo "$@"; env; }} > {log}.part; mv {log}.part {log}\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o755)
+
+    def started(**given: str) -> tuple[str, dict[str, str]]:
+        log.unlink(missing_ok=True)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "RAY_AUTH_TOKEN": "x"}
+        subprocess.run(["bash", node / "head"], env=environment | given, check=True, timeout=60)
+        end = time.monotonic() + 120
+        while not log.exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        command, *lines = log.read_text().splitlines()
+        return command, dict(line.split("=", 1) for line in lines if "=" in line)
+
+    command, seen = started()
+    assert seen["MLFLOW_BACKEND_STORE_URI"] == f"sqlite:///{tmp_path}/mlflow/mlflow.db"
+    assert seen["MLFLOW_ARTIFACTS_DESTINATION"] == f"{tmp_path}/mlflow/artifacts"
+    assert seen["MLFLOW_WORKERS"] == "1" and seen["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
+    guide = (ROOT / "docs" / "guide" / "cluster.md").read_text()
+    (named,) = re.findall(r"```text\n(MLFLOW_.*?)```", guide, re.S)
+    (tmp_path / "mlflow.env").write_text(named)
+    command, seen = started()
+    assert named.splitlines() == [
+        f"{name}={seen[name]}" for name in re.findall(r"^\w+", named, re.M)
+    ]
+    assert "PASSWORD" not in command and "--host 127.0.0.1" in command
 
 
 @pytest.mark.parametrize(
@@ -41,6 +97,18 @@ def test_ray_accepts_the_cluster_file(name: str) -> None:
 )
 def test_shell_scripts_parse(name: str) -> None:
     assert subprocess.run(["bash", "-n", CLUSTER / name], check=False).returncode == 0
+
+
+def test_the_commands_of_the_skypilot_task_parse_and_exist() -> None:
+    (content,) = read(CLUSTER, "skypilot")
+    commands = "\n".join([content["setup"], content["run"]])
+    assert subprocess.run(["bash", "-n", "-c", commands], check=False).returncode == 0
+    named = re.findall(r"cluster/node/\w+", commands)
+    assert set(named) == {
+        f"cluster/node/{name}" for name in ("setup", "environment", "worker", "head", "stop")
+    }
+    assert all((ROOT / name).is_file() for name in named)
+    assert (ROOT / content["envs"]["SWEEP"]).is_file()
 
 
 @pytest.mark.parametrize("name", RAY_UP)
