@@ -22,19 +22,14 @@ from flray.registry import register_model
 Size = Annotated[int, Field(ge=1)]
 
 
-def convolution(
-    layers: OrderedDict[str, nn.Module], index: int, conv: nn.Conv2d, norm: Norm
+def with_relu(
+    layers: OrderedDict[str, nn.Module],
+    index: int,
+    layer: nn.Conv2d | nn.Linear,
+    norm: Norm,
+    name: str = "",
 ) -> str:
-    """Append ``conv``, norm and ReLU number `index` to `layers`; return the name of the layer before the ReLU."""
-    return _with_activation(
-        layers, index, f"conv{index}", conv, norm_layer(norm, conv.out_channels)
-    )
-
-
-def fully_connected(
-    layers: OrderedDict[str, nn.Module], index: int, linear: nn.Linear, norm: Norm, name: str
-) -> str:
-    """Append a linear layer, norm and ReLU to `layers`; return the name of the layer before the ReLU.
+    """Append a layer, norm and ReLU to `layers`; return the name of the layer before the ReLU.
 
     Parameters
     ----------
@@ -42,26 +37,20 @@ def fully_connected(
         Where to append.
     index : int
         Number of the norm and ReLU.
-    linear : nn.Linear
+    layer : nn.Conv2d or nn.Linear
         The layer.
     norm : {"batch", "group", "none"}
         Normalisation between the layer and its ReLU.
     name : str
-        The linear layer's own name.
+        The layer's own name; ``convINDEX`` by default.
     """
-    return _with_activation(
-        layers, index, name, linear, norm_layer(norm, linear.out_features, images=False)
-    )
-
-
-def _with_activation(
-    layers: OrderedDict[str, nn.Module], index: int, name: str, layer: nn.Module, norm: nn.Module
-) -> str:
-    layers[name] = layer
-    before = name
-    if not isinstance(norm, nn.Identity):
+    before = name or f"conv{index}"
+    layers[before] = layer
+    images = isinstance(layer, nn.Conv2d)
+    normed = norm_layer(norm, layer.weight.shape[0], images=images)
+    if norm != "none":
         before = f"norm{index}"
-        layers[before] = norm
+        layers[before] = normed
     layers[f"relu{index}"] = nn.ReLU()
     return before
 
@@ -93,7 +82,7 @@ def mlp(
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     sizes = [math.prod(shape), *hidden]
     taps = [
-        fully_connected(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
+        with_relu(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
         for i in range(1, len(sizes))
     ]
     return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
@@ -157,7 +146,7 @@ def protonet(
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     taps: list[str] = []
     for index in range(1, 5):
-        taps.append(convolution(layers, index, nn.Conv2d(channels, width, 3, padding=1), norm))
+        taps.append(with_relu(layers, index, nn.Conv2d(channels, width, 3, padding=1), norm))
         layers[f"pool{index}"] = nn.MaxPool2d(2)
         channels = width
     layers["flatten"] = nn.Flatten()
@@ -182,14 +171,14 @@ def _two_convolutions(
         zip((channels, kernels[0]), kernels, strict=True), start=1
     ):
         conv = nn.Conv2d(inputs, outputs, 5, padding=padding)
-        taps.append(convolution(layers, index, conv, norm))
+        taps.append(with_relu(layers, index, conv, norm))
         layers[f"pool{index}"] = nn.MaxPool2d(2)
         height, width = (height - lost) // 2, (width - lost) // 2
     layers["flatten"] = nn.Flatten()
     sizes = [kernels[1] * height * width, *hidden]
     for index in range(1, len(sizes)):
         fc = nn.Linear(sizes[index - 1], sizes[index])
-        taps.append(fully_connected(layers, 2 + index, fc, norm, f"fc{index}"))
+        taps.append(with_relu(layers, 2 + index, fc, norm, f"fc{index}"))
     return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
 
 
@@ -238,7 +227,7 @@ def digit_cnn(
     taps: list[str] = []
     for index, size in enumerate((64, 64, 128, 128)[:layers], start=1):
         outputs = _scaled(size, width)
-        taps.append(convolution(trunk, index, nn.Conv2d(channels, outputs, 5, padding=2), norm))
+        taps.append(with_relu(trunk, index, nn.Conv2d(channels, outputs, 5, padding=2), norm))
         if index <= 2:
             trunk[f"pool{index}"] = nn.MaxPool2d(2)
         channels = outputs
@@ -277,7 +266,7 @@ def alexnet(
     for index, (size, kernel, stride, padding, pooled) in enumerate(table, start=1):
         outputs = _scaled(size, width)
         conv = nn.Conv2d(channels, outputs, kernel, stride, padding)
-        taps.append(convolution(trunk, index, conv, norm))
+        taps.append(with_relu(trunk, index, conv, norm))
         if pooled:
             trunk[f"pool{index}"] = nn.MaxPool2d(3, stride=2)
         channels = outputs
@@ -302,7 +291,7 @@ def _with_classifier(
     part = trunk if split == "head" else OrderedDict[str, nn.Module]()
     for index in (1, 2):
         fc = nn.Linear(sizes[index - 1], sizes[index])
-        tap = fully_connected(part, convolutions + index, fc, norm, f"fc{index}")
+        tap = with_relu(part, convolutions + index, fc, norm, f"fc{index}")
         names.append(f"{'features' if split == 'head' else 'classifier'}.{tap}")
     last = nn.Linear(sizes[2], num_classes)
     if split == "head":
@@ -320,7 +309,7 @@ def double_convolution(inputs: int, outputs: int, norm: Norm) -> nn.Sequential:
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for index, size in enumerate((inputs, outputs), start=1):
         conv = nn.Conv2d(size, outputs, 3, padding=1, bias=norm == "none")
-        convolution(layers, index, conv, norm)
+        with_relu(layers, index, conv, norm)
     return nn.Sequential(layers)
 
 
