@@ -108,7 +108,11 @@ class Tracker:
         if self._thread is not None:
             self._thread.join(timeout + HTTP_TIMEOUT + 1)
         self._limits.close()
-        return sum(sender.unsent() for sender in self._senders)
+        left = 0
+        for sender in self._senders:
+            with contextlib.suppress(OSError, DataError):  # a journal that cannot be read was said
+                left += sender.unsent()
+        return left
 
     def __enter__(self) -> "Tracker":
         return self
@@ -148,8 +152,9 @@ class Tracker:
         for sender in senders:
             if self._late():
                 return
-            waiting = sender.unsent() > 0
+            waiting = False
             try:
+                waiting = sender.unsent() > 0
                 sender.flush(self._late)
             except FlrayError as error:
                 self._give_up(sender, str(error))

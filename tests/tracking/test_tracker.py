@@ -1,11 +1,14 @@
 """The background thread neither blocks training nor outlives its tracker."""
 
+import os
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from flray.records.journal import Journal
+from flray.records.journal import JOURNAL, Journal
 from flray.tracking import background, client
 from flray.tracking.background import Tracker
 from tests.messages import refused
@@ -108,3 +111,24 @@ def test_a_refusal_is_said_once_and_the_other_runs_go_on(to: Sending) -> None:
     assert "the run's start is missing" in line
     assert f"{to.folder / 'bad'} is no longer sent" in line
     assert to.points("loss", "good") == recorded(good, "loss")
+
+
+@pytest.mark.parametrize("made", [os.mkdir, os.mkfifo])
+def test_a_journal_that_cannot_be_read_is_said_once_and_the_other_runs_go_on(
+    made: Callable[[Path], None], to: Sending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uncaught: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    said: list[str] = []
+    to.start("spoiled").close()
+    other = to.start("other")
+    (to.folder / "spoiled" / JOURNAL).unlink()
+    made(to.folder / "spoiled" / JOURNAL)
+    tracker = Tracker(to.uri, said.append)
+    for name in ("spoiled", "other"):
+        tracker.register(to.folder / name)
+    other.record_round(1, {"loss": 1.0})
+    assert tracker.close(60) == 0
+    assert not uncaught and to.points("loss", "other") == recorded(other, "loss")
+    (line,) = said
+    assert line.endswith("its values stay in journal.jsonl") and "\n" not in line
