@@ -139,6 +139,9 @@ def repository(run: Path) -> None:
 FOLDERS: dict[str, Plant] = {
     "journal: a pipe": pipe("journal.jsonl"),
     "journal: a device": link("journal.jsonl", lambda: "/dev/zero"),
+    "journal: a folder": lambda run: void(
+        ((run / "journal.jsonl").unlink(), (run / "journal.jsonl").mkdir())
+    ),
     "journal: a link to nothing": link("journal.jsonl", lambda: outside() / "made"),
     "journal: UTF-16": lines(lambda data: data.decode().encode("utf-16")),
     "journal: its lock is a link": link(".journal.jsonl.lock", lambda: outside() / "letter"),

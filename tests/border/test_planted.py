@@ -147,6 +147,24 @@ def away() -> dict[str, bytes]:
     }
 
 
+def put(key: str, *folders: str) -> None:
+    """Put folders of runs/ below a key of the bucket; without any, an object under that key."""
+    import boto3
+
+    store = boto3.client("s3")
+    for path in [one for name in folders for one in Path("runs", name).rglob("*") if one.is_file()]:
+        name = path.relative_to("runs").as_posix()
+        store.put_object(Bucket="flray-test", Key=f"{key}/{name}", Body=path.read_bytes())
+    if not folders:
+        store.put_object(Bucket="flray-test", Key=key, Body=b"planted")
+
+
+def refusal(name: str) -> str:
+    """Return what a resume says of an object in a bucket."""
+    part = name.partition(":")[0]
+    return "it holds '" if part == "key" else f"experiment.{part} names "
+
+
 @pytest.mark.parametrize("name", some(planted.FOLDERS))
 def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -> None:
     planted.FOLDERS[name](RUN)
@@ -159,29 +177,20 @@ def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -
 def test_in_a_bucket(
     name: str, bucket: None, place: Path, listener: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import boto3
-
     plant, prefix = planted.BUCKETS[name], f"{name.replace(' ', '-').replace(':', '')}"
     output = f"s3://flray-test/{prefix}"
     planted.edit("config.yaml", "experiment", "output", value=output)(RUN)
     if callable(plant):
         plant(RUN)
-    store = boto3.client("s3")
-    for run in ("m/001", "ok/001"):
-        for path in Path("runs", run).rglob("*"):
-            if path.is_file():
-                key = f"{prefix}/{run}/{path.relative_to(Path('runs', run)).as_posix()}"
-                store.put_object(Bucket="flray-test", Key=key, Body=path.read_bytes())
+    put(prefix, "m/001", "ok/001")
     if isinstance(plant, str):
-        store.put_object(Bucket="flray-test", Key=f"{prefix}/m/001/{plant}", Body=b"planted")
+        put(f"{prefix}/m/001/{plant}")
     shutil.rmtree(RUN)
     assert wrong(over_run("m", "--output", output)[:-1]) == []
     assert not listener
     capsys.readouterr()
     assert invoke(["resume", "m", "--output", output]) == 2
-    said = capsys.readouterr().err
-    part = name.partition(":")[0]
-    assert ("it holds '" if part == "key" else f"experiment.{part} names ") in said
+    assert refusal(name) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", some(planted.TABLES))
@@ -233,7 +242,9 @@ def test_in_weights(setting: str, place: Path) -> None:
     assert invoke(["run", "x.yaml", *typed]) == 2
 
 
-@pytest.mark.parametrize("name", ["checkpoint: files elsewhere", "checkpoint: a pipe"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint: files elsewhere", "checkpoint: a pipe", "checkpoint: a list"]
+)
 def test_in_a_run_to_start_from(name: str, place: Path) -> None:
     planted.FOLDERS[name](RUN)
     assert wrong([["run", "x.yaml", "start=m/001", "name=s"]]) == []
@@ -251,12 +262,9 @@ def test_commands_that_name_no_run(place: Path) -> None:
 def test_a_data_cache_in_a_bucket(
     bucket: None, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import boto3
-
     monkeypatch.setenv("FLRAY_DATA", "s3://flray-test/data")
-    store = boto3.client("s3")
     for key in ("manifest.json", "x.npy", "../../../../outside/rc"):
-        store.put_object(Bucket="flray-test", Key=f"data/decoded/cifar10/{key}", Body=b"planted")
+        put(f"data/decoded/cifar10/{key}")
     data = ["run", "x.yaml", "data={name: cifar10}"]
     assert wrong([data, ["data", "get", "cifar10"], ["data", "list"]]) == []
 
@@ -271,6 +279,6 @@ def test_finished_trials_in_a_bucket(bucket: None, place: Path) -> None:
     plan = ["tune", "x.yaml", "--plan", "output=s3://flray-test/tuned"]
     assert wrong([plan]) == []
     assert invoke(plan) == 0
-    store.put_object(Bucket="flray-test", Key="tuned/a/../../../outside/rc", Body=b"planted")
+    put("tuned/a/../../../outside/rc")
     assert wrong([plan]) == []
     assert invoke(plan) == 2

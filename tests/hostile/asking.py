@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ def answer(arguments: Sequence[str]) -> tuple[int | str, str, str]:
     """Return a command line's exit code in this process, or what is wrong, with both outputs."""
     out, err = io.StringIO(), io.StringIO()
     code: int | str
+    uncaught: list[str] = []
+    before, threading.excepthook = threading.excepthook, lambda one: uncaught.append(repr(one))
     try:
         with limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = invoke(list(arguments))
@@ -50,6 +53,10 @@ def answer(arguments: Sequence[str]) -> tuple[int | str, str, str]:
         code = f"no answer within {LIMIT} s"
     except BaseException:
         code = "a traceback: " + " | ".join(traceback.format_exc().strip().splitlines()[-3:])
+    finally:
+        threading.excepthook = before
+    if uncaught:
+        code = f"a traceback of a thread: {uncaught}"
     return code, out.getvalue(), err.getvalue()
 
 
