@@ -132,7 +132,9 @@ def tests_of_line(data: Path, file: str, lines: range) -> list[str]:
         )
         size = dict(sizes.fetchall())
     names = {name for name, bits in rows if name and numbers_of(bits) & set(lines)}
-    return sorted({name.split("|")[0] for name in names}, key=lambda name: size.get(name, 0))
+    return sorted(
+        {name.split("|")[0] for name in names}, key=lambda name: (size.get(name, 0), name)
+    )
 
 
 def write(path: Path, mutation: Mutation) -> None:

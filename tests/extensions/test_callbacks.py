@@ -66,7 +66,8 @@ def killed(experiment: dict[str, Any], code: str, round_: int = 2, **sections: A
     """Run an experiment, or a sweep of it, with a plug-in's code in a process that is killed after a round."""
     Path("own.py").write_text(code)
     callbacks = [*experiment.get("callbacks", ()), {"name": "kill", "round": round_}]
-    file = written({**experiment, "plugins": ["own.py"], "callbacks": callbacks}, **sections)
+    added = {"plugins": ["own.py"], "callbacks": callbacks, "checkpoint": {"min_seconds": 0}}
+    file = written({**experiment, **added}, **sections)
     command = [sys.executable, "-m", "flray", "tune" if sections else "run", file]
     # with a service of its own: one of this process would outlive it
     env = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
