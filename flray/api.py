@@ -42,12 +42,15 @@ class PlannedTrial(NamedTuple):
         trial has to be run.
     phase : {"comparison", "tuning"}
         Whether it is compared, or helps to choose the setting that is compared.
+    course : str
+        How the trials that have to be run share the machine, and when they are estimated to end.
     """
 
     number: str
     label: str
     taken_over: str
     phase: str = "comparison"
+    course: str = ""
 
 
 def tune(
@@ -146,9 +149,12 @@ def plan(
     with contextlib.ExitStack() as stack:
         sweep = Sweep(config, address, NullProgress(), stack)
         sweep.check()
+        found = sweep.find()
+        courses = sweep.courses([point for point, taken in found if taken is None])
+        names = ["" if taken is None else taken.name for _, taken in found]
         return [
-            PlannedTrial(p.number, p.label, "" if taken is None else taken.name, p.phase)
-            for p, taken in sweep.find()
+            PlannedTrial(p.number, p.label, name, p.phase, courses.get(p.number, ""))
+            for (p, _), name in zip(found, names, strict=True)
         ]
 
 

@@ -383,6 +383,8 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
     console.print(table)
     taken = sum(bool(trial.taken_over) for trial in trials)
     console.print(f"{len(trials)} trials: {taken} taken over, {len(trials) - taken} to be run")
+    for line in dict.fromkeys(trial.course for trial in trials if trial.course):
+        console.print(line, soft_wrap=True)
     if any(trial.phase == "tuning" for trial in trials):
         console.print("these are tuned first; what is run then follows from what they reach")
 

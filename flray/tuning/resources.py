@@ -15,7 +15,7 @@ from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
-from flray.federation.spec import FederationSpec, SharedDataset
+from flray.federation.spec import SharedDataset
 from flray.metrics.summary import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 
@@ -48,10 +48,24 @@ class TrialResources:
     ) -> None:
         self._metrics = [metric for metric in metrics if metric != AUTO]
         self._available = dict(available)
-        self._slots = trials if concurrency == "auto" else min(int(concurrency), trials)
+        self._trials = trials
+        self._concurrency = None if concurrency == "auto" else int(concurrency)
         self._data: dict[str, SharedDataset] = {}
         self._references: dict[str, Any] = {}
-        self._bundles: dict[str, Bundles] = {}
+        self._planned: dict[str, tuple[Experiment, PoolPlanner, Plan]] = {}
+
+    def replan(self, trials: int, available: Mapping[str, float]) -> list[str]:
+        """Plan anew for the trials that are left, on the nodes that there are now; return the plans in words."""
+        have = {kind: available.get(kind, 0.0) for kind in ("CPU", "GPU")}
+        same = all(have[kind] == self._available.get(kind, 0.0) for kind in have)
+        self._trials, self._available = max(1, trials), have
+        before, self._planned = self._planned, {}
+        for key, (experiment, planner, _) in before.items():
+            if same:
+                self._planned[key] = experiment, planner, self._plan(experiment, planner)
+            else:
+                self.plan(experiment)
+        return list(dict.fromkeys(str(plan) for *_, plan in self._planned.values()))
 
     def check(self, points: Iterable[TrialSpec]) -> None:
         """Reject settings that do not fit their data or the machine.
@@ -70,6 +84,24 @@ class TrialResources:
         if errors:
             raise ConfigErrors(list(errors.values()))
 
+    def plan(self, experiment: Experiment) -> Plan:
+        """Return the plan of a trial, as if all trials that are left were of its kind.
+
+        Raises
+        ------
+        FlrayError
+            If the experiment cannot be run.
+        """
+        key = _structure(experiment)
+        if key not in self._planned:
+            spec = build_spec(experiment, self._load(experiment))
+            for chosen in self._metrics:
+                metric = score_metric(chosen, spec.primary_metric)
+                check_metric(spec, metric, "sweep.metric")
+            planner = PoolPlanner(spec, self._available)
+            self._planned[key] = experiment, planner, self._plan(experiment, planner)
+        return self._planned[key][-1]
+
     def bundles(self, experiment: Experiment) -> Bundles:
         """Return a trial's resource bundles: Tune's head bundle, then one bundle per client actor.
 
@@ -81,14 +113,12 @@ class TrialResources:
         FlrayError
             If the experiment cannot be run.
         """
-        key = _structure(experiment)
-        if key not in self._bundles:
-            spec = build_spec(experiment, self._load(experiment))
-            for chosen in self._metrics:
-                metric = score_metric(chosen, spec.primary_metric)
-                check_metric(spec, metric, "sweep.metric")
-            self._bundles[key] = self._bundles_for(experiment, spec)
-        return self._bundles[key]
+        plan = self.plan(experiment)
+        asked = experiment.resources.actors != "auto" or experiment.faults.round_timeout is not None
+        if plan.actors == 1 and not (asked and uses_ray(experiment)):
+            # Server and only client actor in one process: identical results, no waiting.
+            return [plan.bundle]
+        return [{"GPU": plan.server_gpu} if plan.server_gpu else {}, *[plan.bundle] * plan.actors]
 
     def fingerprint(self, experiment: Experiment) -> str:
         """Return the fingerprint of a trial's data set."""
@@ -105,11 +135,12 @@ class TrialResources:
         """Number of concurrent trials that the resources allow."""
         rooms = [
             math.floor(self._available.get(kind, 1.0) / need + 1e-9)
-            for bundles in self._bundles.values()
+            for experiment, *_ in self._planned.values()
+            for bundles in (self.bundles(experiment),)
             for kind in ("CPU", "GPU")
             if (need := sum(bundle.get(kind, 0.0) for bundle in bundles))
         ]
-        return max(1, min([*rooms, self._slots]))
+        return max(1, min([*rooms, self._trials, self._concurrency or self._trials]))
 
     @property
     def step_seconds(self) -> float:
@@ -135,44 +166,9 @@ class TrialResources:
             self._data[key] = SharedDataset.of(dataset_for(experiment))
         return self._data[key]
 
-    def _bundles_for(self, experiment: Experiment, spec: FederationSpec) -> Bundles:
-        """Plan a trial's bundles: as many concurrent trials as fit, spare CPUs become client actors."""
-        planner = PoolPlanner(spec, self._available)
-        if not uses_ray(experiment):
-            return [planner.plan(actors="auto").bundle]
-        own = planner.plan()
-        server = {"GPU": own.server_gpu} if own.server_gpu else {}
-        if experiment.resources.actors != "auto":
-            return [server, *[own.bundle] * own.actors]
-        own, actors = self._spread(planner, experiment, spec.cohort_size)
-        server = {"GPU": own.server_gpu} if own.server_gpu else {}
-        if actors == 1 and experiment.faults.round_timeout is None:
-            # Server and only client actor in one process: identical results, no waiting.
-            return [own.bundle]
-        return [server, *[own.bundle] * actors]
-
-    def _spread(
-        self, planner: PoolPlanner, experiment: Experiment, cohort: int
-    ) -> tuple[Plan, int]:
-        """Return the pool and the actors of each of as many equal trials as keep most GPUs, then CPUs, busy."""
-        smallest = planner.plan(cohort=cohort * self._slots).gpus_per_actor
-        shares = [smallest]
-        if smallest and experiment.resources.gpus_per_actor == "auto":
-            shares = [1.0 / number for number in range(round(1.0 / smallest), 0, -1)]
-        best: tuple[tuple[int, int, int], Plan, int] | None = None
-        for share in shares:
-            pool = planner.plan(cohort=10**9, gpus_per_actor=share)
-            servers = int(pool.server_gpu > 0)  # each trial's server has a share as well
-            most = max(1, min(self._slots, pool.actors))
-            for at_once in range(most, 0, -1) if share else (most,):
-                actors = math.floor((pool.actors + servers) / at_once) - servers
-                actors = max(1, min(actors, cohort))
-                busy = math.ceil(at_once * (actors + servers) * share - 1e-9)
-                value = (busy, at_once * actors, at_once)
-                if best is None or value > best[0]:
-                    best = value, pool, actors
-        assert best is not None
-        return best[1], best[2]
+    def _plan(self, experiment: Experiment, planner: PoolPlanner) -> Plan:
+        alone = {} if uses_ray(experiment) else {"actors": 1}  # one process runs all clients
+        return planner.plan(None, self._trials, self._concurrency, **alone)
 
 
 def data_key(experiment: Experiment) -> str:
@@ -213,5 +209,5 @@ def _structure(experiment: Experiment) -> str:
         k: v for k, v in content["algorithm"].items() if not isinstance(v, float)
     }
     content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
-    content["precision"] = experiment.local.precision
+    content |= {"precision": experiment.local.precision, "block": experiment.aggregation.block}
     return json.dumps(content, sort_keys=True)

@@ -147,7 +147,7 @@ class Sweep:
         # once if GPUs have to be measured.
         here = local_resources()
         joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
-        available = self._connect() if joined else here
+        self._available = available = self._connect() if joined else here
         metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
         self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
         self._resources.check(probes)
@@ -215,6 +215,11 @@ class Sweep:
             self._notify(line)
         return found
 
+    def courses(self, points: Sequence[space.TrialSpec]) -> dict[str, str]:
+        """Return by number how each of these trials, the only ones left, would be run, in words."""
+        self._resources.replan(len(points), self._available)
+        return {point.number: str(self._resources.plan(point.experiment)) for point in points}
+
     def _batches(self, folder: Path) -> Iterator[Batch]:
         """Yield the batches of trials to run; each batch may depend on the results of the ones before."""
         if self._phases is None:
@@ -252,6 +257,8 @@ class Sweep:
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
         """Run the unfinished trials in Tune."""
         with gc_disabled("flray.tuning.callback", "flray.tuning.tuner"):
+            import ray
+
             from flray.tuning.callback import TrialRecorder
             from flray.tuning.tuner import quiet_ray, run_trials
 
@@ -272,6 +279,8 @@ class Sweep:
                     continue
                 if not self._connected:
                     self._connect()
+                for line in self._resources.replan(left, ray.cluster_resources()):
+                    notify(line)
                 recorder = TrialRecorder(
                     folder,
                     self._config,

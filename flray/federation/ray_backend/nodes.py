@@ -231,12 +231,21 @@ class ResourceSurvey:
         Every GPU of the cluster; empty if torch sees none.
     problem : str
         The reason for a missing measurement, in a few words.
+    sharing : tuple of float
+        How many times as long as alone a task takes with one, two and more processes on its GPU; empty if
+        not measured.
     """
 
     memory: int = 0
     gpu: int = 0
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
+    sharing: tuple[float, ...] = ()
+
+    def slowdown(self, processes: int) -> float:
+        """Return the measured slowdown of processes on a GPU; unmeasured, it is assumed halfway to none: their root."""
+        known = self.sharing[:processes]
+        return max([1.0 if len(known) == processes else processes**0.5, *known])
 
 
 UNMEASURED = ResourceSurvey()
@@ -257,7 +266,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSur
     Call it in a separate process: the result is the peak over the process's lifetime.
     """
     try:
-        _run_heaviest(_shortened(spec), device)
+        _run_heaviest(shortened(spec), device)
     except Exception as error:
         for one in (error, error.__cause__):
             if isinstance(one, torch.OutOfMemoryError):
@@ -271,7 +280,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSur
 
 def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
     began = time.monotonic()
-    executor = _ShortExecutor(spec, device)
+    executor = ShortExecutor(spec, device)
     federation = Federation(spec, executor, lambda line: None, device)
     try:
         for _ in range(PROBE_ROUNDS):
@@ -286,7 +295,7 @@ def _run_heaviest(spec: FederationSpec, device: torch.device) -> None:
         federation.close()
 
 
-def _shortened(spec: FederationSpec) -> FederationSpec:
+def shortened(spec: FederationSpec) -> FederationSpec:
     """Return a federation that has one batch of test samples and never evaluates by itself."""
     size = spec.config.evaluation.batch_size
     clients = tuple(replace(one, test=one.test[:size]) for one in spec.data.clients)
@@ -296,15 +305,15 @@ def _shortened(spec: FederationSpec) -> FederationSpec:
     return replace(spec, config=config, data=replace(spec.data, clients=clients, test=few))
 
 
-class _ShortExecutor(InlineExecutor):
-    """Runs two steps of the longest job of each architecture, and returns its reply for the other clients too.
+class ShortExecutor(InlineExecutor):
+    """Runs few steps of the longest job of each architecture, and returns its reply for the other clients too.
 
-    Two steps, because an optimiser holds its state from the second step on.
+    At least two steps, because an optimiser holds its state from the second step on.
     """
 
-    def __init__(self, spec: FederationSpec, device: torch.device) -> None:
+    def __init__(self, spec: FederationSpec, device: torch.device, steps: int = 2) -> None:
         super().__init__(spec, device, exhausted="raise")
-        self._spec = spec
+        self._spec, self._steps, self.seconds = spec, steps, 0.0
 
     def run_blocks(
         self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
@@ -319,10 +328,10 @@ class _ShortExecutor(InlineExecutor):
         summed = any(block.summed for block in blocks)
         most = max((len(block.jobs) for block in blocks), default=0)
         together = max(2, min(self._spec.config.local.clients_per_step, most)) if summed else 1
-        heaviest = [
-            TaskBlock((self._two_steps(job),) * together, summed) for job in longest.values()
-        ]
+        heaviest = [TaskBlock((self._short(job),) * together, summed) for job in longest.values()]
+        begun = time.perf_counter()
         done = dict(zip(longest, super().run_blocks(heaviest), strict=True))
+        self.seconds += time.perf_counter() - begun
         if summed:
             yield from done.values()
             return
@@ -334,13 +343,13 @@ class _ShortExecutor(InlineExecutor):
             result = replace(result, client_task=job.client_task, outcome=outcome)
             yield TaskBlockResult((result,))
 
-    def _two_steps(self, job: TaskInput) -> TaskInput:
-        """Return a job reduced to two steps of local training, and to one of any other phase."""
+    def _short(self, job: TaskInput) -> TaskInput:
+        """Return a job reduced to few steps of local training, and to its share of any other phase."""
         local, task = self._spec.config.local, job.client_task
         count = len(self._spec.training_rows(task.client)) if task.client >= 0 else 0
         batches = -(-count // local.batch_size)
         steps = local.steps or -int(-local.epochs * batches // 1)
-        work = 1.5 / steps if steps > 1 else 1.0
+        work = (self._steps - 0.5) / steps if steps >= self._steps else 1.0
         return replace(job, client_task=replace(task, work=min(work, task.work)))
 
 

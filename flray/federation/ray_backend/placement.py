@@ -1,7 +1,7 @@
-"""Plan the pool of client actors from the resources, and describe the plan."""
+"""Plan the client actors that end soonest on the resources, of one run or of each trial, and describe the plan."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flray.config.experiment import Experiment
@@ -16,6 +16,7 @@ from flray.federation.ray_backend.nodes import (
     should_probe,
     survey_nodes,
 )
+from flray.federation.ray_backend.sharing import measure_sharing
 from flray.federation.spec import FederationSpec
 
 MOST_PER_GPU = 4
@@ -24,10 +25,13 @@ MOST_PER_GPU = 4
 MEMORY_FRACTION = 0.9
 """Share of the free memory that is used."""
 
+AS_SOON = 1.05
+"""Plans whose estimated ends differ by this factor at most are equally good."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """The pool of client actors.
+    """The pool of client actors of a run, or of each trial of a sweep.
 
     Attributes
     ----------
@@ -51,6 +55,16 @@ class Plan:
     gpu_model : str
         The only model of GPU that the actors may use, under Ray's name; empty: the cluster has only
         one, or all may be used.
+    trials, at_once : int
+        Trials in all, and how many have room at the same time.
+    sharing : int
+        Processes on a GPU.
+    slowdown : float
+        How many times as long as alone a task takes because of that.
+    timed : bool
+        Whether the slowdown was measured, and is not only assumed.
+    busy : int
+        GPUs that hold an actor or server.
     """
 
     actors: int
@@ -64,6 +78,18 @@ class Plan:
     server_apart: bool = False
     unmeasured: str = ""
     gpu_model: str = ""
+    trials: int = 1
+    at_once: int = 1
+    sharing: int = 1
+    slowdown: float = 1.0
+    timed: bool = False
+    busy: int = 0
+
+    @property
+    def end(self) -> float:
+        """When the last trial is estimated to end, in tasks alone: turns of trials, of tasks in a round, slowdown."""
+        tasks = math.ceil((self.blocks or self.cohort) / self.actors)
+        return math.ceil(self.trials / self.at_once) * tasks * self.slowdown
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -77,9 +103,9 @@ class Plan:
         return config.resources.gpus_per_actor == "auto" and not self.gpus_per_actor
 
     def __str__(self) -> str:
-        gpu = f", {self.gpus_per_actor:g} GPU" if self.gpus_per_actor else ""
+        gpu = f", {self.gpus_per_actor:.3g} GPU" if self.gpus_per_actor else ""
         unit, count = ("block", self.blocks) if self.blocks else ("task", self.cohort)
-        each = count / self.actors
+        each, sweep, beside = count / self.actors, "", ""
         memory = f" (an actor takes {self.measured / 2**30:.1f} GiB)" if self.measured else ""
         if self.unmeasured:
             alone = ", so no GPU is shared" if self.gpus_per_actor else ""
@@ -87,10 +113,18 @@ class Plan:
         server = f"; the server trains on {self.server_gpu:g} GPU" if self.server_gpu else ""
         if self.server_apart:
             server = "; the server trains on a CPU: the node of the driver, where it is, has no GPU"
+        if self.sharing > 1:
+            how = "as measured" if self.timed else "assumed, not measured"
+            beside = (
+                f"; {self.sharing} on a GPU take {self.slowdown:.3g} times as long as one ({how})"
+            )
+        if self.trials > 1:
+            sweep = f"{self.trials} trials, {self.at_once} at once, estimated to end after {self.end:.3g} "
+            sweep += f"{unit}s' time per round; each "
         return (
-            f"{self.clients} clients ({self.cohort} per round) -> {self.actors} "
+            f"{sweep}{self.clients} clients ({self.cohort} per round) -> {self.actors} "
             f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, about "
-            f"{each:.2g} {unit}{'s' if each > 1 else ''} per actor and round{memory}{server}"
+            f"{each:.2g} {unit}{'s' if each > 1 else ''} per actor and round{beside}{memory}{server}"
         )
 
 
@@ -102,8 +136,10 @@ def make_plan(
     nodes: Sequence[Node] = (),
     survey: ResourceSurvey = UNMEASURED,
     trains_at_server: bool = False,
+    trials: int = 1,
+    concurrency: int | None = None,
 ) -> Plan:
-    """Return the number of client actors, and the share of each.
+    """Return the client actors of each trial with which the last trial is estimated to end soonest.
 
     Parameters
     ----------
@@ -116,9 +152,13 @@ def make_plan(
     nodes : sequence of mapping, optional
         The same for each node, because an actor cannot span two nodes.
     survey : ResourceSurvey, optional
-        A task's footprint and the GPUs' free memory, for ``auto``.
+        A task's footprint, the GPUs' free memory and the cost of sharing one, for ``auto``.
     trains_at_server : bool
         Whether the server needs a share of a GPU too, if the actors have one.
+    trials : int
+        Equal trials in all; 1 for a run.
+    concurrency : int, optional
+        Most trials at once.
 
     Raises
     ------
@@ -126,37 +166,37 @@ def make_plan(
         If more is requested than available.
     """
     resources, block = config.resources, config.aggregation.block
-    each = resources.cpus_per_actor
+    each, auto = resources.cpus_per_actor, resources.actors == "auto"
     cpus, gpus = float(available.get("CPU", 0.0)), float(available.get("GPU", 0.0))
     blocks = min(cohort, math.ceil(clients / block)) if block else 0
-    wanted = (blocks or cohort) if resources.actors == "auto" else int(resources.actors)
-    hosts = [node for node in nodes if float(node.get("GPU", 0.0)) >= 1] or [available]
-    carried = [(math.floor(float(host.get("GPU", 0.0))), _room(host, each, 0.0)) for host in hosts]
-    share = _gpu_share(resources.gpus_per_actor, gpus, carried, wanted + trains_at_server, survey)
+    wanted = (blocks or cohort) if auto else int(resources.actors)
+    shares = _shares(resources.gpus_per_actor, gpus, survey)
     if each > cpus:
         raise ConfigError(
             "experiment.resources.cpus_per_actor",
             f"{each:g}",
             f"{cpus:g} CPUs are available; ask for fewer",
         )
-    room = _room(available, each, share)
-    if nodes:
-        room = min(room, sum(_room(node, each, share) for node in nodes))
-    server = min(share, 1.0) if trains_at_server else 0.0
-    if server and room * share + server > math.floor(gpus) + 1e-9:
-        # The server's share is one that an actor would have had; the only one is shared by nobody.
-        server, room = (server, room - 1) if room > 1 else (0.0, room)
-    asked = f"{each:g} CPU" + (f" and {share:g} GPU" if share else "")
-    if resources.actors == "auto":
-        if survey.memory and nodes:
-            room = max(1, min(room, sum(_memory_room(node, survey.memory) for node in nodes)))
-        if not room:
+    found: list[Plan] = []
+    for share in shares:
+        measured = survey.gpu if share and survey.gpus else survey.memory
+        unit = Plan(wanted, each, share, clients, cohort, measured, blocks, trials=trials)
+        unit = replace(unit, unmeasured=survey.problem)
+        footprint = survey.memory if auto and nodes else 0
+        most = min(trials, concurrency or trials)
+        found += _plans(unit, available, nodes, survey, footprint, auto, trains_at_server, most)
+    if not found:
+        asked = f"{each:g} CPU" + (f" and {share:g} GPU" if share else "")
+        if auto:
             raise ConfigError(
                 "experiment.resources",
                 asked,
                 "no single node has this much; ask for less per actor",
             )
-    elif wanted > room:
+        room = sum(_room(node, each, share) for node in nodes or [available])
+        room = min(room, _room(available, each, share))
+        if trains_at_server and share and (room * share + min(share, 1) > gpus):
+            room -= 1  # the server's share is one that an actor would have had
         have = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if share else "")
         have += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
         if share and survey.problem:
@@ -167,17 +207,75 @@ def make_plan(
             f"{have} carry {room} actor{'s' if room != 1 else ''} of {asked}; ask for fewer actors, "
             "a smaller share each, or 'auto'",
         )
-    return Plan(
-        min(room, wanted),
-        each,
-        share,
-        clients,
-        cohort,
-        survey.gpu if share and survey.gpus else survey.memory,
-        blocks,
-        server,
-        unmeasured=survey.problem,
+    if trials == 1:
+        found = [plan for plan in found if plan.server_gpu] or found
+    if not survey.sharing:  # an assumption is no reason to leave a GPU idle
+        most = max(plan.busy for plan in found)
+        found = [plan for plan in found if plan.busy >= _expected(plan, most, wanted)] or found
+    soonest = min(plan.end for plan in found)
+    return max(
+        (plan for plan in found if plan.end <= AS_SOON * soonest),
+        key=lambda one: (
+            *(-math.ceil(trials / one.at_once), one.busy, one.at_once * one.actors),
+            one.gpus_per_actor,
+        ),
     )
+
+
+def _expected(plan: Plan, most: int, wanted: int) -> int:
+    """Return the GPUs that a plan should keep busy: equal trials leave over less than one for each of them."""
+    each = min(max(1, most // plan.at_once), wanted + bool(plan.server_gpu))
+    return min(most, plan.at_once * each)
+
+
+def _plans(
+    unit: Plan,
+    available: Mapping[str, float],
+    nodes: Sequence[Node],
+    survey: ResourceSurvey,
+    footprint: int,
+    auto: bool,
+    trains_at_server: bool,
+    limit: int,
+) -> Iterator[Plan]:
+    """Yield for each number of turns of trials the plan with the most actors of a share, if there is room."""
+    share, cpus, hosts = unit.gpus_per_actor, unit.cpus_per_actor, nodes or [available]
+    per_gpu = math.floor(1 / share + 1e-9) if 0 < share < 1 else 1
+    whole = max(1, math.floor(share))  # GPUs of an actor
+    slots = per_gpu * math.floor(available.get("GPU", 0.0)) if share else 10**12
+    rooms = [_room(host, cpus, share) for host in hosts]
+    carried = min(_room(available, cpus, share), sum(rooms))
+    if footprint and carried:
+        rooms = [min(room, _memory_room(nodes[i], footprint)) for i, room in enumerate(rooms)]
+        carried = max(1, min(carried, sum(rooms)))
+    # Ray fills one node, and there one GPU, before it takes the next.
+    gpus = [math.floor(host.get("GPU", 0.0)) for host in hosts]
+    filling = sorted(zip(rooms, gpus, strict=True), reverse=True)
+    limit = min(limit, carried)
+    for number in {min(limit, -(-unit.trials // t)) for t in range(1, unit.trials + 1)} - {0}:
+        # The only share is shared by nobody: the server then computes on a CPU.
+        server = int(trains_at_server and share > 0 and slots // number > whole)
+        room = min(carried // number, (slots // number - server) // whole)
+        actors = max(1, min(unit.actors, room)) if auto else unit.actors
+        taken, busy, beside = actors * whole + server, 0, 1
+        at_once = min(limit, carried // actors, slots // taken)
+        left = at_once * taken
+        for most, count in filling if share and at_once else ():
+            here = min(left, most * whole)
+            left -= here
+            busy += min(count, math.ceil(here / per_gpu))
+            beside = max(beside, min(per_gpu, here))
+        if at_once:
+            yield replace(
+                unit,
+                actors=actors,
+                server_gpu=min(share, 1.0) if server else 0.0,
+                at_once=at_once,
+                sharing=beside,
+                slowdown=survey.slowdown(beside),
+                timed=beside <= len(survey.sharing),
+                busy=busy + math.ceil(left / per_gpu) if share else 0,  # servers need no CPU
+            )
 
 
 def _room(resources: Node | Mapping[str, float], cpus_per_actor: float, gpu_share: float) -> int:
@@ -198,18 +296,8 @@ def _memory_room(node: Node, need: int) -> int:
     return math.floor(MEMORY_FRACTION * node["memory"] / need) if "memory" in node else 10**9
 
 
-def _gpu_share(
-    asked: float | str,
-    gpus: float,
-    carried: Sequence[tuple[int, int]],
-    wanted: int,
-    survey: ResourceSurvey,
-) -> float:
-    """Return each process's share of a GPU: the setting, or the smallest share that leaves no GPU idle.
-
-    Ray fills one GPU before it takes the next. `carried` holds each node's GPUs, and the number of
-    actors that its CPUs allow.
-    """
+def _shares(asked: float | str, gpus: float, survey: ResourceSurvey) -> list[float]:
+    """Return the shares of a GPU that a process may have: the setting, or those that memory allows, largest first."""
     if asked != "auto":
         if (share := float(asked)) > gpus:
             raise ConfigError(
@@ -217,13 +305,12 @@ def _gpu_share(
                 f"{share:g}",
                 f"{gpus:g} GPUs are available; set 0 or auto (`flray doctor` shows which ones torch sees)",
             )
-        return share
+        return [share]
     if gpus < 1:
-        return 0.0
+        return [0.0]
     if survey.problem:
-        return 1.0  # shared, its memory might not do
-    wanted = min(wanted, sum(room for _, room in carried))
-    most = min(MOST_PER_GPU, math.ceil(wanted / gpus))
+        return [1.0]  # shared, its memory might not do
+    most = MOST_PER_GPU
     for gpu in survey.gpus:
         fits = math.floor(MEMORY_FRACTION * gpu.free / survey.gpu)
         if not fits:
@@ -235,17 +322,7 @@ def _gpu_share(
                 "(CUDA_VISIBLE_DEVICES), or lower local.batch_size",
             )
         most = min(most, fits)
-    shared = (number for number in range(most, 1, -1) if _uses_all(number, carried, wanted))
-    return 1.0 / next(shared, 1)
-
-
-def _uses_all(per_gpu: int, carried: Sequence[tuple[int, int]], wanted: int) -> bool:
-    """Return whether packing `per_gpu` processes per GPU leaves no GPU idle."""
-    filled = [min(room, per_gpu * gpus) for gpus, room in carried]
-    total = min(wanted, sum(filled))
-    return math.ceil(total / per_gpu) >= sum(gpus for gpus, _ in carried) and all(
-        math.ceil(count / per_gpu) >= gpus for count, (gpus, _) in zip(filled, carried, strict=True)
-    )
+    return [1.0 / number for number in range(1, most + 1)]
 
 
 class PoolPlanner:
@@ -279,31 +356,56 @@ class PoolPlanner:
         probing = self._nodes and uses_ray(config) and should_probe(spec, self._nodes)
         self._survey = survey_nodes(spec, self._nodes) if probing else UNMEASURED
 
-    def plan(self, cohort: int | None = None, **resources: object) -> Plan:
-        """Return a pool.
+    def plan(
+        self,
+        cohort: int | None = None,
+        trials: int = 1,
+        concurrency: int | None = None,
+        **resources: object,
+    ) -> Plan:
+        """Return the pool of each trial, after the cost of sharing a GPU was measured if it matters.
 
         Parameters
         ----------
         cohort : int, optional
             Clients per round; default: the federation's.
+        trials, concurrency : int, optional
+            Equal trials in all, and the most at once; default: one run.
         **resources
             Replace settings of ``resources``.
         """
-        config, trains = self._spec.config, self._spec.algorithm.trains_at_server
+        config = self._spec.config
+        trains = self._spec.algorithm.trains_at_server and uses_ray(config)
         if resources:
             changed = config.resources.model_copy(update=resources)
             config = config.model_copy(update={"resources": changed})
+        cohort = self._spec.cohort_size if cohort is None else cohort
+        self._measure_sharing(config, cohort * min(trials, concurrency or trials))
         plan = make_plan(
             config,
             len(self._spec.data.clients),
-            self._spec.cohort_size if cohort is None else cohort,
+            cohort,
             self._available,
             self._nodes,
             self._survey,
             trains and not self._apart,
+            trials,
+            concurrency,
         )
         apart = trains and self._apart and plan.gpus_per_actor > 0
         return replace(plan, gpu_model=self._model, server_apart=apart)
+
+    def _measure_sharing(self, config: Experiment, tasks: int) -> None:
+        """Measure what sharing a GPU costs, if so many tasks at once could share any."""
+        resources, survey = config.resources, self._survey
+        if not survey.gpus or survey.sharing or tasks <= len(survey.gpus):
+            return
+        node = next(one for one in self._nodes if one.get("GPU", 0) >= 1)
+        most = len(_shares(resources.gpus_per_actor, len(survey.gpus), survey))
+        most = min(most, int(node.get("CPU", 0) / resources.cpus_per_actor))
+        if resources.gpus_per_actor == "auto" and most > 1:
+            found = measure_sharing(self._spec, node, most)
+            self._survey = replace(survey, sharing=found)
 
 
 def uses_ray(config: Experiment) -> bool:
