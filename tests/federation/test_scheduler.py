@@ -3,16 +3,34 @@
 from typing import Any
 
 import pytest
+import ray
 
 from flray import trees
 from flray.algorithms.types import Stage
 from flray.federation.messages import ClientTask, TaskBlock, TaskInput
 from flray.federation.ray_backend import executor as scheduling
-from flray.federation.ray_backend.executor import SCHEDULING_WINDOW, TaskScheduler
+from flray.federation.ray_backend.executor import SCHEDULING_WINDOW, RayExecutor, TaskScheduler
+from flray.federation.ray_backend.pool import PoolWorker
+from flray.federation.spec import FederationSpec
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
 
 CLIENTS = 192
+
+
+def many_clients(digits: dict[str, Any]) -> FederationSpec:
+    partition = {"name": "iid", "clients": CLIENTS}
+    return built({**digits, "partition": partition, "local": {"epochs": 1, "batch_size": 2}})
+
+
+def blocks_of(spec: FederationSpec, executor: RayExecutor) -> list[TaskBlock]:
+    weights = spec.build("lenet").state_dict()
+    common = executor.put(trees.pack({"weights": dict(weights)}))
+    tasks = [
+        ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client))
+        for client in range(CLIENTS)
+    ]
+    return [TaskBlock((TaskInput(task, common),)) for task in tasks]
 
 
 @pytest.mark.slow
@@ -25,20 +43,9 @@ def test_replies_do_not_pile_up(
         monkeypatch.setattr(
             scheduling, "MAX_BUFFERED_REPLY_BYTES", 1
         )  # as if a reply filled the memory: two waiting and one at each actor
-    config = {
-        **digits,
-        "partition": {"name": "iid", "clients": CLIENTS},
-        "local": {"epochs": 1, "batch_size": 2},
-    }
-    spec = built(config)
+    spec = many_clients(digits)
     executor = pools[2].executor_for(spec)
-    weights = spec.build("lenet").state_dict()
-    common = executor.put(trees.pack({"weights": dict(weights)}))
-    tasks = [
-        ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client))
-        for client in range(CLIENTS)
-    ]
-    blocks = [TaskBlock((TaskInput(task, common),)) for task in tasks]
+    blocks = blocks_of(spec, executor)
     run_tasks = TaskScheduler(executor, blocks)
     held, clients = 0, []
     for result in run_tasks.results():
@@ -48,3 +55,29 @@ def test_replies_do_not_pile_up(
         held = max(held, len(run_tasks._done) + under_way)
     assert clients == list(range(CLIENTS))
     assert held <= most
+
+
+@pytest.mark.slow
+def test_one_look_takes_all_that_have_answered(
+    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look goes over the calls of all actors, so that one for every result would be quadratic in them."""
+    spec = many_clients(digits)
+    executor = pools[2].executor_for(spec)
+    scheduler = TaskScheduler(executor, blocks_of(spec, executor))
+    actors = [worker.actor for worker in executor.workers]
+    many = [PoolWorker(actors[i % 2], None, number=i, bundle=0) for i in range(CLIENTS // 2)]
+    monkeypatch.setattr(executor, "workers", many)
+    scheduler._fill_queues()
+    calls = [call.outcome for worker in many for call in worker.waiting]
+    assert len(calls) == CLIENTS
+    assert len(ray.wait(calls, num_returns=CLIENTS, timeout=300)[0]) == CLIENTS
+    looked, wait = list[int](), ray.wait
+
+    def counted(references: Any, **options: Any) -> Any:
+        looked.append(len(references))
+        return wait(references, **options)
+
+    monkeypatch.setattr(ray, "wait", counted)
+    assert len(list(scheduler.results())) == CLIENTS
+    assert looked == [CLIENTS]

@@ -5,6 +5,7 @@ the server more than adding up a small reply. Therefore one call carries several
 actor runs them one after another and returns separate replies.
 """
 
+import heapq
 import math
 import os
 import time
@@ -128,13 +129,15 @@ class TaskScheduler:
         self._failed_starts: list[Exception] = []
         self._alone: set[int] = set()  # after a failed call, whose other blocks are not to blame
         self._done: dict[int, TaskBlockResult] = {}
+        self._bounded = True  # whether queues have room that the next yielded result may fill
 
     def results(self) -> Iterator[TaskBlockResult]:
         """Yield every block's result as soon as it and all before it are done."""
         try:
             for position in range(len(self._blocks)):
                 self._next = position
-                self._fill_queues()
+                if self._bounded:
+                    self._fill_queues()
                 while position not in self._done:
                     self._advance()
                 yield self._done.pop(position)
@@ -144,19 +147,22 @@ class TaskScheduler:
 
     def _fill_queues(self) -> None:
         """Fill every actor's queue, the least busy first."""
-        depth = self._pool.config.resources.queued
         workers = self._pool.ready_workers()
-        while self._open and workers:
-            worker = min(workers, key=lambda w: len(w.waiting))
-            if len(worker.waiting) >= depth:
-                return
+        queues = [(len(worker.waiting), place) for place, worker in enumerate(workers)]
+        heapq.heapify(queues)
+        depth, self._bounded = self._pool.config.resources.queued, False
+        while self._open and queues and queues[0][0] < depth:
             positions = self._next_call()
             if not positions:
+                self._bounded = True
                 return
             for position in positions:
                 self._open.remove(position)
+            length, place = queues[0]
+            worker = workers[place]
             outcome, bulk, *states = _send(worker.actor, [self._blocks[p] for p in positions])
             worker.waiting.append(InFlight(positions, outcome, bulk, states))
+            heapq.heapreplace(queues, (length + 1, place))
 
     def _next_call(self) -> list[int]:
         """Return the blocks of the next call: the first within the reordering bound, and short ones behind it."""
@@ -179,30 +185,36 @@ class TaskScheduler:
         return found
 
     def _advance(self) -> None:
-        """Wait for an event, and handle it."""
+        """Wait for an event, and handle all that have happened."""
         waiting = {
             call.outcome: (worker, call) for worker in self._pool.workers for call in worker.waiting
         }
         starting = {
             worker.starting: worker for worker in self._pool.workers if worker.starting is not None
         }
-        begun = time.monotonic()
+        begun, awaited = time.monotonic(), [*waiting, *starting]
         left = math.inf if self._deadline is None or not waiting else self._deadline - begun
         seconds = max(0.0, min(left, losses.LOOK_SECONDS))
-        ready, _ = ray.wait([*waiting, *starting], num_returns=1, timeout=seconds)
+        # Each look goes over all actors: one for every result would be quadratic in them.
+        ready, _ = ray.wait(awaited, num_returns=max(1, len(awaited)), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(awaited, num_returns=1, timeout=seconds)
         self._pool.look_at_nodes(ref for done in self._done.values() for ref in done.references)
         if self._deadline is not None and not waiting:
             self._deadline += time.monotonic() - begun  # no actor could have answered
         elif self._idle is not None and ready:
             self._deadline = time.monotonic() + self._idle
-        if not ready:
-            if left <= seconds:
-                self._time_out()
-            return
-        if ready[0] in starting:
-            self._on_actor_started(starting[ready[0]])
-            return
-        worker, call = waiting[ready[0]]
+        if not ready and left <= seconds:
+            self._time_out()
+        for reference in ready:
+            if reference in starting:
+                self._on_actor_started(starting[reference])
+            elif waiting[reference][1] in waiting[reference][0].waiting:  # its actor is not dead
+                self._receive(*waiting[reference])
+        self._fill_queues()
+
+    def _receive(self, worker: PoolWorker, call: InFlight) -> None:
+        """Take a finished call's results, or handle its failure."""
         try:
             outcome = ray.get(call.outcome)
         except losses.ACTOR_DIED_ERRORS as error:
@@ -224,7 +236,6 @@ class TaskScheduler:
             if worker.node in self._pool.nodes.leaving:
                 self._pool.copy_here(ref for one in answers for ref in one.references)
         worker.waiting.remove(call)
-        self._fill_queues()
 
     def _answers(self, call: InFlight, outcome: Any, actor: int) -> list[TaskBlockResult]:
         """Return the results of a finished call's blocks."""
@@ -242,7 +253,7 @@ class TaskScheduler:
         return answers
 
     def _on_actor_started(self, worker: PoolWorker) -> None:
-        """Give a started actor its first work; restart one that died while starting."""
+        """Record a started actor; restart one that died while starting."""
         try:
             self._pool.started(worker, ray.get(worker.starting))
         except ray.exceptions.RayTaskError as error:
@@ -259,7 +270,6 @@ class TaskScheduler:
                     f"client actors die while they start: {losses.last_line(error)}"
                 ) from error
             self._pool.replace(worker)
-        self._fill_queues()
 
     def _put_back(self, *calls: InFlight) -> None:
         """Run the blocks of calls once more, before all others."""
@@ -289,7 +299,6 @@ class TaskScheduler:
         lost, most = self._losses[position], self._pool.config.faults.attempts
         if len(first.positions) > 1:
             self._run_alone(first)
-            self._fill_queues()
             return
         lost.append((error, node))
         if len(lost) >= most:
@@ -302,7 +311,6 @@ class TaskScheduler:
             )
         else:
             self._put_back(first)
-        self._fill_queues()
 
     def _time_out(self) -> None:
         """Fail all unfinished blocks, or only the running ones, and replace their actors."""
@@ -320,7 +328,6 @@ class TaskScheduler:
                 self._fail(self._open.popleft(), failure)
         elif self._idle is not None:
             self._deadline = time.monotonic() + self._idle
-            self._fill_queues()
 
 
 def _send(actor: Any, blocks: Sequence[TaskBlock]) -> list[ObjectRef]:
