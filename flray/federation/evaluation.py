@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
 from flray.federation import messages
-from flray.federation.spec import EVAL_CHUNK, FederationSpec
+from flray.federation.spec import FederationSpec
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
@@ -130,7 +130,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
 def _global(federation: FederationState) -> dict[str, float]:
     data, measure = federation.spec.data, federation.spec.task
     metrics: dict[str, float] = {}
-    tested = -(-len(data.test) // EVAL_CHUNK)
+    tested = len(federation.spec.evaluation_chunks(data.test))
     found = predict(federation, federation.model_tasks())
     for key, members, suffix in _by_architecture(federation):
         mine = [one["common"] for task, one in found if task.architecture == key]

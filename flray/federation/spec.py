@@ -20,7 +20,7 @@ from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.config.start import Start
-from flray.data.types import DataSet, FederatedData, Pooled, label_placeholders
+from flray.data.types import DataSet, FederatedData, Pooled, Rows, label_placeholders
 from flray.errors import ConfigError
 from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
@@ -88,8 +88,10 @@ def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None
         ours.copy_(value)
 
 
-EVAL_CHUNK = 2048
-"""Samples of the common test set in one evaluation task; fixed, so that results do not depend on the workers."""
+EVAL_CHUNK, EVAL_TASK = 2048, 512
+"""Samples of the common test set whose batches are cut together, and of an evaluation task, if batches are no larger.
+
+They are fixed, so that results do not depend on the workers."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,22 @@ class FederationSpec:
             return self.data.everyone[client].train
         return np.sort(np.concatenate([one.train for one in self.data.clients]))
 
+    def evaluation_chunks(self, rows: Rows) -> list[Rows]:
+        """Return rows in the parts that evaluation tasks of a global model test: whole batches of a chunk."""
+        batch = self.config.evaluation.batch_size
+        size = batch * max(1, EVAL_TASK // batch)
+        return [
+            chunk[start : start + size]
+            for chunk in (rows[at : at + EVAL_CHUNK] for at in range(0, len(rows), EVAL_CHUNK))
+            for start in range(0, len(chunk), size)
+        ]
+
+    @cached_property
+    def evaluated(self) -> list[Rows]:
+        """The rows of each evaluation task of a global model: the common test set, then all validation parts."""
+        data = self.data
+        return [*self.evaluation_chunks(data.test), *self.evaluation_chunks(data.validation)]
+
     @property
     def cohort_size(self) -> int:
         """Clients sampled in each round."""
@@ -245,15 +263,6 @@ class FederationSpec:
         if participation.clients is not None:
             return participation.clients
         return round(participation.fraction * len(self.data.clients))
-
-
-def evaluation_chunks(data: FederatedData) -> list[NDArray[np.int64]]:
-    """Return the rows of each evaluation task of a global model: the common test set, then all validation parts."""
-    return [
-        rows[start : start + EVAL_CHUNK]
-        for rows in (data.test, data.validation)
-        for start in range(0, len(rows), EVAL_CHUNK)
-    ]
 
 
 def partition_summary(spec: FederationSpec) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from flray.config.experiment import Stop
 from flray.devices.process import keep_freed_memory, make_repeatable, peak_bytes, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation import messages
-from flray.federation.spec import FederationSpec, evaluation_chunks
+from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics.names import lower_is_better
 from flray.metrics.summary import AUTO, VALIDATION, score_metric
@@ -371,7 +371,7 @@ class FederationState:
         """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
         models, tasks = self.whole_models(Stage()), []
         for key in sorted(models.handles):
-            for block in range(len(evaluation_chunks(self.spec.data))):
+            for block in range(len(self.spec.evaluated)):
                 stage, token = Stage(f"evaluate {key}"), models.token
                 task = messages.ClientTask(
                     "global", -1, self.server.round, key, stage, block=block, token=token

@@ -101,3 +101,18 @@ def test_such_clients_are_left_out_and_reported_where_that_is_wanted() -> None:
     skip = {"faults": {"on_client_error": "skip"}}
     metrics = federation({"name": "mlp", "norm": "batch"}, **skip).step().metrics
     assert metrics["cohort/left_out"] == 1 and math.isfinite(metrics["global/common/loss"])
+
+
+@pytest.mark.parametrize("size", [7, 32, 512, 700, 2048, 5000])
+def test_evaluation_tasks_have_the_batches_of_whole_chunks(
+    digits: dict[str, Any], size: int
+) -> None:
+    """So that all actors evaluate, and no bit of a metric depends on where a task ends."""
+
+    def batches(parts: list[Any]) -> list[list[int]]:
+        return [part[at : at + size].tolist() for part in parts for at in range(0, len(part), size)]
+
+    spec, rows = built(digits, evaluation={"batch_size": size}), np.arange(5000)
+    parts = spec.evaluation_chunks(rows)
+    assert batches(parts) == batches([rows[at : at + 2048] for at in range(0, 5000, 2048)])
+    assert max(map(len, parts)) <= min(2048, max(512, size))

@@ -25,7 +25,7 @@ from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
 from flray.devices import process
 from flray.federation import messages
-from flray.federation.spec import FederationSpec, evaluation_chunks
+from flray.federation.spec import FederationSpec
 from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
@@ -307,7 +307,7 @@ class ClientRunner:
 
     def _global(self, job: messages.TaskInput) -> dict[str, Any]:
         if job.client_task.client < 0:
-            chunk = evaluation_chunks(self.spec.data)[job.client_task.block]
+            chunk = self.spec.evaluated[job.client_task.block]
             return {"common": self._predict(self._common_model(job), chunk)}
         client, rows = self._received(job), self.spec.data.clients[job.client_task.client]
         parts = {"test": rows.test, "validation": rows.val}
