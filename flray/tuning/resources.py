@@ -55,7 +55,7 @@ class TrialResources:
         self._planned: dict[str, tuple[Experiment, PoolPlanner, Plan]] = {}
 
     def replan(self, trials: int, available: Mapping[str, float]) -> list[str]:
-        """Plan anew for the trials that are left, on the nodes that there are now; return the plans in words."""
+        """Plan anew for the remaining trials, on the nodes that there are now; return the plans in words."""
         have = {kind: available.get(kind, 0.0) for kind in ("CPU", "GPU")}
         same = all(have[kind] == self._available.get(kind, 0.0) for kind in have)
         self._trials, self._available = max(1, trials), have
@@ -85,7 +85,7 @@ class TrialResources:
             raise ConfigErrors(list(errors.values()))
 
     def plan(self, experiment: Experiment) -> Plan:
-        """Return the plan of a trial, as if all trials that are left were of its kind.
+        """Return the plan of a trial, as if all remaining trials were of its kind.
 
         Raises
         ------

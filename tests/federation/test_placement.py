@@ -35,7 +35,7 @@ def plan(
 
 
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
-    shared = "; 4 on a GPU take 2 times as long as one (assumed, not measured)"
+    shared = "; 4 on a GPU take 4 times as long as one (assumed, not measured)"
     assert str(plan(digits, {"CPU": 8, "GPU": 1})) == (
         "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 tasks per actor and round"
         + shared
@@ -70,8 +70,13 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
         (10, (16,), 1.0, 1),
         (5, (16, 12), 0.5, 4),  # the fuller GPU decides
         (4, (16, 12), 0.5, 4),  # 0.9 * 12 / 4 = 2.7
-        (3, (80, 80, 80, 80), 1 / 3, 12),  # 16 would need two turns for 20 tasks as well
-        (3, (80, 80), 0.25, 8),
+        (
+            3,
+            (80, 80, 80, 80),
+            1.0,
+            4,
+        ),  # sharing gains nothing that is known, and 20 is no multiple of 16
+        (3, (80, 80), 0.5, 4),
     ],
 )
 def test_gpus_are_packed_by_free_memory(

@@ -243,9 +243,9 @@ class ResourceSurvey:
     sharing: tuple[float, ...] = ()
 
     def slowdown(self, processes: int) -> float:
-        """Return the measured slowdown of processes on a GPU; unmeasured, it is assumed halfway to none: their root."""
+        """Return the measured slowdown of processes on a GPU; unmeasured, they are assumed to gain nothing."""
         known = self.sharing[:processes]
-        return max([1.0 if len(known) == processes else processes**0.5, *known])
+        return max([1.0 if len(known) == processes else float(processes), *known])
 
 
 UNMEASURED = ResourceSurvey()

@@ -139,7 +139,7 @@ def make_plan(
     trials: int = 1,
     concurrency: int | None = None,
 ) -> Plan:
-    """Return the client actors of each trial with which the last trial is estimated to end soonest.
+    """Return the client actors of each trial that are estimated to end the last trial soonest.
 
     Parameters
     ----------

@@ -46,14 +46,14 @@ class Sharer:
 def measure_sharing(spec: FederationSpec, node: Node, most: int) -> tuple[float, ...]:
     """Return how many times as long as alone a task takes with 1, 2, ..., `most` processes on a GPU.
 
-    Empty if the processes did not answer in time. What was measured holds for other settings of the
-    same network and data.
+    Empty if the processes did not answer in time. The result serves other settings of the same network
+    and data.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     local = {"batch_size", "precision", "compile", "clients_per_step"}
-    chosen = {"data": True, "model": True, "models": True, "local": local}
+    chosen: Any = {"data": True, "model": True, "models": True, "local": local}
     key = f"{node['id']} {most} {spec.config.model_dump_json(include=chosen)}"
     if key in _FOUND:
         return _FOUND[key]
