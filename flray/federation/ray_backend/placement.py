@@ -182,9 +182,8 @@ def make_plan(
         measured = survey.gpu if share and survey.gpus else survey.memory
         unit = Plan(wanted, each, share, clients, cohort, measured, blocks, trials=trials)
         unit = replace(unit, unmeasured=survey.problem)
-        footprint = survey.memory if auto and nodes else 0
         most = min(trials, concurrency or trials)
-        found += _plans(unit, available, nodes, survey, footprint, auto, trains_at_server, most)
+        found += _plans(unit, available, nodes, survey, auto, trains_at_server, most)
     if not found:
         asked = f"{each:g} CPU" + (f" and {share:g} GPU" if share else "")
         if auto:
@@ -233,7 +232,6 @@ def _plans(
     available: Mapping[str, float],
     nodes: Sequence[Node],
     survey: ResourceSurvey,
-    footprint: int,
     auto: bool,
     trains_at_server: bool,
     limit: int,
@@ -243,13 +241,13 @@ def _plans(
     per_gpu = math.floor(1 / share + 1e-9) if 0 < share < 1 else 1
     whole = max(1, math.floor(share))  # GPUs of an actor
     slots = per_gpu * math.floor(available.get("GPU", 0.0)) if share else 10**12
-    rooms = [_room(host, cpus, share) for host in hosts]
+    need = survey.memory if auto and nodes else 0
+    rooms = [_room(host, cpus, share, need) for host in hosts]
     carried = min(_room(available, cpus, share), sum(rooms))
-    if footprint and carried:
-        rooms = [min(room, _memory_room(nodes[i], footprint)) for i, room in enumerate(rooms)]
-        carried = max(1, min(carried, sum(rooms)))
+    if need and any(_room(host, cpus, share) for host in hosts):
+        carried = max(1, carried)  # one actor is tried even if its memory may not do
     # Ray fills one node, and there one GPU, before it takes the next.
-    gpus = [math.floor(host.get("GPU", 0.0)) for host in hosts]
+    gpus = (math.floor(host.get("GPU", 0.0)) for host in hosts)
     filling = sorted(zip(rooms, gpus, strict=True), reverse=True)
     limit = min(limit, carried)
     for number in {min(limit, -(-unit.trials // t)) for t in range(1, unit.trials + 1)} - {0}:
@@ -278,22 +276,16 @@ def _plans(
             )
 
 
-def _room(resources: Node | Mapping[str, float], cpus_per_actor: float, gpu_share: float) -> int:
-    """Return the number of actors that CPUs and GPUs allow; a share below 1 never spans two GPUs."""
-    room = math.floor(float(resources.get("CPU", 0.0)) / cpus_per_actor + 1e-9)
-    if gpu_share:
-        gpus = float(resources.get("GPU", 0.0))
-        room = min(
-            room,
-            math.floor(1 / gpu_share + 1e-9) * math.floor(gpus)
-            if gpu_share <= 1
-            else math.floor(gpus / gpu_share),
-        )
+def _room(node: Node, cpus: float, share: float, need: int = 0) -> int:
+    """Return the number of actors that CPUs, GPUs and memory allow; a share below 1 never spans two GPUs."""
+    room = math.floor(float(node.get("CPU", 0.0)) / cpus + 1e-9)
+    if share:
+        gpus = float(node.get("GPU", 0.0))
+        per_gpu = math.floor(1 / share + 1e-9)
+        room = min(room, per_gpu * math.floor(gpus) if share <= 1 else math.floor(gpus / share))
+    if need and "memory" in node:
+        room = min(room, math.floor(MEMORY_FRACTION * node["memory"] / need))
     return room
-
-
-def _memory_room(node: Node, need: int) -> int:
-    return math.floor(MEMORY_FRACTION * node["memory"] / need) if "memory" in node else 10**9
 
 
 def _shares(asked: float | str, gpus: float, survey: ResourceSurvey) -> list[float]:
