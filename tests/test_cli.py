@@ -71,6 +71,12 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
     assert set(document["$defs"]["Local"]["properties"]) >= {"lr", "epochs", "batch_size"}
 
 
+def test_a_plan_of_what_optuna_will_suggest_says_so(file: str) -> None:
+    space = "space={local.lr: {loguniform: [0.01, 1]}}"
+    typed = ("sweep.search=optuna", "sweep.samples=5", "sweep.seeds=[0, 1]", space)
+    assert "10 trials, none of which is known yet: " in printed("tune", file, "--plan", *typed)
+
+
 def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path) -> None:
     partition = "partition={name: dirichlet, clients: 3, alpha: 0.3}"
     shown = printed("data", "show", file, partition, "--plot", "p.png")

@@ -4,16 +4,21 @@ The classes are rounds of a resume, journals, folders to remove, files that are 
 escapes, and settings that mean nothing. FLRAY_HOSTILE_ALL (scripts/hostile) asks every row, the tests some of each.
 """
 
+import json
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flray.cli.main import invoke
+from flray.records import directory
 from tests.border import planted
 from tests.border.test_planted import RUN, away, listener, place, world, wrong
 from tests.hostile.asking import asked
+from tests.messages import mistyped
 
 __all__ = ["listener", "place", "world"]
 EVERY = bool(os.environ.get("FLRAY_HOSTILE_ALL"))
@@ -258,3 +263,60 @@ def test_nothing_that_is_shown_steers_the_terminal(place: Path) -> None:
         found += wrong(SHOWN)
         (RUN / changed).write_bytes(content)
     assert found == []
+
+
+def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
+    run, sweep = Path("runs/ok/001"), Path("runs/s/001")
+    shutil.copytree(run, sweep)
+    shutil.copytree(run, sweep / "trials/0000")
+    (sweep / "run.json").rename(sweep / "sweep.json")
+    mistyped("compare", "s", "ok")
+    mistyped("export", "s")
+    mistyped("export", "s/001/trials/0000")
+    mistyped("rm", "s/001/trials/0000", "--yes")
+    mistyped("rm", "ok/001", "--yes", "--output", "s3://b/x")
+    mistyped("report", "ok", "--reach", "0")
+    mistyped("report", "m", "--keep", "kept.csv")
+    record = json.loads((run / "run.json").read_text())
+    del record["sha256"]
+    (run / "run.json").write_text(json.dumps(record))
+    mistyped("resume", "ok")
+    planted.edit("config.yaml", "experiment", "algorithm", value={})(run)
+    mistyped("run", "x.yaml", "start=ok/001")
+    planted.edit("config.yaml", "experiment", "algorithm", value={"name": "local"})(run)
+    mistyped("run", "x.yaml", "start=ok/001")
+    planted.setting("tracking", "uri", value=None)(run)
+    mistyped("sync", "ok")
+    for experiment in ("nobody", "Default"):
+        mistyped("report", experiment, "--uri", "sqlite:///mlflow.db")
+    mistyped("run", "x.yaml", "resources.bits=portable", "local.compile=true")
+    mistyped("run", "x.yaml", "callbacks=[{name: tensorboard, folder: /proc/x}]")
+    planted.plugin("own.py")(RUN)
+    mistyped("resume", "m")
+    mistyped("resume", "m", "--plugin", "runs/m/001/own.py")
+    planted.setting("plugins", value=[])(RUN)
+    shutil.rmtree(RUN / "checkpoint")
+    mistyped("export", "m")
+    planted.lines(lambda data: data.partition(b"\n")[0] + b"\n")(RUN)
+    mistyped("report", "m")
+    planted.link("figures", lambda: "..")(RUN)
+    mistyped("report", "m")
+
+
+def test_what_is_said_of_data_that_changed(place: Path) -> None:
+    planted.table(Path("x.csv"))
+    data = "data={name: table, path: x.csv, label: y, by: h}"
+    assert invoke(["run", "x.yaml", "name=t", "model=linear", "rounds=1", data]) == 0
+    planted.table(Path("x.csv"), a=range(16, 0, -1))
+    mistyped("resume", "t", "rounds=2")
+
+
+def test_what_is_said_of_a_kept_file(place: Path) -> None:
+    assert invoke(["report", "ok", "--keep", "kept.csv"]) == 0
+    kept = Path("kept.csv")
+    sha = directory.read(Path("runs/ok/001"))["sha256"]
+    kept.write_text(kept.read_text().replace(sha, "0" * 63))
+    mistyped("report", "kept.csv")
+    mistyped("verify", "kept.csv")
+    kept.write_bytes(b"\xff")
+    mistyped("verify", "kept.csv")

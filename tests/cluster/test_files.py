@@ -121,6 +121,15 @@ def test_the_commands_of_the_files_exist(name: str) -> None:
             assert (ROOT / script.removeprefix("~/flray/")).is_file(), command
 
 
+def test_a_head_on_premise_starts_all_workers() -> None:
+    """Ray's newer autoscaler takes the head for one of them, and leaves a worker out."""
+    (content,) = read(CLUSTER, "on-premise")
+    (command,) = content["head_start_ray_commands"]
+    before, head = command.split("bash ~/flray/cluster/node/head ")
+    assert before.split() == ["export", "RAY_enable_autoscaler_v2=0", "&&"]
+    assert "--node-ip-address=" in head  # a host's own name may be that of its loopback
+
+
 def test_the_commands_of_ray_that_files_and_pages_give_are_its_own() -> None:
     """Ray 2.60 has no ``ray rsync_down`` any more, only ``ray rsync-down``."""
     from ray.scripts.scripts import cli

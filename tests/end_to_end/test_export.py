@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import Tensor, nn
 
 import flray
 from flray.federation.building import build_spec
-from flray.runs.export import _page, export
+from flray.runs.export import _page, export, plain_code
 from flray.runs.runner import Result
 from tests.helpers import python, small
 from tests.messages import refused
@@ -128,3 +129,23 @@ def test_the_model_of_a_result_and_what_there_is_not(tmp_cwd: Path) -> None:
         assert result.model()(batch).shape == own.shape
     refused(result.model, "client9")
     refused(run("fedbn").model)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, x, x)[0]
+        return found
+
+
+class Branches(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("network", [Attends, Branches])
+def test_a_network_that_is_not_written_as_plain_pytorch_is_named(network: Any) -> None:
+    refused(plain_code, network(), None)

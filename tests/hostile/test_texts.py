@@ -1,0 +1,136 @@
+"""What a bad setting, file or call is told, word by word: the texts that no other test triggers, as a table."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import flray
+from flray.config.loader import load
+from flray.config.shapes import read_partition
+from flray.data.partitions import builtin
+from flray.federation.checkpoint import learnt_sha256
+from flray.federation.spec import load_start
+from flray.files import border
+from flray.metrics.names import clean_name
+from flray.models.base import image_shape
+from flray.new.__main__ import new_method
+from flray.records import directory
+from flray.records.journal import Journal
+from flray.results.export import read_export
+from flray.results.provenance import beside, read_entries
+from flray.tracking.client import connect
+from tests.hostile.values import GOOD
+from tests.messages import refused
+
+SETTINGS: list[Any] = [
+    *("rounds='3'", "rounds=true", "rounds=3.0", "rounds=99999999999999999999", "local.lr=["),
+    *("local.compile='yes'", "participation.unseen=1.5", "resources.gpus_per_actor=1.5"),
+    *(("name", "a\0b"), ("local", {5: 3}), ("local.lr", print), ("local.lr", 1j)),
+    *("partition={name: file, path: none.json}", "start=none.safetensors"),
+    *("sweep.until={at_least: 50, at_most: 10}", "sweep.seeds=[0, 0]", "sweep.seeds=3"),
+    *("space={local.lr: {uniform: [1, 0]}}", "space={local.lr: {uniform: [-1.7e+308, 1.7e+308]}}"),
+    "sweep={metric: global/common/loss, mode: max}",
+    "sweep={samples: 1000000000, search: random}",
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: str(one).partition(" at 0x")[0])
+def test_of_a_setting(setting: Any) -> None:
+    refused(load, GOOD, [setting])
+
+
+FILES: dict[str, bytes] = {
+    "a base that is a number": b"base: [5]",
+    "a base that is a folder": b"base: .",
+    "bases without end": b"base: [" + b"a.yaml, " * 70 + b"]",
+    "a list as a key": b"? [a]\n: 1",
+    "no UTF-8": "data: Tromsø".encode("latin-1"),
+    "keys beside experiment": b"experiment: {data: random}\nrounds: 3\nlocal: {lr: 0.1}",
+    "a key beside experiment": b"experiment: {data: random}\nrounds: 3",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_of_a_file(name: str, tmp_cwd: Path) -> None:
+    Path("a.yaml").write_bytes(b"seed: 1")
+    Path("x.yaml").write_bytes(FILES[name])
+    refused(load, Path("x.yaml"))
+
+
+def written(name: str, text: str) -> Path:
+    """Return a file of the current folder with some text."""
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def linked() -> Path:
+    """Return a folder with a link out of it."""
+    Path("run").mkdir()
+    Path("run", "figures").symlink_to("..")
+    return Path("run")
+
+
+LABELS = np.arange(8) % 4
+CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "no configuration": lambda: (load, 5),
+    "deep": lambda: (border.parse_json, "[" * 200_000),
+    "a link out of a run": lambda: (border.check_links, linked()),
+    "clients of unlike classes": lambda: (
+        read_partition,
+        written(
+            "partition.json",
+            '{"dataset": "d", "classes": ["a", "b"], "origins": {}, "clients": ['
+            '{"name": "a", "domain": "d", "train": [1, 2], "test": 1}, '
+            '{"name": "b", "domain": "d", "train": [1], "test": 1}]}',
+        ),
+    ),
+    "no place for results": lambda: (directory.create, "/proc/x", "m"),
+    "settings without an address": lambda: (
+        directory.tracking_uri,
+        written("run/config.yaml", "experiment: {}").parent,
+    ),
+    "no checkpoint": lambda: (learnt_sha256, Path()),
+    "a checkpoint of a later flray": lambda: (
+        learnt_sha256,
+        written("checkpoint/round-000001.json", '{"format": 99}').parent,
+    ),
+    "a uid with a space": lambda: (
+        partial(Journal(Path("j.jsonl")).start, uid="a b", experiment="e", name="n"),
+    ),
+    "no kept results": lambda: (read_export, written("kept.csv", 'a,"b\n')),
+    "an entry that was changed": lambda: (
+        read_entries,
+        written(beside(Path("kept.csv")).name, f'{{"{"0" * 64}": {{}}}}').with_name("kept.csv"),
+    ),
+    "a database that cannot be": lambda: (connect, "sqlite:////proc/x.db"),
+    "a metric without a name": lambda: (clean_name, "//."),
+    "no image": lambda: (image_shape, "lenet", (4,), 28),
+    "weights of other names": lambda: (
+        load_start,
+        torch.nn.Linear(1, 1),
+        "mlp",
+        {"a": {}, "b": {}},
+    ),
+    "a component without a name": lambda: (flray.register_metric, print),
+    "a component that is a number": lambda: (flray.register_metric("five"), 5),
+    "fewer classes than there are": lambda: (
+        partial(builtin.pathological, LABELS, 0, clients=2, classes_per_client=1),
+    ),
+    "more parts kept than made": lambda: (
+        partial(builtin.domain_dirichlet, LABELS, LABELS, 0, parts=2, keep=3),
+    ),
+    "a method whose name is a word": lambda: (new_method, "for"),
+    "a method that is there": lambda: (new_method, "fedavg"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_of_a_call(name: str, tmp_cwd: Path) -> None:
+    refused(*CALLS[name]())
