@@ -188,7 +188,7 @@ BUCKETS: dict[str, Plant | str] = {
 
 def table(path: Path, **columns: Any) -> None:
     """Write a CSV file of sixteen rows."""
-    values = {"a": range(16), "y": ["n", "p"] * 8, "h": ["u"] * 8 + ["v"] * 8}
+    values = {"a": [*range(8)] * 2, "y": ["n", "p"] * 8, "h": ["u"] * 8 + ["v"] * 8}
     pd.DataFrame(values | columns).to_csv(path, index=False)
 
 

@@ -307,7 +307,7 @@ def test_what_is_said_of_data_that_changed(place: Path) -> None:
     planted.table(Path("x.csv"))
     data = "data={name: table, path: x.csv, label: y, by: h}"
     assert invoke(["run", "x.yaml", "name=t", "model=linear", "rounds=1", data]) == 0
-    planted.table(Path("x.csv"), a=range(16, 0, -1))
+    planted.table(Path("x.csv"), a=[*range(8, 0, -1)] * 2)
     mistyped("resume", "t", "rounds=2")
 
 
