@@ -114,7 +114,9 @@ def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
 def test_a_lack_of_memory_is_told_as_what_it_is(allocate: Any) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         list(allocate())
-    assert error_summary(caught.value).startswith(f"out of memory ({type(caught.value).__name__}")
+    on_gpu = isinstance(caught.value, torch.OutOfMemoryError)
+    what = "CUDA)" if on_gpu else type(caught.value).__name__
+    assert error_summary(caught.value).startswith(f"out of memory ({what}")
     assert error_summary(ValueError("a\nb")) == "ValueError: a"
 
 
