@@ -14,7 +14,7 @@ def joined_cluster(head: dict[str, Any], *workers: dict[str, Any]) -> Iterator[A
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
     try:
-        # Before there are others of the same address: Ray up to 2.52 may join this process to any.
+        # Before there are others of the same address: an older Ray may join this process to any.
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         cluster.workers = [cluster.add_node(**resources) for resources in workers]
         yield cluster

@@ -47,8 +47,8 @@ def titled(mark: str, *titles: str) -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.pid)
 
 
-SLOW = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's agents, which notice that their node is gone after 60 seconds only."""
+SLOW = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "agent/main.py")
+"""Ray's agents, which notice that their node is gone after 60 seconds only; up to 2.59 they have no title."""
 
 
 def gone(mark: str, seconds: float, last: bool = False) -> list[str]:
@@ -58,10 +58,10 @@ def gone(mark: str, seconds: float, last: bool = False) -> list[str]:
     """
     end = time.monotonic() + seconds
     while (
-        left := [p for p in marked(mark) if not _title(p).startswith(SLOW)]
+        left := [p for p in marked(mark) if not any(name in _title(p) for name in SLOW)]
     ) and time.monotonic() < end:
         time.sleep(0.1)
-    names = [_title(process) for process in left]
+    names = [_title(process)[:80] for process in left]
     for process in marked(mark) if last else left:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -70,7 +70,7 @@ def gone(mark: str, seconds: float, last: bool = False) -> list[str]:
 
 def _title(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())[:80].strip()
+        return " ".join(process.cmdline()).strip()
     return "a process that ended"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flray.errors import FlrayError
 
-TESTED = ">=2.59,<2.62"
+TESTED = ">=2.52,<2.62"
 """The versions of Ray that flray was tested with, as in ``pyproject.toml``."""
 
 DRAINING = "ray._private.state:state.get_draining_nodes"
