@@ -46,7 +46,7 @@ class Tracker:
         self._address, self._every = resolve_uri(uri), every
         self.uri = redact(self._address)
         self._say = say
-        self._senders: list[MlflowExporter] = []
+        self._senders: dict[Path, MlflowExporter] = {}
         self._refused: set[Path] = set()
         self._away = False
         self._pause = _FIRST_PAUSE
@@ -69,11 +69,10 @@ class Tracker:
         with self._changed:
             if self._deadline is not None:
                 raise RuntimeError("this tracker is closed")
-            if all(sender.run_dir != run_dir for sender in self._senders):
-                sender = MlflowExporter(
+            if run_dir not in self._senders:
+                self._senders[run_dir] = MlflowExporter(
                     run_dir, self._address, parent_dir=parent_dir, every=self._every
                 )
-                self._senders.append(sender)
             if self._deaf is None:
                 self._deaf = listen(self._on_event)
             if self._thread is None:
@@ -109,7 +108,7 @@ class Tracker:
             self._thread.join(timeout + HTTP_TIMEOUT + 1)
         self._limits.close()
         left = 0
-        for sender in self._senders:
+        for sender in self._senders.values():
             with contextlib.suppress(OSError, DataError):  # a journal that cannot be read was said
                 left += sender.unsent()
         return left
@@ -130,7 +129,7 @@ class Tracker:
                 grown, self._grown = self._grown, set()
                 senders = [
                     sender
-                    for sender in self._senders
+                    for sender in self._senders.values()
                     if sender.run_dir not in self._refused
                     and (closing or sender.run_dir.absolute() in grown)
                 ]

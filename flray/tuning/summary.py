@@ -177,8 +177,8 @@ class Standing:
 
     def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
         self._points = points
-        # The status, score and metric of each trial.
-        self._trials: dict[str, tuple[str, float, str]] = {}
+        # The status, score and metric of each trial, and the title of its setting.
+        self._trials: dict[str, tuple[str, float, str, str]] = {}
         for number in points:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
@@ -188,11 +188,11 @@ class Standing:
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
-        self._trials[number] = status, score, metric
+        self._trials[number] = status, score, metric, setting_title(self._points[number])
 
     def line(self) -> str:
         """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
-        found = Counter(status for status, _, _ in self._trials.values())
+        found = Counter(status for status, *_ in self._trials.values())
         ended = sum(found[status] for status in ENDED_STATUSES)
         parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
         parts += [f"{found['failed']} failed"] if found["failed"] else []
@@ -206,14 +206,13 @@ class Standing:
         one sweep, that is the best by each.
         """
         ended = {
-            number: (score, metric)
-            for number, (status, score, metric) in self._trials.items()
+            number: (score, metric, title)
+            for number, (status, score, metric, title) in self._trials.items()
             if status == "finished" and not math.isnan(score)
         }
         compared = {n: one for n, one in ended.items() if self._points[n].phase != "tuning"}
         found: dict[str, dict[str, list[float]]] = {}
-        for number, (score, metric) in (compared or ended).items():
-            title = setting_title(self._points[number])
+        for score, metric, title in (compared or ended).values():
             found.setdefault(metric, {}).setdefault(title, []).append(score)
         if len(found) == 1:
             return _best(*found.popitem())

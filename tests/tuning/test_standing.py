@@ -41,7 +41,7 @@ def test_a_sweep_s_line_counts_and_names_the_best_with_its_interval(
         "6 of 6 trials ended, 0 running, 1 failed; best so far: fedavg · digits-sklearn · lr=0.02, "
         "0.8200 (95 % interval 0.7703 to 0.8697, 3 seeds)"
     )
-    for number, (_, score, _) in list(found._trials.items()):
+    for number, (_, score, *_) in list(found._trials.items()):
         found.add(number, "finished", 0.5 if math.isnan(score) else score, "global/common/loss")
     assert "lr=0.1" in found.line()
     for number in found._points:
