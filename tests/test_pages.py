@@ -15,6 +15,7 @@ import matplotlib
 import nbformat
 import numpy as np
 import pytest
+import ray
 import typer
 import yaml
 from PIL import Image
@@ -141,8 +142,9 @@ def test_the_commands_of_a_page(
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("block", SWEEPING, ids=lambda block: name_of(block.page))
 def test_the_sweeps_of_a_page(
-    folder: Path, ray_here: dict[str, float], capsys: pytest.CaptureFixture[str], block: Block
+    folder: Path, capsys: pytest.CaptureFixture[str], block: Block
 ) -> None:
+    ray.shutdown()  # a sweep may ask for all CPUs, and pools that tests share hold some of that Ray
     run_block(block, capsys)
 
 
