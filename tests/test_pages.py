@@ -208,12 +208,13 @@ def test_the_commands_that_are_shown_can_be_typed(folder: Path) -> None:
 
 
 def test_settings_that_are_shown_alone_are_settings(tmp_cwd: Path) -> None:
-    for block in BLOCKS:
-        if block.language == "yaml" and not block.file:
-            for file in re.findall(r"[\w.-]+\.pth", block.text):
-                (tmp_cwd / file).touch()
-            named = {"data": "random", "model": "lenet", "algorithm": "fedavg"}
-            Experiment.model_validate(named | yaml.safe_load(block.text))
+    alone = [block for block in BLOCKS if block.language == "yaml" and not block.file]
+    assert alone
+    for block in alone:
+        for file in re.findall(r"[\w.-]+\.pth", block.text):
+            (tmp_cwd / file).touch()
+        named = {"data": "random", "model": "lenet", "algorithm": "fedavg"}
+        Experiment.model_validate(named | yaml.safe_load(block.text))
 
 
 def test_links_lead_to_files() -> None:

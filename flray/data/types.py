@@ -305,7 +305,7 @@ class FederatedData(_ZeroCopyPickle):
 
     @property
     def words(self) -> dict[str, str]:
-        """What records, reports and exported models say of the data in words: positive class, encoding."""
+        """The words of records, reports and exported models on the data: positive class, encoding."""
         told = {"positive": self.positive or "", "encoding": self.encoding}
         return {name: text for name, text in told.items() if text}
 
