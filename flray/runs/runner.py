@@ -19,7 +19,12 @@ from flray.devices.process import check_alike, check_precision
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.ray_backend.nodes import NO_GPU_NOW, await_first_node, own_node
+from flray.federation.ray_backend.nodes import (
+    NO_GPU_NOW,
+    await_first_node,
+    held_by_others,
+    own_node,
+)
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.federation.spec import FederationSpec, partition_summary
@@ -335,7 +340,7 @@ def _federate(
             available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
             joined = address is not None
             have = await_first_node(spec.config, available, say) if joined else available
-            plan = PoolPlanner(spec, have, own_node()).plan()
+            plan = PoolPlanner(spec, have, own_node(), held_by_others()).plan()
             say(str(plan))
             if joined and plan.lacks_gpus(spec.config):
                 say(NO_GPU_NOW)

@@ -13,6 +13,7 @@ from ray.tune import Callback
 
 from flray.config.experiment import Config
 from flray.errors import one_line
+from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.federation.worker.diagnostics import save_encoded
 from flray.records import directory
@@ -32,6 +33,7 @@ class TuneTrial(Protocol):
     """A trial as Tune sees it, which has no types; its text is its number."""
 
     config: dict[str, Any]
+    status: str
     last_result: Report | None
     error_file: str | None
 
@@ -53,6 +55,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         Sender of the journals.
     progress : SweepProgress
         The display.
+    joined : bool
+        Whether others may use the same Ray.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         left: int,
         tracker: Tracker | None,
         progress: SweepProgress,
+        joined: bool = False,
     ) -> None:
         self._config = config
+        self._idle = time.monotonic() if joined else math.inf  # since then no trial has run
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
         self._say = logged(progress.say)
         self._parent = directory.read(sweep)
@@ -81,6 +87,15 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Return no state: Tune pickles its callbacks, and this one's state is in the folder."""
         return {}
+
+    def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: object) -> None:
+        """Notify the user, once, if no trial has room."""
+        waiting = next((trial for trial in trials if trial.status == "PENDING"), None)
+        if waiting is None or any(trial.status == "RUNNING" for trial in trials):
+            self._idle = max(self._idle, time.monotonic())
+        elif time.monotonic() > self._idle + nodes.WAIT_SECONDS:
+            self._idle = math.inf
+            self._say(nodes.no_room(f"trial {waiting}", waiting.config["point"]["bundles"]))
 
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object

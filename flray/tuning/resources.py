@@ -13,7 +13,7 @@ from flray.devices.process import GpuIdentity, distinct, gpu_identity
 from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
-from flray.federation.ray_backend.nodes import ship_user_modules
+from flray.federation.ray_backend.nodes import held_by_others, ship_user_modules
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
 from flray.federation.spec import SharedDataset
 from flray.metrics.summary import AUTO, score_metric
@@ -48,6 +48,7 @@ class TrialResources:
     ) -> None:
         self._metrics = [metric for metric in metrics if metric != AUTO]
         self._available = dict(available)
+        self._held = held_by_others()
         self._trials = trials
         self._concurrency = None if concurrency == "auto" else int(concurrency)
         self._data: dict[str, SharedDataset] = {}
@@ -98,7 +99,7 @@ class TrialResources:
             for chosen in self._metrics:
                 metric = score_metric(chosen, spec.primary_metric)
                 check_metric(spec, metric, "sweep.metric")
-            planner = PoolPlanner(spec, self._available)
+            planner = PoolPlanner(spec, self._available, held=self._held)
             self._planned[key] = experiment, planner, self._plan(experiment, planner)
         return self._planned[key][-1]
 
@@ -134,7 +135,7 @@ class TrialResources:
     def slots(self) -> int:
         """Number of concurrent trials that the resources allow."""
         rooms = [
-            math.floor(self._available.get(kind, 1.0) / need + 1e-9)
+            math.floor((self._available.get(kind, 1.0) - self._held.get(kind, 0.0)) / need + 1e-9)
             for experiment, *_ in self._planned.values()
             for bundles in (self.bundles(experiment),)
             for kind in ("CPU", "GPU")

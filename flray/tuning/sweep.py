@@ -146,8 +146,9 @@ class Sweep:
         # A cluster to join determines the resources; our own Ray is started after all checks, or at
         # once if GPUs have to be measured.
         here = local_resources()
-        joined = self._address is not None or ray.is_initialized() or here["GPU"] > 0
-        self._available = available = self._connect() if joined else here
+        self._joined = self._address is not None or ray.is_initialized()
+        early = self._joined or here["GPU"] > 0
+        self._available = available = self._connect() if early else here
         metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
         self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
         self._resources.check(probes)
@@ -288,6 +289,7 @@ class Sweep:
                     left * (batch.until or self._config.experiment.rounds),
                     tracker,
                     self._progress,
+                    self._joined,
                 )
                 try:
                     run_trials(

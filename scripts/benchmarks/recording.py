@@ -140,6 +140,7 @@ class Trial:
     """A trial as Tune shows it to its callbacks."""
 
     error_file: str | None = None
+    status: str = "RUNNING"
 
     def __init__(self, number: str) -> None:
         self._number = number

@@ -20,7 +20,7 @@ from flray.devices.process import GpuIdentity, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError
-from flray.federation.ray_backend import losses
+from flray.federation.ray_backend import losses, nodes
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.nodes import node_mark, own_node, ship_user_modules
 from flray.federation.ray_backend.placement import Plan
@@ -145,9 +145,13 @@ class RayFederation:
         )
         # A server with a share of a GPU has a bundle, on the node of the driver.
         own = [{"GPU": plan.server_gpu, node_mark(): 0.001}] if plan.server_gpu else []
-        self._group = placement_group([plan.bundle] * plan.actors + own)
+        bundles = [plan.bundle] * plan.actors + own
+        self._group = placement_group(bundles)
+        ready = self._group.ready()
+        if not ray.wait([ready], timeout=nodes.WAIT_SECONDS)[0]:
+            warn(nodes.no_room("the run", bundles))
         try:
-            ray.get(self._group.ready(), timeout=PLACEMENT_TIMEOUT_S)
+            ray.get(ready, timeout=PLACEMENT_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
             remove_placement_group(self._group)
             raise FlrayError(

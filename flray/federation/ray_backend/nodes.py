@@ -49,6 +49,43 @@ def node_resources() -> list[Node]:
     ]
 
 
+SETTLE_SECONDS = 3.0
+"""Seconds in which Ray takes back what an ended job has held."""
+
+
+def held_by_others() -> dict[str, float]:
+    """Return the CPUs and GPUs of the connected Ray that are held, before this process has asked for any."""
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    end = time.monotonic() + SETTLE_SECONDS
+    while True:
+        there, free = ray.cluster_resources(), ray.available_resources()
+        held = {kind: there.get(kind, 0.0) - free.get(kind, 0.0) for kind in ("CPU", "GPU")}
+        held = {kind: number for kind, number in held.items() if number > 0.001}
+        if not held or time.monotonic() > end:
+            return held
+        time.sleep(0.1)
+
+
+WAIT_SECONDS = 30.0
+"""Seconds without room for anything, after which the user is told."""
+
+
+def no_room(who: str, bundles: Sequence[Mapping[str, float]]) -> str:
+    """Return the line that says what waits for room, what it needs, and what there is."""
+    import ray
+
+    there, free, words = ray.cluster_resources(), ray.available_resources(), list[str]()
+    for kind in ("CPU", "GPU"):
+        if need := sum(bundle.get(kind, 0.0) for bundle in bundles):
+            of = f"{free.get(kind, 0.0):g} of the cluster's {there.get(kind, 0.0):g} are free"
+            words.append(f"{need:g} {kind} ({of})")
+    needs = " and ".join(words)
+    return f"{who} waits for room: it needs {needs}; `ray status` shows who holds the others"
+
+
 def own_node() -> str:
     """Return the id of this process's node."""
     import ray

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
@@ -65,6 +66,8 @@ class Plan:
         Whether the slowdown was measured, and is not only assumed.
     busy : int
         GPUs that hold an actor or server.
+    others : str
+        What other jobs hold of the cluster, in words.
     """
 
     actors: int
@@ -84,6 +87,7 @@ class Plan:
     slowdown: float = 1.0
     timed: bool = False
     busy: int = 0
+    others: str = ""
 
     @property
     def end(self) -> float:
@@ -124,7 +128,7 @@ class Plan:
         return (
             f"{sweep}{self.clients} clients ({self.cohort} per round) -> {self.actors} "
             f"actor{'s' if self.actors > 1 else ''}, {self.cpus_per_actor:g} CPU{gpu} each, about "
-            f"{each:.2g} {unit}{'s' if each > 1 else ''} per actor and round{beside}{memory}{server}"
+            f"{each:.2g} {unit}{'s' if each > 1 else ''} per actor and round{beside}{memory}{server}{self.others}"
         )
 
 
@@ -329,12 +333,18 @@ class PoolPlanner:
         too, and a task's memory is measured there if it may limit the pool.
     driver : str
         The id of the driver's node, if the server has to be there.
+    held : mapping, optional
+        ``"CPU"`` and ``"GPU"`` of these that other jobs hold.
     """
 
     def __init__(
-        self, spec: FederationSpec, available: Mapping[str, float], driver: str = ""
+        self,
+        spec: FederationSpec,
+        available: Mapping[str, float],
+        driver: str = "",
+        held: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._spec, self._nodes = spec, node_resources()
+        self._spec, self._nodes, self._held = spec, node_resources(), held
         self._available, config = dict(available), spec.config
         self._model = only_model(config, self._nodes)
         if self._model:
@@ -373,11 +383,12 @@ class PoolPlanner:
             config = config.model_copy(update={"resources": changed})
         cohort = self._spec.cohort_size if cohort is None else cohort
         self._measure_sharing(config, cohort * min(trials, concurrency or trials))
+        auto = config.resources.actors == "auto"
         plan = make_plan(
             config,
             len(self._spec.data.clients),
             cohort,
-            self._available,
+            self._free(config) if auto else self._available,
             self._nodes,
             self._survey,
             trains and not self._apart,
@@ -385,7 +396,25 @@ class PoolPlanner:
             concurrency,
         )
         apart = trains and self._apart and plan.gpus_per_actor > 0
-        return replace(plan, gpu_model=self._model, server_apart=apart)
+        held = [
+            f"{self._held[kind]:g} of {self._available.get(kind, 0.0):g} {kind}s"
+            for kind in ("CPU", "GPU")
+            if auto and kind in self._held
+        ]
+        others = f"; others hold {' and '.join(held)}" if held else ""
+        return replace(plan, gpu_model=self._model, server_apart=apart, others=others)
+
+    def _free(self, config: Experiment) -> dict[str, float]:
+        """Return what others do not hold, but the share of one actor at least: it waits for others to end."""
+        share = config.resources.gpus_per_actor
+        least = {
+            "CPU": config.resources.cpus_per_actor,
+            "GPU": 1.0 if share == "auto" else math.ceil(share),
+        }
+        return {
+            kind: max(there - self._held.get(kind, 0.0), min(there, least.get(kind, 0.0)))
+            for kind, there in self._available.items()
+        }
 
     def _measure_sharing(self, config: Experiment, tasks: int) -> None:
         """Measure what sharing a GPU costs, if so many tasks at once could share any."""

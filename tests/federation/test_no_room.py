@@ -1,0 +1,119 @@
+"""A cluster whose CPUs other jobs hold: plans use what is free, and what waits says so."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from flray import api
+from flray.federation.ray_backend import nodes
+from flray.runs import runner
+from flray.runs.loop import NullProgress
+from tests.clusters import joined_cluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with joined_cluster({"num_cpus": 3}):
+        yield
+
+
+class Other:
+    """Another job's actor."""
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[int], Any]]:
+    """Hold CPUs with an actor, until the test ends or the actor is killed."""
+    held: list[Any] = []
+
+    def start(cpus: int) -> Any:
+        actor: Any = ray.remote(Other).options(num_cpus=cpus).remote()
+        ray.get(actor.__ray_ready__.remote(), timeout=120)
+        held.append(actor)
+        return actor
+
+    yield start
+    for actor in held:
+        ray.kill(actor)
+
+
+class Said(NullProgress):
+    """Keeps what is said; another job ends when something waits for it."""
+
+    def __init__(self, other: Any = None) -> None:
+        self.lines: list[str] = []
+        self.other = other
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        if self.other is not None and "waits for room" in line:
+            ray.kill(self.other)
+
+    def find(self, words: str) -> list[str]:
+        return [line for line in self.lines if words in line]
+
+
+def experiment(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
+    return {**digits, "rounds": 1, "algorithm": "fedavg", "resources": resources}
+
+
+def sweep(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
+    settings = experiment(digits, **resources)
+    return {
+        "experiment": settings,
+        "space": {"local.lr": {"grid": [0.05]}},
+        "sweep": {"metric": "auto"},
+    }
+
+
+def test_a_run_is_planned_on_what_others_leave(
+    tmp_cwd: Path, digits: dict[str, Any], hold: Callable[[int], Any]
+) -> None:
+    hold(1)
+    said = Said()
+    runner.run({"experiment": experiment(digits)}, progress=said)
+    (plan,) = said.find("others hold 1 of 3 CPUs")
+    assert "-> 2 actors, 1 CPU each" in plan
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.timeout(300)
+def test_the_only_trial_of_a_sweep_does_not_wait_for_what_others_hold(
+    tmp_cwd: Path, digits: dict[str, Any], hold: Callable[[int], Any]
+) -> None:
+    hold(1)
+    said = Said()
+    result = api.tune(sweep(digits), progress=said)
+    assert list(result.results["status"]) == ["finished"]
+    assert said.find("others hold 1 of 3 CPUs")
+    assert not said.find("waits for room")
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_whatever_has_no_room_says_so_and_goes_on_when_there_is_some(
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    hold: Callable[[int], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(nodes, "WAIT_SECONDS", 0.5)
+    said = Said(hold(3))
+    if kind == "run":
+        runner.run({"experiment": experiment(digits)}, progress=said)
+    else:
+        result = api.tune(sweep(digits, actors=2), progress=said)
+        assert list(result.results["status"]) == ["finished"]
+    (line,) = said.find("waits for room")
+    who, needs = ("the run", 1) if kind == "run" else ("trial 0001", 2)
+    assert line == (
+        f"{who} waits for room: it needs {needs} CPU (0 of the cluster's 3 are free); "
+        "`ray status` shows who holds the others"
+    )
