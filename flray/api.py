@@ -18,10 +18,10 @@ from flray.results import measures
 from flray.results.build_table import build_table
 from flray.results.export import build_export_table, read_export
 from flray.results.load import load_folder
-from flray.results.question import forecast
+from flray.results.study import forecast
 from flray.results.sweep import SweepResult
 from flray.runs import resume_checks, runner
-from flray.runs.code import check_code
+from flray.runs.identity import check_code
 from flray.runs.loop import NullProgress, Progress
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep
@@ -169,7 +169,7 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
         Its file. The spread is that of the results kept beside it (``NAME.results.csv``), or of the
         newest sweep of the experiment's name in its output folder.
     difference : float
-        In points of percent for shares; see `flray.results.question.forecast`.
+        In points of percent for shares; see `flray.results.study.forecast`.
 
     Raises
     ------

@@ -3,20 +3,31 @@
 A registered function's keyword-only parameters are its options in the YAML file; their annotations
 and defaults become a pydantic model, so that options are checked and shown without being written
 twice.
+
+Names, first lines, options and a method's declarations need neither torch nor another package that computes, and a
+command that only shows or checks them would wait seconds for these. So until a component is made its module is run as
+a second module, with a stand-in for each such package, which gives its outline; `tests/test_start.py` compares the
+outline with the module that is imported.
 """
 
+import builtins
 import contextlib
 import importlib
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import traceback
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from flray import declarations
 from flray.errors import ConfigError, DataError, FlrayError, brief, nearest
 
 T = TypeVar("T")
@@ -88,7 +99,7 @@ class Registry:
         Singular noun for messages, for example ``"model"``.
     package : str
         Module that registers the built-in ones; imported on first use. Until then they are outlines,
-        see `flray.declarations`: importing them takes torch.
+        because importing them takes torch.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -120,7 +131,7 @@ class Registry:
                 raise TypeError(
                     f"{self.kind} {names[0]!r} is {type(item).__name__}, not a function or a class"
                 )
-            if getattr(item, "__module__", "").startswith(declarations.PREFIX):
+            if getattr(item, "__module__", "").startswith(PREFIX):
                 self._outlines.update(dict.fromkeys(names, item))
                 return item
             self._load()
@@ -142,7 +153,7 @@ class Registry:
         """Return the component called `name`; before the built-in ones are imported, its outline.
 
         Its docstring, ``Params`` or signature of options and a method's declarations are the same,
-        see `flray.declarations`.
+        as the module says.
 
         Raises
         ------
@@ -256,7 +267,7 @@ class Registry:
             self._load()
         if self._loaded:
             return {}
-        declarations.run_all(self.package)
+        run_all(self.package)
         return self._outlines
 
     def _load(self) -> None:
@@ -365,3 +376,75 @@ ALL = {
         *(augmentations, losses, metrics, optimizers, samplers, callbacks, tasks),
     )
 }
+
+
+PREFIX = "flray.registry:"
+"""Before the names of modules that were run with stand-ins."""
+_ROOT = Path(__file__).resolve().parents[1]
+_LIGHT = ("flray.config", "flray.errors", "flray.registry")
+_REAL = (sys.stdlib_module_names - {"importlib", "pkgutil"}) | {"pydantic", "pydantic_core"}
+"""Packages that a module gets; without the two, a package does not import the files in it."""
+
+
+class _Anything(ABCMeta):
+    """The type of the stand-in, whose attributes, items and results are the stand-in itself."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _StandIn
+
+    def __getitem__(cls, item: object) -> Any:
+        return _StandIn
+
+    def __call__(cls, *args: object, **options: object) -> Any:
+        return _StandIn
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+
+class _StandIn(metaclass=_Anything):
+    """In place of a package that computes, and of anything in it."""
+
+
+class _Module(ModuleType):
+    """A module that is run with stand-ins; a package's modules are its attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _import(f"{self.__name__.removeprefix(PREFIX)}.{name}", {}, {}, ("__name__",))
+
+
+@cache
+def run_all(package: str) -> None:
+    """Run the modules of a package, or the one module of that name, which register outlines."""
+    folder = _ROOT.joinpath(*package.split("."))
+    inside = [f"{package}.{one.name}" for one in pkgutil.iter_modules([str(folder)])]
+    for name in inside or [package]:
+        outline(name)
+
+
+def outline(name: str) -> ModuleType:
+    """Return a module of flray that was run with stand-ins."""
+    if PREFIX + name in sys.modules:
+        return sys.modules[PREFIX + name]
+    spec = PathFinder.find_spec(name, [str(_ROOT.joinpath(*name.split(".")[:-1]))])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"flray has no module {name}")
+    module = sys.modules[PREFIX + name] = _Module(PREFIX + name)
+    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
+    module.__file__, module.__path__ = spec.origin, []
+    exec(spec.loader.get_code(name), vars(module))  # type: ignore[attr-defined]
+    return module
+
+
+def _import(name: str, *context: Any) -> Any:
+    """Import as a module that is run with stand-ins does."""
+    first = name.partition(".")[0]
+    if name == "flray":
+        return _Module(name)
+    if first in _REAL or name.startswith(_LIGHT):
+        return importlib.__import__(name, *context)
+    return outline(name) if first == "flray" else _StandIn

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flray.devices import transfers
+from flray import devices
 
 Tree: TypeAlias = Mapping[str, Any]
 Weights: TypeAlias = dict[str, Tensor]
@@ -114,7 +114,7 @@ def pack_all(*trees: Tree) -> list[Packed]:
     held = [
         value.detach() for tree in trees for _, value in flatten(tree) if isinstance(value, Tensor)
     ]
-    tensors = iter(transfers.to_host(held))
+    tensors = iter(devices.to_host(held))
     return [_packed(tree, tensors) for tree in trees]
 
 
@@ -130,7 +130,7 @@ def _packed(tree: Tree, on_host: Iterator[Tensor]) -> Packed:
                 Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset)
             )
             tensors.append(next(on_host))
-            offset += transfers.aligned(value)
+            offset += devices.aligned(value)
         else:
             scalars[path] = dict(value) if isinstance(value, Mapping) else value
     data = np.zeros(offset, dtype=np.uint8)
@@ -155,9 +155,9 @@ def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]
             (leaf.path, _view(packed.data, leaf)) for leaf in packed.leaves
         ]
     else:
-        flat = transfers.to_device(transfers.from_numpy(packed.data), device)
+        flat = devices.to_device(devices.from_numpy(packed.data), device)
         pairs = [
-            (leaf.path, transfers.view(flat, leaf.offset, _DTYPES[leaf.dtype], leaf.shape))
+            (leaf.path, devices.view(flat, leaf.offset, _DTYPES[leaf.dtype], leaf.shape))
             for leaf in packed.leaves
         ]
     pairs += [
@@ -172,7 +172,7 @@ def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     size = math.prod(leaf.shape) * dtype.itemsize
     if not size:
         return torch.empty(leaf.shape, dtype=dtype)
-    return transfers.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
+    return devices.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def flat_entry(packed: Packed, entry: str) -> FlatTree | None:
     layout = _flat_layout(packed.leaves, entry)
     if layout is None or any(path.startswith(f"{entry}/") for path in packed.scalars):
         return None
-    values = transfers.from_numpy(packed.data[layout.start : layout.stop]).view(layout.dtype)
+    values = devices.from_numpy(packed.data[layout.start : layout.stop]).view(layout.dtype)
     counters = {leaf.path: _view(packed.data, leaf) for leaf in layout.counters}
     return FlatTree(layout, values, counters)
 
@@ -246,7 +246,7 @@ def _flat_layout(leaves: tuple[Leaf, ...], entry: str) -> FlatLayout | None:
     return FlatLayout(
         _DTYPES[floats[0].dtype],
         min(leaf.offset for leaf in within),
-        -(-stop // transfers.ALIGN) * transfers.ALIGN,
+        -(-stop // devices.ALIGN) * devices.ALIGN,
         tuple(leaf.path for leaf in within),
         tuple(floats),
         tuple(leaf for leaf in within if leaf not in floats),

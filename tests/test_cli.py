@@ -15,15 +15,13 @@ from mlflow import MlflowClient
 import flray
 from flray import registry
 from flray.cli.main import app
-from flray.cli.papers import Suite, list_suites, show_papers
-from flray.cli.tables import show_list
+from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.loader import load
 from flray.config.schema import schema
 from flray.federation.building import build_spec
 from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
-from flray.tasks.classification import Binary, Classification
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.segmentation import Segmentation
 from flray.tasks.table_targets import MultiLabel, Regression
 from tests.helpers import INLINE, printed, written

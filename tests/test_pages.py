@@ -23,7 +23,7 @@ from PIL import Image
 import flray
 from flray import functional, registry
 from flray.cli.main import app, invoke
-from flray.config import loader, spaces, suites
+from flray.config import loader, suites, yaml_files
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
@@ -296,7 +296,7 @@ def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_pa
 
     texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
     wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}
-    wanted |= {f"reference/suites/{name}" for name in suites.files(spaces.folder() / "papers")}
+    wanted |= {f"reference/suites/{name}" for name in suites.files(yaml_files.folder() / "papers")}
     assert [path for path in sorted(wanted) if not (built / f"{path}.html").is_file()] == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from flray import registry
-from flray.config import spaces
+from flray.config import yaml_files
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.schema import schema, settings
@@ -22,7 +22,7 @@ from tests.messages import mistyped
 from tests.pages import BLOCKS, FILES
 
 MODELINE = "# yaml-language-server: $schema="
-FILES_OF_FLRAY = sorted(spaces.folder().rglob("*.yaml"))
+FILES_OF_FLRAY = sorted(yaml_files.folder().rglob("*.yaml"))
 
 
 @cache
@@ -41,7 +41,7 @@ def test_every_file_is_accepted_and_names_the_schema(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(MODELINE)
     place = path.parent / first.removeprefix(MODELINE)
-    assert place.resolve() == (spaces.folder() / "schema.json").resolve()
+    assert place.resolve() == (yaml_files.folder() / "schema.json").resolve()
 
 
 def test_blocks_of_the_pages_are_accepted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.config import spaces, suites
+from flray.config import suites, yaml_files
 from flray.config.loader import load
 from tests.messages import refused
 
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[1]
 def test_names_in_any_folder_and_a_file_of_that_name_wins(tmp_cwd: Path) -> None:
     assert load("fedskc/table5").paper is not None
     for name in ("quickstart", "quickstart.yaml", "search_spaces/quickstart.yaml"):
-        assert spaces.locate(name) == ROOT / "search_spaces" / "quickstart.yaml"
+        assert yaml_files.locate(name) == ROOT / "search_spaces" / "quickstart.yaml"
     suite = ROOT / "search_spaces" / "papers" / "fedco2" / "table1.yaml"
     for name in ("fedco2/table1", "papers/fedco2/table1.yaml"):
-        assert spaces.locate(name) == suite == suites.files()["fedco2/table1"]
+        assert yaml_files.locate(name) == suite == suites.files()["fedco2/table1"]
     (tmp_cwd / "fedavg").mkdir()  # a folder is no file
-    assert spaces.locate("fedavg") == ROOT / "search_spaces" / "fedavg.yaml"
+    assert yaml_files.locate("fedavg") == ROOT / "search_spaces" / "fedavg.yaml"
     (tmp_cwd / "quickstart.yaml").write_text("{data: mnist, model: lenet, algorithm: local}")
     assert load("quickstart.yaml").experiment.algorithm.name == "local"
 

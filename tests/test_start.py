@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import flray
-from flray import declarations, registry
+from flray import registry
 from flray.cli.main import app
 from flray.startup import gc_disabled
 from tests.helpers import python, small
@@ -83,13 +83,13 @@ def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(tmp_path:
 def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
     """What needs torch, NumPy or another package that computes is no declaration."""
     entries = registry.ALL[kind]
-    declarations.run_all(entries.package)
+    registry.run_all(entries.package)
     entries.get(entries.names()[0])  # imports
     assert set(entries._outlines) == set(entries.names()) - set(entries.added())
     for name, read in entries._outlines.items():
         real = entries.get(name)
         assert (real.__module__, real.__doc__) == (
-            read.__module__.removeprefix(declarations.PREFIX),
+            read.__module__.removeprefix(registry.PREFIX),
             read.__doc__,
         )
         options = getattr(read, "Params", None) or registry.signature_model(read, name)
@@ -179,14 +179,14 @@ def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
     """Tables of imported modules, such as the archives and their decoders, keep what is real."""
     for entries in registry.ALL.values():
         entries.names()
-        declarations.run_all(entries.package)
+        registry.run_all(entries.package)
     found = []
     for name, module in list(sys.modules.items()):
-        if name.startswith("flray.") and not name.startswith(declarations.PREFIX):
+        if name.startswith("flray.") and not name.startswith(registry.PREFIX):
             for table in vars(module).values():
                 held = table.values() if isinstance(table, dict) else (table,)
                 owners = [getattr(one, "__module__", "") for one in held]
-                found += [name for one in owners if str(one).startswith(declarations.PREFIX)]
+                found += [name for one in owners if str(one).startswith(registry.PREFIX)]
     assert found == []
 
 

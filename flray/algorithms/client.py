@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flray import registry, rng, trees
+from flray import devices, registry, rng, trees
 from flray.algorithms.common.optimizers import SGD, Adam
 from flray.algorithms.common.samples import Batch, ResidentModel, Samples, TaskRecord, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
-from flray.devices import transfers
 from flray.errors import ConfigError, FlrayError
 from flray.tasks.base import Task, bound_loss, with_loss
 from flray.trees import Tree
@@ -412,7 +411,7 @@ def load_optimizer_state(
     Adam counts its steps on the host, wherever the parameters are: on a device each step would wait
     for each parameter's counter.
     """
-    counters = transfers.to_host([state["step"] for state in kept.values() if "step" in state])
+    counters = devices.to_host([state["step"] for state in kept.values() if "step" in state])
     steps = iter(counters)
     for name, state in kept.items():
         own = {**state, "step": next(steps)} if "step" in state else state

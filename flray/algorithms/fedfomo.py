@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flray import functional, registry, rng, trees
+from flray import devices, functional, registry, rng, trees
 from flray.algorithms.base import Algorithm, Client, Message, Replies, Server, Stage
-from flray.devices import transfers
 from flray.registry import Preset, hyper, register_algorithm
 
 
@@ -64,7 +63,7 @@ class FedFomo(Algorithm):
         candidates = [own, *peers.values()]
         losses = torch.stack([self.validation_loss(client, one) for one in candidates])
         distances = torch.stack([self.distance(client, one, reference) for one in candidates])
-        before, losses, distances = transfers.to_host(
+        before, losses, distances = devices.to_host(
             [self.validation_loss(client, reference), losses, distances]
         )
         gains = functional.fomo_affinities(float(before), losses, distances)

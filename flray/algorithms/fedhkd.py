@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from flray import functional, registry
+from flray import devices, functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.client_parts import features_of, keep_class_means
 from flray.algorithms.types import Message, Predictor, Replies, Stage, View
-from flray.devices import transfers
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -83,9 +82,7 @@ class FedHKD(Algorithm):
         hp, C = self.hp, client.num_classes
         raw, labels = features_of(client)
         soft = torch.softmax(as_split(client.model).classifier(raw) / hp.temperature, dim=1)
-        clipped, soft, labels = transfers.to_host(
-            [functional.clip_norms(raw, hp.clip), soft, labels]
-        )
+        clipped, soft, labels = devices.to_host([functional.clip_norms(raw, hp.clip), soft, labels])
         features, counts = functional.class_means(clipped, labels, C)
         predictions, _ = functional.class_means(soft, labels, C)
         counts = torch.where(counts >= hp.threshold * len(labels), counts, 0)

@@ -5,13 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flray import functional, registry, rng, trees
+from flray import devices, functional, registry, rng, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage, View
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import public_subset
 from flray.data.augment import augment_batch
-from flray.devices import transfers
-from flray.models import groups
+from flray.models.base import select
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Tree, Weights
 
@@ -102,7 +101,7 @@ class FedMatch(Algorithm):
         """Take the model apart and freeze the helpers."""
         known = client.message.get("psi") or client.state.get("psi")
         share = self.hp.ratio / (1 + self.hp.ratio)
-        norms = groups.select(client.model, "batch_norm")
+        norms = select(client.model, "batch_norm")
         theta = {name: w.detach() for name, w in client.parameters.items()}
         psi = {
             name: known[name] if known else share * w
@@ -219,7 +218,7 @@ class FedMatch(Algorithm):
         like, _ = client.train.take(torch.zeros(1, dtype=torch.int64))
         generator = rng.torch_generator(client.seed, "noise", client=-1, extra="probe")
         noise = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like.dtype)
-        image = transfers.to_device(noise, like.device)
+        image = devices.to_device(noise, like.device)
         return torch.softmax(client.model.eval()(image)[0], dim=0)
 
     # --- server -----------------------------------------------------------------------------------

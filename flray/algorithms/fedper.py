@@ -2,7 +2,7 @@
 
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.models import groups
+from flray.models.base import complement
 from flray.registry import hyper, register_algorithm
 
 
@@ -28,4 +28,4 @@ class FedPer(Algorithm):
 
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
-        self.shared = groups.complement(self.hp.personal)
+        self.shared = complement(self.hp.personal)

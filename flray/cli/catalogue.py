@@ -47,7 +47,7 @@ def list_command(
     """
     _load(plugins)
     if what == "papers":
-        from flray.cli.papers import show_papers
+        from flray.cli.tables import show_papers
 
         show_papers(name, as_json)
     else:
@@ -63,7 +63,7 @@ def list_command(
 
 def _load(plugins: list[str] | None) -> None:
     if plugins:
-        from flray.config.plugins import load_plugins
+        from flray.config.start import load_plugins
 
         load_plugins(plugins)
 

@@ -6,7 +6,7 @@ Install it once with ``flray --install-completion``.
 from pathlib import Path
 
 from flray import registry
-from flray.config import spaces
+from flray.config import yaml_files
 
 _PARTS = {
     "algorithm": "algorithms",
@@ -23,7 +23,7 @@ def files(incomplete: str) -> list[str]:
     last = "" if incomplete.endswith("/") else Path(incomplete).name
     here = sorted(path for path in folder.glob("*") if path.name.startswith(last))
     found = [f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in here]
-    known = [name for name in spaces.names() if name.startswith(incomplete)]
+    known = [name for name in yaml_files.names() if name.startswith(incomplete)]
     return [name for name in found if name.endswith((".yaml", ".yml", "/"))] + known
 
 
@@ -46,7 +46,7 @@ def kinds(incomplete: str) -> list[str]:
 def names(incomplete: str) -> list[str]:
     """Return the components of every kind and the suites."""
     known = {name for entries in registry.ALL.values() for name in entries.names()}
-    return [name for name in sorted({*known, *spaces.names()}) if name.startswith(incomplete)]
+    return [name for name in sorted({*known, *yaml_files.names()}) if name.startswith(incomplete)]
 
 
 def settings(incomplete: str) -> list[str]:

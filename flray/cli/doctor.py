@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from flray.config.loader import load
-from flray.devices.process import gpu_identity
+from flray.devices import gpu_identity
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import error_summary

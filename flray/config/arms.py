@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flray import registry
-from flray.config.plain import Plain
+from flray.config.yaml_files import Plain
 from flray.errors import ConfigError, nearest, one_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from pydantic_core import PydanticCustomError
 
 from flray import registry
-from flray.config.plain import Plain
+from flray.config.yaml_files import Plain
 from flray.errors import FlrayError, nearest
 from flray.metrics.names import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry

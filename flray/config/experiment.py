@@ -19,10 +19,10 @@ from pydantic_core import PydanticCustomError
 
 from flray.config import components, sections
 from flray.config.components import SamplerChoice
-from flray.config.plain import Plain
 from flray.config.sections import Section
 from flray.config.start import Start
 from flray.config.sweep import Domain, PaperTable, Sweep
+from flray.config.yaml_files import Plain
 
 MOST_ROUNDS = 10**9
 """Rounds of a run at most; a number beyond is a slip."""

@@ -11,14 +11,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from flray.config import arms, spaces
+from flray.config import arms, yaml_files
 from flray.config.components import Component
 from flray.config.experiment import Config, Experiment
-from flray.config.plain import Plain
-from flray.config.plugins import load_plugins
 from flray.config.shapes import copy_plain
+from flray.config.start import load_plugins
 from flray.config.sweep import FORMS, Grid, Sweep
-from flray.config.yaml_files import PARTS, parse, read_with_base, shorten
+from flray.config.yaml_files import PARTS, Plain, parse, read_with_base, shorten
 from flray.errors import ConfigError, ConfigErrors, FlrayError, brief, nearest
 
 TRIALS = 100_000
@@ -90,7 +89,7 @@ def load(
     Parameters
     ----------
     source : path or mapping
-        A YAML file, the name of one that comes with flray (`flray.config.spaces`), its content, or a
+        A YAML file, the name of one that comes with flray (`flray.config.yaml_files`), its content, or a
         configuration that is checked already.
     overrides : iterable of str or (path, value)
         Later ones win.
@@ -108,7 +107,7 @@ def load(
     if isinstance(source, Mapping):
         content = copy_plain(source)
     elif isinstance(source, str | PathLike):
-        source = spaces.locate(source)
+        source = yaml_files.locate(source)
         content = copy_plain(read_with_base(source))
     else:
         raise FlrayError(

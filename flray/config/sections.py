@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
 from flray.config.components import MetricChoice
-from flray.config.plain import Plain
+from flray.config.yaml_files import Plain
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 

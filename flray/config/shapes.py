@@ -9,8 +9,7 @@ from typing import NotRequired
 from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from flray.config.plain import Plain
-from flray.config.yaml_files import DEPTH, shorten
+from flray.config.yaml_files import DEPTH, Plain, shorten
 from flray.errors import ConfigError, FlrayError
 from flray.files.border import read_json
 

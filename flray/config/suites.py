@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from flray import registry
-from flray.config import arms, spaces
+from flray.config import arms, yaml_files
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import set_path
-from flray.config.plain import Plain
 from flray.config.sections import SETS_VALIDATION_APART
 from flray.config.sweep import Sweep, Where
+from flray.config.yaml_files import Plain
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
@@ -110,8 +110,8 @@ def files(folder: Path | None = None) -> dict[str, Path]:
     """
     from flray.papers import PAPERS
 
-    here = Path.cwd() / spaces.FOLDER / "papers"
-    found = folder or (here if any(here.glob("*/*.yaml")) else spaces.folder() / "papers")
+    here = Path.cwd() / yaml_files.FOLDER / "papers"
+    found = folder or (here if any(here.glob("*/*.yaml")) else yaml_files.folder() / "papers")
     paths = [path for path in found.glob("*/*.yaml") if not path.name.startswith("_")]
 
     def place(path: Path) -> tuple[int, int, int, str]:

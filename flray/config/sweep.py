@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from flray.config.plain import Plain
 from flray.config.sections import Section
+from flray.config.yaml_files import Plain
 from flray.metrics.names import lower_is_better
 
 
@@ -258,7 +258,7 @@ class PaperTable(Section):
     """Ties a sweep with arms to a table of a paper.
 
     A cell of the table is a combination of arms, a client and a measure. Its printed number is a row
-    of `flray.papers.reported`. The row's ``method`` is the name of the arm of the axis ``method``,
+    of `flray.papers`. The row's ``method`` is the name of the arm of the axis ``method``,
     unless `printed` gives another value; its ``client`` and ``metric`` are those of the cell.
     """
 

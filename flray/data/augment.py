@@ -5,6 +5,8 @@ A registered augmentation takes a batch [B, C, H, W], ``images`` as the network 
 name), and a generator. Its keyword-only parameters are its options in the YAML file. It draws the
 same numbers whatever the images hold, those of image i at place i, so that an image's fate depends
 on its place in the stream alone.
+
+The noise of a sample is its own: the same in every batch, round and process, without being stored.
 """
 
 import functools
@@ -19,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from flray.devices import transfers
+from flray import devices
 from flray.errors import ConfigError
 from flray.registry import augmentations, register_augmentation
 
@@ -137,7 +139,7 @@ def _changed(
     """
     idle = torch.tensor([not spread for spread in spreads])[orders] | ~changed
     drawn = torch.cat([orders.masked_fill(idle, 4), factors.gather(0, orders)])
-    kinds, values = transfers.to_device(drawn, pixels.device).to(pixels.dtype).split(4)
+    kinds, values = devices.to_device(drawn, pixels.device).to(pixels.dtype).split(4)
     for kind, factor in zip(kinds.view(4, -1, 1, 1, 1), values, strict=True):
         luma = gray(pixels)
         other = torch.where(kind == 1, luma.mean((1, 2, 3), keepdim=True), luma)
@@ -163,7 +165,7 @@ def random_grayscale(pixels: Tensor, generator: torch.Generator, *, p: Chance = 
         Probability for each image.
     """
     chosen = torch.rand((len(pixels), 1, 1, 1), generator=generator, device=generator.device) < p
-    return torch.where(transfers.to_device(chosen, pixels.device), gray(pixels), pixels)
+    return torch.where(devices.to_device(chosen, pixels.device), gray(pixels), pixels)
 
 
 _CHANGES = (brightness, contrast, saturation, hue)
@@ -202,7 +204,7 @@ def random_crop(
     offsets = torch.randint(
         2 * padding + 1, (2, batch, 1), generator=generator, device=generator.device
     )
-    down, across = transfers.to_device(offsets, images.device)
+    down, across = devices.to_device(offsets, images.device)
     rows = (down + torch.arange(height, device=images.device))[:, :, None]
     columns = (across + torch.arange(width, device=images.device))[:, None, :]
     sample = torch.arange(batch, device=images.device)[:, None, None]
@@ -227,7 +229,7 @@ def random_flip(images: Tensor, generator: torch.Generator, *, p: Chance = 0.5) 
         Probability for each image.
     """
     mirrored = torch.rand((len(images), 1, 1, 1), generator=generator, device=generator.device) < p
-    return torch.where(transfers.to_device(mirrored, images.device), images.flip(-1), images)
+    return torch.where(devices.to_device(mirrored, images.device), images.flip(-1), images)
 
 
 @register_augmentation("resized")
@@ -271,7 +273,7 @@ def random_resized_crop(
 def _resample(images: Tensor, rows: Sequence[Sequence[Tensor]], outside: str) -> Tensor:
     """Return images [B, C, H, W] at the places of affine maps, two rows of three entries [B], bilinearly."""
     theta = torch.stack([torch.stack(list(row), 1) for row in rows], 1)
-    theta = transfers.to_device(theta.to(images.dtype), images.device)
+    theta = devices.to_device(theta.to(images.dtype), images.device)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode=outside, align_corners=False)
 
@@ -449,3 +451,46 @@ def _steps(how: str | Sequence[Step]) -> list[tuple[str, Mapping[str, Any]]]:
 @functools.cache
 def _wants_pixels(function: Callable[..., Tensor]) -> bool:
     return next(iter(inspect.signature(function).parameters)) == "pixels"
+
+
+_GOLDEN, _FIRST, _SECOND = (
+    value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+def sample_noise(rows: Tensor, size: int, seed: int) -> Tensor:
+    """Return standard normal numbers that depend on nothing but row, position and seed.
+
+    A counter-based generator: every pair of numbers is a hash (the finaliser of splitmix64, Steele et
+    al. 2014) of the pair's index, turned into two normals by the Box-Muller transform. So samples
+    need no generators.
+
+    Parameters
+    ----------
+    rows : Tensor of int64 [B]
+        The samples' rows.
+    size : int
+        Numbers per sample.
+    seed : int
+        63-bit key.
+
+    Returns
+    -------
+    Tensor of float32 [B, size]
+        On the device of `rows`.
+    """
+    pairs = -(-size // 2)
+    index = rows[:, None] * pairs + torch.arange(pairs, device=rows.device)
+    bits = index * _GOLDEN + seed
+    bits = (bits ^ _shifted(bits, 30)) * _FIRST
+    bits = (bits ^ _shifted(bits, 27)) * _SECOND
+    bits = bits ^ _shifted(bits, 31)
+    # 32 bits each: the first in (0, 1] so that its logarithm is finite, the second in [0, 1).
+    radius = (-2 * ((_shifted(bits, 32) + 1).double() * 2.0**-32).log()).sqrt().float()
+    angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size]
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """Shift right without the sign."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

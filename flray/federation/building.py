@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flray import models, registry
 from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.batched_clients import check_batchable
-from flray.callbacks.base import check_callbacks
+from flray.callbacks import check_callbacks
 from flray.config.components import ModelChoice, OptimizerChoice
 from flray.config.experiment import Experiment
 from flray.data import augment
@@ -22,12 +22,10 @@ from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec, SharedDataset, read_start
 from flray.metrics.names import check_clients
 from flray.metrics.summary import AUTO
-from flray.models import groups
-from flray.models.base import dry_run
-from flray.models.groups import supports_single_sample
+from flray.models.base import dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import FewShot
 
 AUGMENTS = ("augment", "public_augment")
 """Settings of ``local``, and options of methods, that are augmentations of private and of public images."""
@@ -261,13 +259,13 @@ def validate(spec: FederationSpec) -> None:
         if local.clients_per_step > 1:
             check_batchable(config, algorithm, learnt, model, data.shape)
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
-            if need in needs and not groups.select(model, group):
+            if need in needs and not select(model, group):
                 refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
         if "split" in needs or "features" in needs:
-            groups.select(model, "features")
+            select(model, "features")
         if "same_features" in needs and len(spec.architectures) > 1:
             sizes[key] = models.feature_dim(model)
-        groups.select(model, algorithm.shared)
+        select(model, algorithm.shared)
         check_single_sample_batch_norm(spec, key, model)
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())

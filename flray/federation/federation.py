@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flray import bits, rng
+from flray import bits, devices, rng
 from flray.algorithms.types import Stage
-from flray.devices import process
-from flray.devices.process import GpuIdentity
+from flray.devices import GpuIdentity
 from flray.federation import checkpoint
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.messages import NobodyAnsweredError, TaskInput
@@ -16,7 +15,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.state import FederationState, Notify, iterate_hook, method_hook
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
-from flray.samplers.sampling import Sampling, check_clients, choose
+from flray.samplers import Sampling, check_clients, choose
 
 FLOAT_BYTES = 8
 """Bytes of each number that an asked client answers."""
@@ -232,8 +231,8 @@ class Federation(FederationState):
 
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that clients are computed on, and the server's if it trains."""
-        own = process.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
-        return process.distinct([own, *self.executor.gpus()])
+        own = devices.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
+        return devices.distinct([own, *self.executor.gpus()])
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of each process that runs tasks."""
@@ -253,7 +252,7 @@ class Federation(FederationState):
                 f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: lower "
                 "local.lr, or set local.clip_norm, for example to 1",
             )
-        mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{process.MIXED}; {process.ADVICE}"}
+        mixed = {"kinds": bits.MIXED, "gpu_kinds": f"{devices.MIXED}; {devices.ADVICE}"}
         for kinds, line in mixed.items():
             if len(getattr(self.executor, kinds, ())) > 1:
                 self.warn_once(kinds, line)

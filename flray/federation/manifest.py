@@ -10,7 +10,7 @@ from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
 from flray.federation import building
-from flray.models import groups
+from flray.models.base import select
 
 
 def divide(experiment: Experiment) -> FederatedData:
@@ -105,7 +105,7 @@ def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> flo
 def _has_batch_norm(experiment: Experiment, data: FederatedData) -> bool:
     choice = experiment.model
     model = models.build(choice.name, data.shape, data.num_classes, choice.options, experiment.seed)
-    return bool(groups.select(model, "batch_norm"))
+    return bool(select(model, "batch_norm"))
 
 
 def _digest(data: FederatedData, rows: Rows) -> str:

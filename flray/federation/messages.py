@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from flray import trees
 from flray.algorithms.types import Stage
-from flray.devices.process import GpuIdentity
+from flray.devices import GpuIdentity
 from flray.errors import MethodError, RunFailedError, memory_is_short
 from flray.trees import FlatTree, Packed
 

@@ -19,7 +19,7 @@ from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
-from flray.devices.process import keep_freed_memory, make_repeatable, peak_bytes, resident_bytes
+from flray.devices import keep_freed_memory, make_repeatable, peak_bytes, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation import messages
 from flray.federation.spec import FederationSpec

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.devices import transfers
-from flray.functional import checks
+from flray import devices
+from flray.functional import numerics
 from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
 
 
@@ -39,8 +39,8 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
     ValueError
         If shapes differ from the above or a label is out of range.
     """
-    checks.check_shapes(outputs=(outputs, "n D"), labels=(labels, "n"))
-    labels = checks.check_labels(labels)
+    numerics.check_shapes(outputs=(outputs, "n D"), labels=(labels, "n"))
+    labels = numerics.check_labels(labels)
     if num_classes < 1:
         raise ValueError(f"num_classes: {num_classes}, expected at least 1")
     on_host = labels.cpu()
@@ -49,7 +49,7 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
             f"labels: values {int(on_host.min())} to {int(on_host.max())}, expected 0 to {num_classes - 1}"
         )
     numbers = torch.bincount(on_host, minlength=num_classes)
-    counts = transfers.to_device(numbers, labels.device)
+    counts = devices.to_device(numbers, labels.device)
     # Sorted and summed class by class: unlike a scattered addition this has one order on a GPU, and
     # unlike a product with one-hot rows it keeps a sample that is not finite within its own class.
     groups = torch.split(outputs[labels.argsort(stable=True)], numbers.tolist())
@@ -116,8 +116,8 @@ def global_structural_knowledge(
     ValueError
         If shapes differ from the above, the mask is not boolean or `neighbours` is negative.
     """
-    sizes = checks.check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"))
-    checks.check_mask("present", present)
+    sizes = numerics.check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"))
+    numerics.check_mask("present", present)
     if neighbours < 0:
         raise ValueError(f"neighbours: {neighbours}, expected 0 or more")
     merged = []
@@ -200,21 +200,21 @@ def prototype_contrastive_loss(
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
     labels = _check(features, labels, prototypes, present)
-    checks.check_positive("temperature", temperature)
+    numerics.check_positive("temperature", temperature)
     directions = unit(keep_rows(prototypes.detach(), present))
     scores = (unit(features) if cosine else features) @ directions.T
     return masked_cross_entropy(scores / temperature, labels, present)
 
 
 def _check(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
-    checks.check_shapes(
+    numerics.check_shapes(
         features=(features, "B d"),
         labels=(labels, "B"),
         prototypes=(prototypes, "C d"),
         present=(present, "C"),
     )
-    checks.check_mask("present", present)
-    return checks.check_labels(labels)
+    numerics.check_mask("present", present)
+    return numerics.check_labels(labels)
 
 
 def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
@@ -236,10 +236,10 @@ def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> T
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    checks.check_shapes(
+    numerics.check_shapes(
         features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C")
     )
-    checks.check_mask("present", present)
+    numerics.check_mask("present", present)
     distances = torch.cdist(
         features, keep_rows(prototypes, present), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -277,8 +277,8 @@ def merge_prototypes(
     ValueError
         If shapes differ from the above or the weighting is unknown.
     """
-    checks.check_shapes(means=(means, "K C d"), counts=(counts, "K C"))
-    checks.check_choice("weighting", weighting, ("uniform", "samples"))
+    numerics.check_shapes(means=(means, "K C d"), counts=(counts, "K C"))
+    numerics.check_choice("weighting", weighting, ("uniform", "samples"))
     held = counts > 0
     weights = torch.where(held, 1.0 if weighting == "uniform" else counts.double(), 0.0).double()
     total = weights.sum(0)
@@ -286,12 +286,12 @@ def merge_prototypes(
     sums = (keep_rows(means, held).double() * weights.unsqueeze(2)).sum(0)
     merged = (sums / torch.where(present, total, 1).unsqueeze(1)).to(means.dtype)
     if previous is not None:
-        checks.check_shapes(
+        numerics.check_shapes(
             means=(means, "K C d"),
             previous=(previous[0], "C d"),
             previous_present=(previous[1], "C"),
         )
-        checks.check_mask("previous_present", previous[1])
+        numerics.check_mask("previous_present", previous[1])
         kept = keep_rows(previous[0], previous[1] & ~present)
         merged, present = torch.where(present.unsqueeze(1), merged, kept), present | previous[1]
     return merged, present
@@ -323,7 +323,7 @@ def update_directions(
     ValueError
         If shapes differ from the above or `momentum` is outside [0, 1].
     """
-    checks.check_shapes(
+    numerics.check_shapes(
         directions=(directions, "K C d"), counts=(counts, "K C"), weight=(weight, "C d")
     )
     if not 0 <= momentum <= 1:

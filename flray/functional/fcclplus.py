@@ -7,8 +7,7 @@ Similarity Learning". The local term FNTD is in `flray.functional.loss_terms`.
 import torch
 from torch import Tensor
 
-from flray.functional.checks import check_positive, check_shapes
-from flray.functional.numerics import batch_mean, unit
+from flray.functional.numerics import batch_mean, check_positive, check_shapes, unit
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:

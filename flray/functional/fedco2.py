@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flray.functional.checks import check_labels, check_shapes
+from flray.functional.numerics import check_labels, check_shapes
 
 
 def peer_classifier_loss(

@@ -7,8 +7,14 @@ C classes, d features. The means over clients are `flray.functional.class_vector
 import torch
 from torch import Tensor
 
-from flray.functional.checks import check_labels, check_mask, check_positive, check_shapes
-from flray.functional.numerics import keep_rows, masked_mean
+from flray.functional.numerics import (
+    check_labels,
+    check_mask,
+    check_positive,
+    check_shapes,
+    keep_rows,
+    masked_mean,
+)
 
 
 def hyper_prediction_loss(

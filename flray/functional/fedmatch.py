@@ -6,8 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.checks import check_labels, check_like, check_mask, check_shapes
-from flray.functional.numerics import masked_mean
+from flray.functional.numerics import (
+    check_labels,
+    check_like,
+    check_mask,
+    check_shapes,
+    masked_mean,
+)
 
 
 def confident(logits: Tensor, threshold: float = 0.75) -> Tensor:

@@ -11,9 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional import checks
-from flray.functional.checks import TensorOrTree, map_floating
-from flray.functional.numerics import keep_rows, masked_cross_entropy, masked_mean, unit
+from flray.functional import numerics
+from flray.functional.numerics import (
+    TensorOrTree,
+    keep_rows,
+    map_floating,
+    masked_cross_entropy,
+    masked_mean,
+    unit,
+)
 
 
 def local_contrastive_loss(
@@ -64,17 +70,17 @@ def local_contrastive_loss(
     ValueError
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
-    checks.check_shapes(
+    numerics.check_shapes(
         logits=(logits, "n D"),
         labels=(labels, "n"),
         prototypes=(prototypes, "C D"),
         present=(present, "C"),
     )
-    checks.check_mask("present", present)
-    checks.check_positive("temperature", temperature)
-    checks.check_choice("normaliser", normaliser, ("distance", "none"))
-    checks.check_choice("without_prototype", without_prototype, ("skip", "own"))
-    labels = checks.check_labels(labels)
+    numerics.check_mask("present", present)
+    numerics.check_positive("temperature", temperature)
+    numerics.check_choice("normaliser", normaliser, ("distance", "none"))
+    numerics.check_choice("without_prototype", without_prototype, ("skip", "own"))
+    labels = numerics.check_labels(labels)
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
     if normaliser == "distance":
@@ -116,10 +122,10 @@ def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    checks.check_shapes(
+    numerics.check_shapes(
         knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D")
     )
-    checks.check_mask("present", present)
+    numerics.check_mask("present", present)
     difference = keep_rows(knowledge, present) - keep_rows(global_.expand_as(knowledge), present)
     distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=2)
     return distances.sum(1).to(knowledge.dtype)
@@ -156,8 +162,8 @@ def discrepancy_weights(
     ValueError
         If shapes differ from the above or a value is negative or not finite.
     """
-    checks.check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
-    checks.check_choice("sample_scale", sample_scale, ("raw", "fraction"))
+    numerics.check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
+    numerics.check_choice("sample_scale", sample_scale, ("raw", "fraction"))
     for name, values in (("num_samples", num_samples), ("discrepancy", discrepancy)):
         if not bool((torch.isfinite(values) & (values >= 0)).all()):
             raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
@@ -209,18 +215,18 @@ def variance_change(
     ValueError
         If shapes differ from the above or a mask is not boolean.
     """
-    checks.check_shapes(
+    numerics.check_shapes(
         knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D")
     )
-    checks.check_choice("classes", classes, ("both", "each"))
+    numerics.check_choice("classes", classes, ("both", "each"))
     masks = []
     for name, knowledge, present in (
         ("present_now", knowledge_now, present_now),
         ("present_before", knowledge_before, present_before),
     ):
         if present is not None:
-            checks.check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
-            checks.check_mask(name, present)
+            numerics.check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
+            numerics.check_mask(name, present)
         masks.append(torch.isfinite(knowledge).all(1) if present is None else present)
     if classes == "both":
         masks = [masks[0] & masks[1]] * 2
@@ -280,7 +286,7 @@ def period_review(
     ValueError
         If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
     """
-    checks.check_choice("review", review, ("paper", "interpolate"))
+    numerics.check_choice("review", review, ("paper", "interpolate"))
     if not 0 <= beta <= 1:
         raise ValueError(f"beta: {beta}, expected 0 to 1")
     masks = (present_now, present_before)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flray.functional.checks import TensorOrTree, check_shapes, map_floating
+from flray.functional.numerics import TensorOrTree, check_shapes, map_floating
 
 
 def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool = False) -> Tensor:

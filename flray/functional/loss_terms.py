@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.checks import (
+from flray.functional.numerics import (
+    batch_mean,
     check_choice,
     check_labels,
     check_like,
     check_positive,
     check_shapes,
+    cross_entropy,
+    unit,
 )
-from flray.functional.numerics import batch_mean, cross_entropy, unit
 
 
 def model_contrastive_loss(

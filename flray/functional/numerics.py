@@ -1,8 +1,14 @@
-"""Safe pieces that several formulas share: directions of zero vectors, means of nothing, masked rows."""
+"""What formulas share: checks of shapes and values, directions of zero vectors, means of nothing, masked rows.
+
+Errors of the checks name the argument, its form and the required form.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
@@ -64,3 +70,146 @@ def masked_cross_entropy(scores: Tensor, labels: Tensor, present: Tensor) -> Ten
     candidates = present | ~present.any()
     log_shares = torch.log_softmax(scores.masked_fill(~candidates, float("-inf")), dim=1)
     return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])
+
+
+TensorOrTree = TypeVar("TensorOrTree", Tensor, Mapping[str, Tensor])
+
+
+def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
+    """Check that tensors have the shapes their symbols say and return the size of each symbol.
+
+    Parameters
+    ----------
+    **arguments : (Tensor, str)
+        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size;
+        ``B-1``, after ``B``, is one less. An empty string is a scalar.
+
+    Raises
+    ------
+    ValueError
+        If a tensor has another shape; the message names the argument, its shape and the expected
+        one.
+    """
+    sizes: dict[str, int] = {}
+    for name, (tensor, symbols) in arguments.items():
+        given: object = tensor
+        if isinstance(given, fx.Proxy):  # a forward pass is recorded, without sizes
+            continue
+        wanted, known = symbols.split(), dict(sizes)
+        if len(wanted) != tensor.dim() or not all(
+            _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)
+        ):
+            where = ", ".join(
+                f"{symbol}={known[symbol]}" for symbol in dict.fromkeys(wanted) if symbol in known
+            )
+            expected = f"[{', '.join(wanted)}]" + (f" with {where}" if where else "")
+            raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {expected}")
+    return sizes
+
+
+def _fits(symbol: str, size: int, sizes: dict[str, int]) -> bool:
+    base, _, less = symbol.partition("-")
+    return (
+        size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
+    )
+
+
+def check_mask(name: str, mask: Tensor) -> None:
+    """Raise `ValueError` unless `mask` is a boolean tensor (an integer mask would be read as indices)."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name}: dtype {mask.dtype}, expected torch.bool")
+
+
+def check_labels(labels: Tensor) -> Tensor:
+    """Return class labels as int64.
+
+    Raises
+    ------
+    ValueError
+        If they are not integers: rounding a float to a class would hide a mistake.
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels: dtype {labels.dtype}, expected integers")
+    return labels.long()
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise `ValueError` unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise `ValueError` unless `value` is a positive finite number."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}: {value}, expected a positive finite number")
+
+
+def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless both trees have the same names."""
+    if tree.keys() != expected.keys():
+        missing = sorted(expected.keys() - tree.keys())
+        extra = sorted(tree.keys() - expected.keys())
+        raise ValueError(
+            f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}"
+        )
+
+
+def check_like(name: str, parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` unless there are parameters and all trees have their names and shapes."""
+    if not parameters:
+        raise ValueError(f"{name}: none given, expected at least one parameter")
+    for argument, tree in trees.items():
+        check_names(argument, tree, parameters)
+        for key, value in parameters.items():
+            if tree[key].shape != value.shape:
+                found = f"{argument}[{key!r}]: shape {list(tree[key].shape)}"
+                raise ValueError(f"{found}, expected {list(value.shape)}")
+
+
+def map_floating(
+    function: Callable[..., Tensor], first: TensorOrTree, **others: Any
+) -> TensorOrTree:
+    """Apply an elementwise formula to a tensor or to every floating tensor of named trees, in float64.
+
+    Parameters
+    ----------
+    function : callable
+        Called with the float64 tensors of `first` and `others`, in that order; returns a tensor of
+        their shape.
+    first : Tensor or dict of Tensor
+        Decides names, shapes and the dtypes of the result. Its integer and boolean tensors
+        (counters) are returned as they are.
+    **others : Tensor or dict of Tensor
+        Named for the error messages.
+
+    Raises
+    ------
+    ValueError
+        If kinds, names or shapes differ.
+    """
+    if isinstance(first, Tensor):
+        return _map_one(function, first, others)
+    for name, other in others.items():
+        if not isinstance(other, Mapping):
+            raise ValueError(
+                f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's names"
+            )
+        check_names(name, other, first)
+    return {
+        key: _map_one(
+            function, value, {f"{name}[{key!r}]": other[key] for name, other in others.items()}
+        )
+        for key, value in first.items()
+    }
+
+
+def _map_one(function: Callable[..., Tensor], first: Tensor, others: Mapping[str, Any]) -> Tensor:
+    for name, other in others.items():
+        if not isinstance(other, Tensor):
+            raise ValueError(f"{name}: {type(other).__name__}, expected a tensor")
+        if other.shape != first.shape:
+            raise ValueError(f"{name}: shape {list(other.shape)}, expected {list(first.shape)}")
+    if not first.is_floating_point():
+        return first
+    return function(first.double(), *(other.double() for other in others.values())).to(first.dtype)

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from flray.functional.checks import check_labels, check_shapes
-from flray.functional.numerics import batch_mean, cross_entropy
+from flray.functional.numerics import batch_mean, check_labels, check_shapes, cross_entropy
 
 SMALLEST_LOSS = 1e-12
 """Losses below this count as this much in a client's learning efficiency, which divides by the loss."""

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.devices import transfers
-from flray.functional.checks import check_choice, check_labels, check_shapes
+from flray import devices
+from flray.functional.numerics import check_choice, check_labels, check_shapes
 
 
 def prototypical_logits(queries: Tensor, prototypes: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
         return embeddings.sum() * 0
     shares = (member * support.unsqueeze(1)).to(embeddings.dtype)
     queries, targets, shares = (
-        transfers.to_device(made, embeddings.device)
+        devices.to_device(made, embeddings.device)
         for made in ((~support).nonzero().flatten(), index[~support], shares)
     )
     prototypes = (shares / shares.sum(0)).T @ embeddings

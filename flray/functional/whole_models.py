@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray.devices import transfers
-from flray.functional import checks
-from flray.functional.checks import TensorOrTree, map_floating
+from flray import devices
+from flray.functional import numerics
+from flray.functional.numerics import TensorOrTree, map_floating
 
 
 def momentum_step(
@@ -81,8 +81,8 @@ def adaptive_step(
     ValueError
         If names or shapes differ, the rule is unknown or tau is not positive.
     """
-    checks.check_choice("rule", rule, ("adagrad", "adam", "yogi"))
-    checks.check_positive("tau", tau)
+    numerics.check_choice("rule", rule, ("adagrad", "adam", "yogi"))
+    numerics.check_positive("tau", tau)
 
     def second(update: Tensor, v: Tensor) -> Tensor:
         square = update.square()
@@ -126,7 +126,7 @@ def control_variate(
     ValueError
         If names or shapes differ or `lr_sum` is not positive.
     """
-    checks.check_positive("lr_sum", lr_sum)
+    numerics.check_positive("lr_sum", lr_sum)
     return map_floating(
         lambda c_i, c, w, theta: c_i - c + (w - theta) / lr_sum,
         own,
@@ -162,7 +162,7 @@ def meta_gradient(
     ValueError
         If names or shapes differ or `delta` is not positive.
     """
-    checks.check_positive("delta", delta)
+    numerics.check_positive("delta", delta)
     return map_floating(
         lambda g, up, down: g - alpha * (up - down) / (2 * delta),
         gradient,
@@ -229,7 +229,7 @@ def apfl_alpha_gradient(
         return v
 
     map_floating(add, personal, shared=shared, gradient=gradient)
-    return sum(map(float, transfers.to_host(products)), 0.0)
+    return sum(map(float, devices.to_host(products)), 0.0)
 
 
 def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:
@@ -304,8 +304,8 @@ def fomo_affinities(
     ValueError
         If shapes differ from the above or `epsilon` is not positive.
     """
-    checks.check_shapes(losses=(losses, "M"), distances=(distances, "M"))
-    checks.check_positive("epsilon", epsilon)
+    numerics.check_shapes(losses=(losses, "M"), distances=(distances, "M"))
+    numerics.check_positive("epsilon", epsilon)
     gains = (reference_loss - losses.double()) / (distances.double() + epsilon)
     return torch.where(torch.isfinite(gains), gains, 0).to(losses.dtype)
 
@@ -328,7 +328,7 @@ def fomo_weights(affinities: Tensor) -> Tensor:
     ValueError
         If the shape differs from the above.
     """
-    checks.check_shapes(affinities=(affinities, "M"))
+    numerics.check_shapes(affinities=(affinities, "M"))
     positive = affinities.double().clamp(min=0)
     total = positive.sum()
     return (positive / torch.where(total > 0, total, 1)).to(affinities.dtype)
@@ -365,7 +365,7 @@ def fomo_mix(
         (tree, weight) for tree, weight in zip(candidates, weights.tolist(), strict=True) if weight
     ]
     for number, tree in enumerate(candidates):
-        checks.check_names(f"candidates[{number}]", tree, reference)
+        numerics.check_names(f"candidates[{number}]", tree, reference)
 
     def mix(base: Tensor, *others: Tensor) -> Tensor:
         total = base.clone()

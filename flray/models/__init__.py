@@ -3,8 +3,18 @@
 import importlib
 import pkgutil
 
-from flray.models.base import SplitModel, as_split, build, feature_dim, linear_classifier
-from flray.models.groups import GROUPS, batch_norm_modules, layer_taps, norm_layer, select
+from flray.models.base import (
+    GROUPS,
+    SplitModel,
+    as_split,
+    batch_norm_modules,
+    build,
+    feature_dim,
+    layer_taps,
+    linear_classifier,
+    norm_layer,
+    select,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

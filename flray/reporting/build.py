@@ -17,22 +17,21 @@ from matplotlib.figure import Figure
 
 from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
-from flray.files.csv_files import csv_text
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
 from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.formatting import (
     CONCLUSIONS,
+    csv_text,
     format_measured,
     legend,
     listings,
     notes,
     printed_reference,
 )
-from flray.results.load import load_folder
+from flray.results.load import beside, load_folder
 from flray.results.measures import Cost, costs
-from flray.results.provenance import beside
 from flray.results.result_set import ResultSet
 from flray.results.table import Table
 

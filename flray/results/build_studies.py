@@ -14,9 +14,8 @@ from flray.results import measures
 from flray.results.load import load_folder
 from flray.results.measures import AVERAGE
 from flray.results.paired import Difference, Rule
-from flray.results.question import registered_reference
 from flray.results.result_set import ResultSet, Trial
-from flray.results.study import DRAWS, TUNINGS, Studies, Study
+from flray.results.study import DRAWS, TUNINGS, Studies, Study, registered_reference
 from flray.results.table import Column, build_paper_table, column_value, has_arms
 
 REPEATED = {"data.seed": DRAWS, "partition.seed": "partitions"}

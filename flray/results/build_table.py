@@ -10,9 +10,8 @@ from flray.results.build_studies import build_studies, measure_of, place_and_nam
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.measures import AVERAGE, client_measure
-from flray.results.question import question_lines
 from flray.results.result_set import ENDED, ResultSet, Trial, alike_notes
-from flray.results.study import variances
+from flray.results.study import question_lines, variances
 from flray.results.table import Column, Table, build_paper_table
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from flray.results.paired import Difference
-from flray.results.power import ALPHA, UNSURE, detectable_difference, seeds_of_signs
 from flray.results.ranks import Ranks, elsewhere
+from flray.results.sequential import ALPHA, UNSURE, detectable_difference, seeds_of_signs
 from flray.results.study import DRAWS, TUNINGS, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"

@@ -16,7 +16,6 @@ from flray.config.suites import SMOKE
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import open_file
-from flray.files.csv_files import csv_text, read_csv
 from flray.metrics.names import lower_is_better
 from flray.results import measures
 from flray.results.build_studies import (
@@ -29,11 +28,11 @@ from flray.results.build_studies import (
 )
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
+from flray.results.formatting import csv_text, read_csv
+from flray.results.load import PROVENANCE, beside, entries_text, read_entries
 from flray.results.measures import AVERAGE, client_measure
-from flray.results.provenance import PROVENANCE, beside, entries_text, read_entries
-from flray.results.question import AFTERWARDS, registered_reference
 from flray.results.result_set import ResultSet, Trial, alike, alike_notes
-from flray.results.study import Studies
+from flray.results.study import AFTERWARDS, Studies, registered_reference
 from flray.results.table import Column, Table
 
 FIRST = ("suite", "algorithm")
@@ -88,7 +87,7 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
         the SHA-256 of data and partition if they were tracked, and versions. ``settings``, ``code``
         and ``machine`` are SHA-256 of entries in the ``.provenance.json`` file beside it, see
-        `flray.results.provenance`; ``commit`` is the git commit.
+        `flray.results.load`; ``commit`` is the git commit.
 
     Raises
     ------

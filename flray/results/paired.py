@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results import power
+from flray.results import sequential
 from flray.results.sequential import Decision, Looks, Verdict, decide, spread
 
 METHOD = (
@@ -102,7 +102,7 @@ class Difference:
     improvement: float
     lower: bool = False
     pairs: int = 1
-    alpha: float = power.ALPHA
+    alpha: float = sequential.ALPHA
     margin: float = math.nan
     verdict: Verdict = ""
     first_look: int = 0
@@ -153,12 +153,12 @@ class Difference:
         level = self.alpha / self.pairs
         if not self.decided or math.isnan(self.p_signs) or self.p_signs <= level:
             return "not needed"
-        return "alone" if self.seeds >= power.seeds_of_signs(level) else "not checked"
+        return "alone" if self.seeds >= sequential.seeds_of_signs(level) else "not checked"
 
     @property
     def detectable(self) -> float:
         """The difference that these seeds would probably have shown; see `detectable_difference`."""
-        return power.detectable_difference(self.std, self.seeds, power.ALPHA / self.pairs)
+        return sequential.detectable_difference(self.std, self.seeds, sequential.ALPHA / self.pairs)
 
     def seeds_for(self, difference: float, chance: float | None = None) -> int | None:
         """Return the number of seeds that would probably show a difference; see `seeds_needed`.
@@ -173,8 +173,8 @@ class Difference:
         """
         std = self.std
         if chance is not None and self.seeds > 1:
-            std = power.uncertain_std(std, self.seeds - 1, chance)
-        return power.seeds_needed(std, difference, self.alpha / self.pairs)
+            std = sequential.uncertain_std(std, self.seeds - 1, chance)
+        return sequential.seeds_needed(std, difference, self.alpha / self.pairs)
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def compare(
         if shared := _crossed(seeds, levels or {}):
             found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
             continue
-        own = rule or (Rule(math.nan, power.ALPHA, before) if before else None)
+        own = rule or (Rule(math.nan, sequential.ALPHA, before) if before else None)
         own = replace(own, at_most=None) if own is not None and before else own
         one = one if own is None else _sequential(one, differences, own)
         one = replace(one, doubt=_doubt(differences)) if one.decided else one
@@ -296,7 +296,9 @@ def _difference(
         std = spread(differences)
         if std > 0:
             error = std / math.sqrt(count)
-            halves = error * special.stdtrit(count - 1, 1 - power.ALPHA / np.array([2, 2 * pairs]))
+            halves = error * special.stdtrit(
+                count - 1, 1 - sequential.ALPHA / np.array([2, 2 * pairs])
+            )
             own, corrected = ((mean - half, mean + half) for half in halves.tolist())
             p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
             effect = mean / std * _hedges(count - 1)
@@ -315,7 +317,7 @@ def _difference(
         lower,
         pairs,
         verdict=_verdict(*corrected, lower),
-        p_signs=power.sign_flip_p(differences),
+        p_signs=sequential.sign_flip_p(differences),
     )
 
 
@@ -375,7 +377,7 @@ def _clustered(
         return replace(one, std=0.0, verdict="", repeated=repeated)
     freedom = total**2 / float((variances**2 / [size - 1 for size, _ in parts]).sum())
     error = math.sqrt(total)
-    halves = error * special.stdtrit(freedom, 1 - power.ALPHA / np.array([2, 2 * one.pairs]))
+    halves = error * special.stdtrit(freedom, 1 - sequential.ALPHA / np.array([2, 2 * one.pairs]))
     own, corrected = ((one.mean - half, one.mean + half) for half in halves.tolist())
     p = float(2 * special.stdtr(freedom, -abs(one.mean) / error))
     return replace(

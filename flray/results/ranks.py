@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results.power import ALPHA
+from flray.results.sequential import ALPHA
 
 _DRAWS, _FEWEST_PLACES = 20_000, 3
 """Permutations of ranks within places; the places that a hierarchical model needs."""

@@ -18,7 +18,7 @@ from flray.files.border import read_npz
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 from flray.records.directory import FINAL_DIAGNOSTICS, PARTITION
-from flray.results.provenance import Provenance, describe
+from flray.results.load import Provenance, describe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -212,7 +212,7 @@ class ResultSet:
     tuning : list of Trial
         Those that only helped to choose what `trials` compare.
     code_notes : list of str
-        Lines on the code; see `flray.runs.code.code_notes`.
+        Lines on the code; see `flray.runs.identity.code_notes`.
     registered : dict
         Of a sweep, the settings that made up its question at its start, as text by their path.
     """

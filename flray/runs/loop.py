@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flray import registry
-from flray.callbacks.base import RunInfo
+from flray.callbacks import RunInfo
 from flray.config.experiment import Checkpointing, Experiment
 from flray.errors import FlrayError
 from flray.federation.federation import Federation, RoundResult
@@ -37,7 +37,7 @@ class RoundRecorder:
     experiment : Experiment
         Its settings.
     name, group : str
-        See `flray.callbacks.base.RunInfo`.
+        See `flray.callbacks.RunInfo`.
     metric : str
         The method's own metric.
     say : callable

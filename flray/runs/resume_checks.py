@@ -12,7 +12,7 @@ from flray.config.components import RETIRED
 from flray.config.experiment import MOST_ROUNDS, Config
 from flray.config.loader import absolute_path, load, parse_override
 from flray.config.yaml_files import read_yaml
-from flray.devices.process import GpuIdentity, difference
+from flray.devices import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
 from flray.federation.spec import FederationSpec
 from flray.files import storage
@@ -20,7 +20,7 @@ from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.records.journal import read_events, rounds_of
-from flray.runs.code import Code
+from flray.runs.identity import Code
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:

@@ -9,8 +9,7 @@ from flray import registry
 from flray.errors import ConfigError, FlrayError
 from flray.metrics.names import lower_is_better
 from flray.tasks.base import Task
-from flray.tasks.classification import Binary, Classification
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.segmentation import Segmentation
 
 __all__ = ["NAMES", "Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]

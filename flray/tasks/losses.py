@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
-from flray.devices import transfers
+from flray import devices
 from flray.errors import ConfigError
 from flray.registry import register_loss
 
@@ -99,7 +99,7 @@ def _class_weights(
         held, sizes = counts > 0, counts.to(outputs.dtype)
         found = torch.where(held, sizes.sum() / (held.sum() * sizes.clamp(min=1)), 0.0)
     elif len(weights) == len(counts):
-        found = transfers.to_device(torch.tensor(weights, dtype=outputs.dtype), outputs.device)
+        found = devices.to_device(torch.tensor(weights, dtype=outputs.dtype), outputs.device)
     else:
         why = f"the data have {len(counts)} classes; give a weight for each, or balanced"
         raise ConfigError("experiment.local.loss.weights", f"{len(weights)} weights", why)

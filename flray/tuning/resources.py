@@ -9,7 +9,7 @@ import torch
 
 from flray import registry
 from flray.config.experiment import Experiment
-from flray.devices.process import GpuIdentity, distinct, gpu_identity
+from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import ConfigError, ConfigErrors
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric

@@ -13,11 +13,11 @@ from typing import Protocol
 from rich.console import Console
 
 from flray.errors import FlrayError
-from flray.files.csv_files import csv_text
 from flray.metrics.names import lower_is_better
 from flray.records import directory
 from flray.records.journal import Journal, read_events
 from flray.results.choices import tuning_frame
+from flray.results.formatting import csv_text
 from flray.results.sweep import TEST, SweepResult
 from flray.runs.session import NOTE, list_files
 from flray.tuning.space import TrialSpec, setting_title

@@ -18,7 +18,7 @@ from ray import tune
 from flray import bits, registry
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
-from flray.devices.process import GpuIdentity, check_alike, check_precision, difference
+from flray.devices import GpuIdentity, check_alike, check_precision, difference
 from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec

@@ -19,7 +19,7 @@ from runner import FOREVER, MIB, inline, json_option, option, show, spec_of, wri
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
-from flray.devices.process import peak_bytes
+from flray.devices import peak_bytes
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.session import ray_session

@@ -11,7 +11,7 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.config import spaces
+from flray.config import yaml_files
 from flray.results.export import read_export
 from flray.results.paired import compare
 
@@ -22,7 +22,7 @@ WORLDS = ("normal", "one setting loses 10 points in 1 seed of 10", "drift, AR(1)
 def noise(world: str, random: np.random.Generator, k: int, n: int) -> NDArray[np.float64]:
     """Return values of settings by seed; kept results are centred, and their seeds drawn with replacement."""
     if world in KEPT:
-        frame = read_export(spaces.folder() / "papers" / f"{world}.results.csv")
+        frame = read_export(yaml_files.folder() / "papers" / f"{world}.results.csv")
         table = frame.pivot(index="arms.method", columns="seed", values="value").to_numpy()
         own = random.permutation(table - table.mean(axis=1, keepdims=True))[:k]
         return np.asarray(own[:, random.integers(own.shape[1], size=n)])

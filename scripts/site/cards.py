@@ -11,7 +11,7 @@ from typing import Any
 from rst import code, escaped, flow, labelled, list_of_pages, option_table, prose, put, table, title
 
 from flray import functional, registry
-from flray.config import spaces, suites
+from flray.config import suites, yaml_files
 from flray.config.yaml_files import read_with_base
 from flray.data.inventory import Entry, list_datasets
 
@@ -23,9 +23,9 @@ Measured = Mapping[str, list[str]]
 
 def write_cards(folder: Path) -> list[str]:
     """Write the pages and a list of each kind of them; return the names of the lists."""
-    measured, pairs, sweeps = _measured(), _reductions(), spaces.names()
+    measured, pairs, sweeps = _measured(), _reductions(), yaml_files.names()
     methods = registry.algorithms.names()
-    papers = suites.files(spaces.folder() / "papers")
+    papers = suites.files(yaml_files.folder() / "papers")
     parts: dict[str, tuple[str, str, dict[str, Iterable[str]]]] = {
         "algorithms": (
             "Methods",

@@ -123,7 +123,7 @@ def run_case(case: Case) -> dict[str, Any]:
     found["cpu"], measured = run(spec, CPU, CPU, case)
     try:
         with (
-            patch("flray.devices.process.capacity", lambda device, share=1.0: room(spec, case)),
+            patch("flray.devices.capacity", lambda device, share=1.0: room(spec, case)),
             pretending() as counts,
             mutations.ALL[case["mutation"]](),
             watched(counts) as costs,

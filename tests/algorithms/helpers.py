@@ -18,7 +18,8 @@ from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.models import SplitModel, groups
+from flray.models import SplitModel
+from flray.models.base import select
 
 Bytes = Callable[[Federation], tuple[float, float]]
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
@@ -186,7 +187,7 @@ def size(federation: Federation, group: str) -> int:
     """Return the bytes of one group of the network."""
     (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
     state = model.state_dict()
-    return sum(state[n].numel() * state[n].element_size() for n in groups.select(model, group))
+    return sum(state[n].numel() * state[n].element_size() for n in select(model, group))
 
 
 def parameters(federation: Federation) -> int:

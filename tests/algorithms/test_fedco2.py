@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.federation.federation import Federation
-from flray.models import SplitModel, groups
+from flray.models import SplitModel
+from flray.models.base import select
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 
@@ -144,7 +145,7 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
 )
 def test_personal_part(options: dict[str, Any], group: str) -> None:
     federation = tiny.run({"name": "fedco2", **options})
-    names = groups.select(federation.spec.build("two-layer"), group)
+    names = select(federation.spec.build("two-layer"), group)
     assert set(tiny.state_of(federation, 0)["personal"]) == names
 
 
@@ -154,7 +155,7 @@ def test_teachers_and_classifiers_are_frozen_during_the_turn() -> None:
     federation = tiny.run("fedco2", equal, local={"batch_size": 100})
     offline = tiny.state_of(federation, 0)["offline"]
     # both models start equal, see the same batches and have the same peers: they end equal
-    names = groups.select(federation.spec.build("two-layer"), "not_batch_norm")
+    names = select(federation.spec.build("two-layer"), "not_batch_norm")
     tiny.close(federation.server.model, {name: offline[name] for name in names})
 
 

@@ -8,7 +8,7 @@ import torch
 from flray import registry, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.models import groups
+from flray.models.base import select
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
@@ -70,7 +70,7 @@ def test_each_phase_leaves_the_other_part_as_it_is(
 
     def watched(self: Any, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         step(self, client, batch, optimizer)
-        personal = groups.select(client.model, group)
+        personal = select(client.model, group)
         shared = frozenset(client.resident.entries) - personal
         digests = (trees.sha256(client.weights(part)) for part in (personal, shared))
         seen.append((batch.phase.tag, *digests))

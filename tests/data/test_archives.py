@@ -12,8 +12,7 @@ from scipy.io import savemat
 from flray.data.datasets.small_images import CIFAR10
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
-from flray.data.sources.archives import FILES
-from flray.data.sources.safe_unpickle import read_pickled_arrays
+from flray.data.sources.archives import FILES, read_pickled_arrays
 from flray.errors import FlrayError
 from tests.data.writers import cifar100_pickles, jpeg_archive, pixels, python_cifar10
 from tests.messages import refused

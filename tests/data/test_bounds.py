@@ -14,8 +14,8 @@ import pytest
 
 from flray.data.datasets.digit_archives import read_idx
 from flray.data.loading import load_dataset
+from flray.data.sources.archives import read_pickled_arrays
 from flray.data.sources.image_sets import Store, decode_images
-from flray.data.sources.safe_unpickle import read_pickled_arrays
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import picture, pixels_of
 from tests.messages import refused

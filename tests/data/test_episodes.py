@@ -12,7 +12,7 @@ from flray.data import load_dataset
 from flray.data.federated import federate
 from flray.functional import prototypical_loss
 from flray.models import build, layer_taps
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import FewShot
 from tests.messages import refused
 
 TASK = FewShot(way=3, shot=2, queries=4, test=40)

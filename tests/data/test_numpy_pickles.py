@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.data.sources.safe_unpickle import read_pickled_arrays
+from flray.data.sources.archives import read_pickled_arrays
 from flray.errors import FlrayError
 from tests.messages import refused
 

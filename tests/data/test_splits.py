@@ -13,7 +13,7 @@ from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.sections import Shift
 from flray.data import DataSet, Domain, FederatedData, federate
-from flray.data.sample_noise import sample_noise
+from flray.data.augment import sample_noise
 from flray.data.splits import by_client, long_tail, noise_levels, private_sizes, used_share
 from flray.federation.federation import inline_federation
 from flray.federation.spec import FederationSpec

@@ -11,7 +11,7 @@ from torch import Tensor
 from flray import trees
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.types import Stage
-from flray.config.plugins import load_plugins
+from flray.config.start import load_plugins
 from flray.federation.federation import Federation
 from flray.federation.messages import (
     ClientReply,

@@ -14,7 +14,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.config.loader import load
-from flray.devices.process import CONTEXT_BYTES
+from flray.devices import CONTEXT_BYTES
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.messages import describe_failure
@@ -142,7 +142,7 @@ def test_measured_is_what_is_reserved_in_the_heaviest_round(
         return result
 
     monkeypatch.setattr(ClientRunner, "run", watched)
-    monkeypatch.setattr("flray.devices.process.reserved_bytes", lambda device: GIB)
+    monkeypatch.setattr("flray.devices.reserved_bytes", lambda device: GIB)
     content = {
         **digits,
         "partition": {"name": "iid", "clients": 9},

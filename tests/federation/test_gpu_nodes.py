@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from flray.config.loader import load
-from flray.devices.process import check_alike, check_precision
+from flray.devices import check_alike, check_precision
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.ray_backend import nodes

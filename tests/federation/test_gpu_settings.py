@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import flray
-from flray.devices import process as identity
+from flray import devices as identity
 from flray.records import directory
 from tests.messages import refused
 
 SETTINGS = """
 import json, os, sys, torch
 from types import SimpleNamespace
-from flray.devices.process import make_repeatable
+from flray.devices import make_repeatable
 capped = []
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 * 2**30)
 torch.cuda.set_per_process_memory_fraction = lambda share, device: capped.append(share)
@@ -62,11 +62,11 @@ def interrupted(digits: dict[str, Any]) -> Path:
 def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: ONE)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: ONE)
     folder = interrupted(digits)
     noted = directory.read(folder)
     assert noted["gpus"] == [ONE]
-    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: OTHER)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: OTHER)
     refused(flray.resume, folder)
     result = flray.resume(folder, other_cpu=True)
     assert result.sha256 == noted["sha256"]
@@ -80,6 +80,6 @@ def test_a_run_of_an_older_flray_goes_on_and_notes_its_gpus(
     noted = directory.read(folder)
     assert noted.pop("gpus") == []
     directory.write(folder, "run", noted)
-    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: ONE)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: ONE)
     assert flray.resume(folder).sha256 == noted["sha256"]
     assert directory.read(folder)["gpus"] == [ONE]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from flray.devices.process import resident_bytes
+from flray.devices import resident_bytes
 from flray.federation.federation import inline_federation
 from flray.trees import Packed
 from tests.helpers import built
@@ -33,7 +33,7 @@ def in_a_process(program: str, content: object = None) -> list[float]:
 def test_the_peak_is_the_process_s_own_and_kept_after_memory_is_given_back() -> None:
     held = bytearray(b"1") * (3 * SIZE)  # of the parent
     peak, resident = in_a_process(
-        "from flray.devices.process import peak_bytes, resident_bytes\n"
+        "from flray.devices import peak_bytes, resident_bytes\n"
         f"held = bytearray(b'1') * {SIZE}\n"
         "del held\n"
         "print(peak_bytes(), resident_bytes())"
@@ -80,7 +80,7 @@ def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> 
         "from flray.config.loader import load\n"
         "from flray.federation.building import build_spec\n"
         "from flray.federation.federation import inline_federation\n"
-        "from flray.devices.process import peak_bytes\n"
+        "from flray.devices import peak_bytes\n"
         "spec = build_spec(load({'experiment': json.load(sys.stdin)}).experiment)\n"
         "metrics = inline_federation(spec).step().metrics\n"
         "print(metrics['memory/peak/actor'], peak_bytes())",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flray.functional as fn
-from flray.functional.checks import check_shapes, map_floating
+from flray.functional.numerics import check_shapes, map_floating
 from tests.messages import refused
 
 X, Y = torch.zeros(3, 2), torch.zeros(3).long()

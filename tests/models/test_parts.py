@@ -17,8 +17,7 @@ from flray.models import (
     norm_layer,
     select,
 )
-from flray.models.base import dry_run
-from flray.models.groups import complement
+from flray.models.base import complement, dry_run
 from flray.tasks import make_task
 from tests.messages import refused
 

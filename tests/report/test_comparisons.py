@@ -12,15 +12,15 @@ from scipy import stats
 from flray.config.sweep import Until
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
-from flray.results.power import (
+from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
+from flray.results.sequential import (
     detectable_difference,
+    half_width,
     power,
     seeds_needed,
     seeds_of_signs,
     sign_flip_p,
 )
-from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
-from flray.results.sequential import half_width
 from flray.results.study import DRAWS, Studies, Study, behind_best, profile, split_variance
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5

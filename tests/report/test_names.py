@@ -15,12 +15,11 @@ from rich.console import Console
 
 from flray.config.loader import load
 from flray.errors import one_line
-from flray.files.csv_files import csv_text, read_csv
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.reporting import make
 from flray.reporting.build import GREEK, markdown, render_latex, render_summary
-from flray.results.formatting import terminal
+from flray.results.formatting import csv_text, read_csv, terminal
 from flray.results.sweep import SweepResult
 from flray.results.table import Cell, Column, Table
 from flray.tuning.space import enumerate_settings as settings_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flray import api
-from flray.config import spaces
+from flray.config import yaml_files
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
@@ -17,10 +17,9 @@ from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
-from flray.results.power import detectable_difference, seeds_to_detect
-from flray.results.question import forecast
 from flray.results.result_set import ResultSet
-from flray.results.study import DRAWS, Studies, Study
+from flray.results.sequential import detectable_difference, seeds_to_detect
+from flray.results.study import DRAWS, Studies, Study, forecast
 from flray.runs.resume_checks import load_config, settings_text
 from tests.report.conftest import Edited, plain
 
@@ -130,11 +129,11 @@ def test_a_forecast_by_hand() -> None:
 
 def test_the_pilot_is_what_was_kept_or_the_newest_sweep(asked: ResultSet, sweep: Path) -> None:
     config = load("quickstart")
-    first, line = api.detect(config, spaces.locate("quickstart"), 1.0)
+    first, line = api.detect(config, yaml_files.locate("quickstart"), 1.0)
     assert first.endswith("quickstart.results.csv") and "a difference of 1 point would" in line
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(FlrayError, match=r"--detect: found .*; a difference above 0"):
-            api.detect(config, spaces.locate("quickstart"), wrong)
+            api.detect(config, yaml_files.locate("quickstart"), wrong)
     own = load({"experiment": {**asked.config["experiment"], "output": str(sweep.parents[1])}})
     assert api.detect(own, sweep / "file.yaml", 1.0)[0] == f"pilot: {sweep}"
     for trial in sorted(sweep.glob("trials/*/run.json"))[1:]:

@@ -16,11 +16,10 @@ import yaml
 
 import flray
 from flray.cli import main
-from flray.config import spaces
+from flray.config import yaml_files
 from flray.interrupts import InterruptedRunError
 from flray.results.export import export_runs, read_export, records
-from flray.results.load import load_folder
-from flray.results.provenance import PROVENANCE, beside, digest, entries_text, read_entries
+from flray.results.load import PROVENANCE, beside, digest, entries_text, load_folder, read_entries
 from flray.results.verify import Verdict, experiment_of, verify
 from tests.helpers import StopAfter, small
 from tests.messages import refused
@@ -239,7 +238,7 @@ def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixt
 
 
 def test_rows_that_come_with_flray_name_settings_that_can_be_run() -> None:
-    files = [*spaces.folder().rglob("*.results.csv")]
+    files = [*yaml_files.folder().rglob("*.results.csv")]
     assert files
     for path in files:
         rows = records(read_export(path))

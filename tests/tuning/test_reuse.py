@@ -20,7 +20,7 @@ from flray.records.directory import checkpoints
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
 from flray.runs import identity
-from flray.samplers.sampling import Sampling
+from flray.samplers import Sampling
 from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.helpers import printed

@@ -186,7 +186,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
 ) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
     one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
-    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: one)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: one)
     trial = trial_of(content, str(tmp_cwd), gpus=1.0)
     for _ in range(2):
         trial.step()
@@ -194,7 +194,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
     assert ended["gpus"] == [one]
 
     other = {**one, "model": "Other"}
-    monkeypatch.setattr("flray.devices.process.gpu_identity", lambda device: other)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: other)
     refused = json.loads(trial_of(content, str(tmp_cwd), 1, 1.0).step()["report"])
     assert "began on One" in refused["failure"] and "--other-hardware" in refused["failure"]
     allowed = trial_of(content, str(tmp_cwd), 1, 1.0, others=True)

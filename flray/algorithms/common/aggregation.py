@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from flray import trees
+from flray import devices, trees
 from flray.algorithms.types import Reply, Weighting
-from flray.devices import transfers
 from flray.functional.averaging import WeightedMean
 from flray.trees import FlatLayout, Packed, Tree
 
@@ -124,7 +123,7 @@ class BlockSum:
     def add(self, architecture: str, tree: Tree, weight: float) -> None:
         """Add a client's entry, in client order; an empty one adds nothing, as in `average`."""
         if tree:
-            on_cpu = dict(zip(tree, transfers.to_host(list(tree.values())), strict=True))
+            on_cpu = dict(zip(tree, devices.to_host(list(tree.values())), strict=True))
             self._sums.setdefault(architecture, WeightedMean()).add(on_cpu, weight)
 
     def tree(self) -> dict[str, Tree]:

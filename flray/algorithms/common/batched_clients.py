@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
+from flray import devices
 from flray.algorithms.base import Algorithm, Batch, Client
 from flray.algorithms.common.samples import ResidentModel
 from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment
-from flray.devices import transfers
 from flray.errors import ConfigError
 from flray.tasks.base import Task
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import FewShot
 
 HOOKS = ("train", "train_phase", "begin", "phases", "step", "after_backward")
 """Hooks that a method must not override if its clients are trained in one step."""
@@ -170,7 +170,7 @@ def _losses(
     some = (
         None
         if len(batches) == count
-        else transfers.to_device(torch.tensor(list(batches)), next(iter(weights.values())).device)
+        else devices.to_device(torch.tensor(list(batches)), next(iter(weights.values())).device)
     )
     mine = {name: value if some is None else value[some] for name, value in weights.items()}
     kept = {name: value if some is None else value[some] for name, value in buffers.items()}

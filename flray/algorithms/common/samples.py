@@ -11,12 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flray import trees
+from flray import devices, trees
 from flray.algorithms.types import Phase
-from flray.devices import transfers
-from flray.models import groups
+from flray.models.base import batch_norm_modules, select
 from flray.tasks.base import Task
-from flray.tasks.few_shot import FewShot
+from flray.tasks.classification import FewShot
 
 
 @dataclass(eq=False, repr=False)
@@ -128,7 +127,7 @@ class Samples:
             if x.stride() == self._ready[0].stride():
                 return x, y
         all_x, all_y, rows = self._held
-        positions = transfers.to_device(positions, rows.device)
+        positions = devices.to_device(positions, rows.device)
         places = self._places(positions)
         x = self._prepare(self._sent(all_x[places]))
         if self._disturb is not None:
@@ -140,7 +139,7 @@ class Samples:
     def relabelled_by_index(self, positions: Tensor) -> "Samples":
         """Return the samples at some positions, each labelled with its number among these."""
         x, _, rows = self._held
-        places = self._places(transfers.to_device(positions, rows.device))
+        places = self._places(devices.to_device(positions, rows.device))
         numbers = torch.full((len(x),), -1, device=places.device)
         numbers[places] = torch.arange(len(places), device=places.device)
         return Samples(x, numbers, places, self._prepare, device=self._device)
@@ -170,7 +169,7 @@ class Samples:
         return positions if self._together else self._held[2][positions]
 
     def _sent(self, part: Tensor) -> Tensor:
-        return transfers.to_device(part, self._device)
+        return devices.to_device(part, self._device)
 
 
 def mean_over_positions(features: Tensor) -> Tensor:
@@ -232,7 +231,7 @@ def batch_indices(
     last = -(-left // per_epoch) - 1
     for epoch in range(last + 1):
         batches = (
-            transfers.to_device(
+            devices.to_device(
                 torch.randperm(count, generator=generator), samples.rows.device
             ).split(size)
             if few_shot is None
@@ -297,7 +296,7 @@ class TaskRecord:
     def numbers(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the logged numbers, copied from a device at once."""
         held = {name: value for name, value in self._logged.items() if isinstance(value, Tensor)}
-        total, *values = transfers.to_host([self._loss_sum, *held.values()])
+        total, *values = devices.to_host([self._loss_sum, *held.values()])
         found = dict(zip(held, map(float, values), strict=True))
         loss = float(total) / self.steps if self.steps else math.nan
         return loss, {
@@ -333,12 +332,12 @@ class ResidentModel:
         self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self.initial: dict[str, Tensor] = trees.clone(self.entries)
-        names = groups.select(model, shared)
+        names = select(model, shared)
         if local_buffers:
             names = names & self.parameters.keys()
         self.shared = frozenset(names)
         self.personal = frozenset(self.entries.keys() - names)
-        self.batch_norm = bool(groups.select(model, "batch_norm"))
+        self.batch_norm = bool(select(model, "batch_norm"))
         self.random = any(
             isinstance(m, nn.modules.dropout._DropoutNd) or "stochastic" in type(m).__name__.lower()
             for m in model.modules()
@@ -347,15 +346,15 @@ class ResidentModel:
         self._plans: dict[str, TrainingPlan] = {}
 
     def plan(self, group: str) -> "TrainingPlan":
-        """Return the parameters that a phase trains and freezes, looked up once; see `flray.models.groups`."""
+        """Return the parameters that a phase trains and freezes, looked up once; see `flray.models.base`."""
         if group not in self._plans:
-            chosen = groups.select(self.model, group)
+            chosen = select(self.model, group)
             self._plans[group] = TrainingPlan(
                 [p for n, p in self.parameters.items() if n in chosen],
                 [p for n, p in self.parameters.items() if n not in chosen],
                 [
                     norm
-                    for name, norm in groups.batch_norm_modules(self.model)
+                    for name, norm in batch_norm_modules(self.model)
                     if not any(f"{name}.{entry}" in chosen for entry in norm.state_dict())
                 ],
             )

@@ -11,8 +11,7 @@ import numpy as np
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
-from flray.data.sources.archives import Place, Source, register_source
-from flray.data.sources.safe_unpickle import read_pickled_arrays
+from flray.data.sources.archives import Place, Source, read_pickled_arrays, register_source
 from flray.data.types import DataSet
 from flray.errors import DataError, nearest
 from flray.registry import register_dataset

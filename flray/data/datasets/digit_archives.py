@@ -17,8 +17,7 @@ from flray.data.datasets import embedded
 from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed
 from flray.data.loading import fit_to_shape
 from flray.data.sources import image_sets
-from flray.data.sources.archives import Files, Place, register_source
-from flray.data.sources.safe_unpickle import read_pickled_arrays
+from flray.data.sources.archives import Files, Place, read_pickled_arrays, register_source
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, read_at_most

@@ -13,9 +13,8 @@ from pydantic import Field
 from flray.data.datasets import embedded
 from flray.data.datasets.digit_archives import read_idx, read_matlab
 from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, one_domain
-from flray.data.sources.archives import Files, Place, Source, register_source
+from flray.data.sources.archives import Files, Place, Source, read_pickled_arrays, register_source
 from flray.data.sources.images import decode
-from flray.data.sources.safe_unpickle import read_pickled_arrays
 from flray.data.types import Arrays, DataSet
 from flray.files.border import read_npz
 from flray.registry import register_dataset

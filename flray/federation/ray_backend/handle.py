@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from flray import bits
-from flray.devices.process import GpuIdentity, resident_bytes
+from flray.devices import GpuIdentity, resident_bytes
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError

@@ -11,11 +11,10 @@ import numpy as np
 import psutil
 import torch
 
-from flray import registry
+from flray import devices, registry
 from flray.config.experiment import Experiment
-from flray.config.plugins import MODULE_PREFIX
-from flray.devices import process
-from flray.devices.process import CONTEXT_BYTES, peak_bytes
+from flray.config.start import MODULE_PREFIX
+from flray.devices import CONTEXT_BYTES, peak_bytes
 from flray.errors import ConfigError, FlrayError
 from flray.federation.evaluation import personal_tasks
 from flray.federation.federation import Federation
@@ -309,7 +308,7 @@ def measure_footprint(spec: FederationSpec, device: torch.device) -> ResourceSur
             if isinstance(one, torch.OutOfMemoryError):
                 return ResourceSurvey(problem=allocation(one))
         # What else fails here fails in the run too, which says so; measured is what went before.
-    reserved = process.reserved_bytes(device)
+    reserved = devices.reserved_bytes(device)
     gpu = int(reserved * SAFETY_FACTOR) + CONTEXT_BYTES if reserved else 0
     peak = peak_bytes() - psutil.Process().memory_info().shared
     return ResourceSurvey(int(peak * SAFETY_FACTOR), gpu)
@@ -475,7 +474,7 @@ def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
     """Return the free memory of a node's GPUs, and a task's footprint there."""
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = tuple(Gpu(node, index, process.free_bytes(index)) for index in range(count))
+    gpus = tuple(Gpu(node, index, devices.free_bytes(index)) for index in range(count))
     device, place = torch.device("cpu"), f"the CPU of {node}"
     if gpus:
         # The GPU with the least room is the one that limits the actors.

@@ -24,7 +24,7 @@ from flray import bits, registry
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.data.types import Pooled
-from flray.devices.process import GpuIdentity, distinct, gpu_identity
+from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError
 from flray.federation.messages import Ref, TaskBlock
 from flray.federation.ray_backend import private

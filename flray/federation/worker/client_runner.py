@@ -16,14 +16,13 @@ import numpy as np
 import psutil
 import torch
 
-from flray import rng, trees
+from flray import devices, rng, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
-from flray.devices import process
 from flray.federation import messages
 from flray.federation.spec import FederationSpec
 from flray.federation.worker import diagnostics
@@ -67,8 +66,8 @@ class ClientRunner:
         self._exhausted = exhausted
         torch.set_num_threads(threads)
         tf32 = spec.config.local.precision == "tf32"
-        process.make_repeatable(device, tf32=tf32, share=share)
-        process.keep_freed_memory(large=True)
+        devices.make_repeatable(device, tf32=tf32, share=share)
+        devices.keep_freed_memory(large=True)
         spec.register_components()
         self.spec, self.device = spec, device
         self.task = spec.task
@@ -95,13 +94,13 @@ class ClientRunner:
                 )
                 rng.seed_default_generators(seed, self.device)
                 if task.kind == "stage":
-                    return process.again_without_cache(lambda: self._stage(job, started, sums))
+                    return devices.again_without_cache(lambda: self._stage(job, started, sums))
                 added, predictions = None, {}
                 if task.kind == "sum":
                     added = add_up(job.entry, job.parts)
                 else:
                     evaluate = getattr(self, f"_{task.kind}")
-                    predictions = process.again_without_cache(lambda: evaluate(job))
+                    predictions = devices.again_without_cache(lambda: evaluate(job))
             outcome = messages.TaskOutcome(
                 task.client,
                 entries=("sum",) if added is not None else (),
@@ -175,7 +174,7 @@ class ClientRunner:
         """Run several clients' tasks in common steps; an error fails all of them."""
         started = time.perf_counter()
         try:
-            clients, values = process.again_without_cache(lambda: self._trained(jobs))
+            clients, values = devices.again_without_cache(lambda: self._trained(jobs))
             share = (time.perf_counter() - started) / len(jobs)
         except Exception as error:
             self._end_if_exhausted(error)
@@ -251,9 +250,9 @@ class ClientRunner:
         now = time.perf_counter()
         if now - self._memory_read > MEMORY_SECONDS:
             self._memory_read = now
-            self._memory = self._process.memory_info().rss, process.peak_bytes()
+            self._memory = self._process.memory_info().rss, devices.peak_bytes()
         return messages.ProcessUsage(
-            *self._memory, gpu_peak=process.reserved_bytes(self.device), cpu=time.process_time()
+            *self._memory, gpu_peak=devices.reserved_bytes(self.device), cpu=time.process_time()
         )
 
     def _client(self, job: messages.TaskInput) -> Client:
@@ -435,9 +434,9 @@ class InlineExecutor(messages.Executor):
         """Return the resident bytes of this process."""
         return {"inline": psutil.Process().memory_info().rss}
 
-    def gpus(self) -> list[process.GpuIdentity]:
+    def gpus(self) -> list[devices.GpuIdentity]:
         """Return the kind of this process's GPU, if it computes on one."""
-        return process.distinct([process.gpu_identity(self._runner.device)])
+        return devices.distinct([devices.gpu_identity(self._runner.device)])
 
     def close(self) -> None:
         """Restore the process's number of torch threads."""

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flray import rng
+from flray import devices, rng
 from flray.algorithms.common.samples import ResidentModel, Samples
 from flray.config.experiment import Experiment
-from flray.data.sample_noise import sample_noise
+from flray.data.augment import sample_noise
 from flray.data.types import Rows
-from flray.devices import process, transfers
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.evaluation_cache import EvaluationCache
 from flray.models import acceleration
@@ -57,7 +56,7 @@ class WorkerResources:
 
     def __init__(self, spec: FederationSpec, device: torch.device, share: float = 1.0) -> None:
         self.spec, self.device = spec, device
-        self._capacity = process.capacity(device, share)
+        self._capacity = devices.capacity(device, share)
         self._residents: dict[str, ResidentModel] = {}
         self._tests = EvaluationCache(SMALL_PART * self._capacity)
         local, data = spec.config.local, spec.data
@@ -82,7 +81,7 @@ class WorkerResources:
             )
         self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
         self._noise = (
-            transfers.from_numpy(data.noise).to(device, self._dtype)
+            devices.from_numpy(data.noise).to(device, self._dtype)
             if data.noise is not None
             else None
         )
@@ -153,7 +152,7 @@ class WorkerResources:
         return Samples(
             x,
             y,
-            transfers.to_device(transfers.from_numpy(rows), x.device),
+            devices.to_device(devices.from_numpy(rows), x.device),
             self._prepare,
             self._noisy if self._noise is not None else None,
             self._normalisation,
@@ -174,7 +173,7 @@ class WorkerResources:
         return Samples(
             x,
             None,
-            transfers.to_device(transfers.from_numpy(rows), x.device),
+            devices.to_device(devices.from_numpy(rows), x.device),
             self._prepare,
             normalisation=self._normalisation,
             device=self.device,
@@ -184,13 +183,13 @@ class WorkerResources:
     def _unlabelled(self) -> Tensor:
         public = self.spec.data.public
         assert public is not None, "only asked for where an experiment has public samples"
-        (x,) = self._kept(transfers.from_numpy(public))
+        (x,) = self._kept(devices.from_numpy(public))
         return x
 
     @cached_property
     def _labelled(self) -> tuple[Tensor, Tensor]:
         data = self.spec.data
-        x, y = self._kept(transfers.from_numpy(data.x), transfers.from_numpy(data.y))
+        x, y = self._kept(devices.from_numpy(data.x), devices.from_numpy(data.y))
         return x, y
 
     def _kept(self, *arrays: Tensor) -> list[Tensor]:
