@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
-from flray import _torchvision_cpu_shim
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
     from flray.api import resume as resume
     from flray.api import tune as tune
     from flray.bits import portable as portable
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     load_config = loader.load
     __version__: str
 
-_torchvision_cpu_shim.install_hook()
 logging.getLogger("flray").addHandler(logging.NullHandler())
 
 _KINDS = (
@@ -57,3 +59,40 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'flray' has no attribute {name!r}")
     module, attribute = _LATER[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_keep_alive: list[Any] = []
+
+
+class _TorchvisionFinder:
+    """A meta-path finder that finds nothing, but acts just before torchvision is looked for.
+
+    torchvision's CUDA-linked wheel cannot load its compiled operators beside a CPU-only torch, and its import then
+    stops at the first operator that it expects. Declaring the two operators' schemas first is enough for everything
+    except calling them. The finder waits until somebody imports torchvision, so that importing flray stays quick.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == "torchvision":
+            sys.meta_path.remove(self)
+            _declare_operators()
+        return None
+
+
+def _declare_operators() -> None:
+    """Declare the schemas of ``torchvision::nms`` and ``qnms`` if torch is a CPU-only build."""
+    import torch
+
+    if torch.version.cuda is not None or torch.version.hip is not None or _keep_alive:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}{_SCHEMA}")
+    _keep_alive.append(library)
+
+
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, _TorchvisionFinder())

@@ -176,12 +176,10 @@ def test_an_inline_run_loads_neither_ray_nor_mlflow_and_torchvision_imports(tmp_
 def test_torchvision_is_left_alone_where_torch_has_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from flray import _torchvision_cpu_shim
-
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_torchvision_cpu_shim, "_keep_alive", [])
-    _torchvision_cpu_shim.declare_operators()
-    assert _torchvision_cpu_shim._keep_alive == []
+    monkeypatch.setattr(flray, "_keep_alive", [])
+    flray._declare_operators()
+    assert flray._keep_alive == []
 
 
 def test_the_page_on_the_architecture_names_modules_that_exist() -> None:

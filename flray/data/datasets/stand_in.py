@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets import class_folders, digit_archives, digits5, eeg, fundus, listed_images
+from flray.data.datasets import class_folders, digit_archives, digits5, eeg, fundus
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import ConfigError, nearest
@@ -42,7 +42,7 @@ class Form:
 
 
 FORMS: dict[str, Form] = {
-    "camelyon17": Form(listed_images.CENTRES, 2, (3, 32, 32), "binary"),
+    "camelyon17": Form(class_folders.CENTRES, 2, (3, 32, 32), "binary"),
     "cifar-10": Form(("cifar-10",), 10, (3, 32, 32)),
     "cifar-100": Form(("cifar-100",), 100, (3, 32, 32)),
     "cifar10-jpeg": Form(("cifar10-jpeg",), 10, (3, 32, 32)),
