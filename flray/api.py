@@ -21,7 +21,7 @@ from flray.results.load import load_folder
 from flray.results.study import forecast
 from flray.results.sweep import SweepResult
 from flray.runs import resume_checks, runner
-from flray.runs.identity import check_code
+from flray.runs.code import check_code
 from flray.runs.loop import NullProgress, Progress
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep

@@ -17,7 +17,7 @@ from flray.results.formatting import format_mean_std
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, judge_alike
-from flray.runs.identity import code_differences
+from flray.runs.code import code_differences
 
 _OWN = ("name", "output")
 """Settings that say where results go, and nothing about them."""

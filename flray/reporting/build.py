@@ -30,9 +30,9 @@ from flray.results.formatting import (
     notes,
     printed_reference,
 )
-from flray.results.load import beside, load_folder
+from flray.results.load import load_folder
 from flray.results.measures import Cost, costs
-from flray.results.result_set import ResultSet
+from flray.results.result_set import ResultSet, beside
 from flray.results.table import Table
 
 _UNTRACKED = (

@@ -29,9 +29,17 @@ from flray.results.build_studies import (
 from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.formatting import csv_text, read_csv
-from flray.results.load import PROVENANCE, beside, entries_text, read_entries
 from flray.results.measures import AVERAGE, client_measure
-from flray.results.result_set import ResultSet, Trial, alike, alike_notes
+from flray.results.result_set import (
+    PROVENANCE,
+    ResultSet,
+    Trial,
+    alike,
+    alike_notes,
+    beside,
+    entries_text,
+    read_entries,
+)
 from flray.results.study import AFTERWARDS, Studies, registered_reference
 from flray.results.table import Column, Table
 
@@ -87,7 +95,7 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
         the SHA-256 of data and partition if they were tracked, and versions. ``settings``, ``code``
         and ``machine`` are SHA-256 of entries in the ``.provenance.json`` file beside it, see
-        `flray.results.load`; ``commit`` is the git commit.
+        `flray.results.result_set`; ``commit`` is the git commit.
 
     Raises
     ------

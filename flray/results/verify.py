@@ -26,18 +26,19 @@ from flray.interrupts import InterruptedRunError
 from flray.records import directory
 from flray.records.journal import JOURNAL, lock_journal
 from flray.results import export
-from flray.results.load import (
+from flray.results.load import load_folder
+from flray.results.result_set import (
     PLUGINS,
     Entries,
+    ResultSet,
     beside,
     deciding_settings,
     digest,
-    load_folder,
     read_entries,
 )
-from flray.results.result_set import ResultSet
 from flray.runs import runner
-from flray.runs.identity import code_differences, code_of, describe_difference
+from flray.runs.code import code_differences, describe_difference
+from flray.runs.identity import code_of
 from flray.runs.loop import Progress
 
 Row = Mapping[str, Any]
@@ -76,7 +77,7 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     kept, here : mapping
         The row, and the row of a run of the same settings; see `flray.results.export.export_runs`.
     entries, found : mapping
-        The entries of both rows' provenance, see `flray.results.load`.
+        The entries of both rows' provenance, see `flray.results.result_set`.
     """
     names = [*_VALUES, *(name for name in kept if str(name).startswith(export.DOMAIN))]
     values = {name: (_number(kept[name]), _number(here.get(name, ""))) for name in names}

@@ -1,7 +1,4 @@
-"""The identity of a run: settings, data and code, which decide its bits, and the files that verify them elsewhere.
-
-The recorded code also says how it differs from other code, and how it has changed since then.
-"""
+"""The identity of a run: settings, data and code, which decide its bits, and the files that verify them elsewhere."""
 
 import ast
 import contextlib
@@ -29,122 +26,9 @@ from flray.federation.building import components_of
 from flray.federation.spec import FederationSpec
 from flray.files import storage
 from flray.files.atomic import write_atomically
-from flray.files.border import FILE_BYTES, foreign, read
-from flray.records import directory
+from flray.files.border import read
+from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text
-
-# The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries.
-Code = dict[str, dict[str, str]]
-IN_NO_FILE = "(in no file)"
-"""In place of a path: code of a notebook, say, which no other process could know again."""
-Differences = dict[str, tuple[str, str]]
-
-
-def code_digest(code: Code) -> str:
-    """Return the SHA-256 of code; the paths of the user's files do not enter it."""
-    parts = {**code, "files": sorted(code["files"].values())}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def code_differences(began: Code, here: Code) -> Differences:
-    """Return the parts that differ between two codes, with both versions or both SHA-256's first digits.
-
-    Parameters
-    ----------
-    began, here : dict
-        The results of `flray.runs.identity.code_of`, perhaps from another process or an older
-        flray. Code that is not in a file is not compared.
-    """
-    found: Differences = {}
-    for part, short in (("flray", 12), ("files", 12), ("versions", 40)):
-        left, right = (named(code).get(part, {}) for code in (began, here))
-        moved = set(left.values()) & set(right.values()) if part == "files" else set()
-        for name in sorted(left.keys() | right.keys()):
-            one, other = left.get(name, ""), right.get(name, "")
-            if one != other and name != IN_NO_FILE and not {one, other} & moved:
-                found[name] = (one[:short], other[:short])
-    return found
-
-
-def named(code: Code) -> Code:
-    """Return a code whose files have names that are the same wherever they lie."""
-    names: dict[str, str] = {}
-    for path, digest in sorted(code.get("files", {}).items(), key=lambda entry: entry[1]):
-        name = Path(path).name
-        names[name] = f"{names[name]} {digest}" if name in names else digest
-    return {**code, "files": names} if names else code
-
-
-def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
-    """Refuse to resume a run or sweep under other code than it began with.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the run or sweep.
-    code : dict
-        The code here, see `flray.runs.identity.code_of`.
-    allowed : bool
-        Whether the user allows it; recorded in its description.
-
-    Returns
-    -------
-    dict
-        Labels that say so; empty if the code is the same, or an older flray did not record it.
-
-    Raises
-    ------
-    FlrayError
-        Naming what differs.
-    """
-    noted = directory.read(folder)
-    differ = code_differences(noted.get("code") or code, code)
-    if not differ:
-        return {}
-    line = f"{folder} began with other code ({describe_difference(differ)})"
-    if not allowed:
-        raise FlrayError(
-            f"{line}: its digest would be no other run's; put it back, or go on under this code "
-            f"with flray resume {folder} --other-code"
-        )
-    directory.update(folder, other_code=[*noted.get("other_code", ()), code])
-    return {"code.other": ", ".join(differ)}
-
-
-def describe_difference(differ: Differences) -> str:
-    """Return the differences between two codes in words."""
-    return ", ".join(
-        f"{name} {left or 'not there'}, here {right or 'not there'}"
-        for name, (left, right) in differ.items()
-    )
-
-
-def changed_files(code: Code) -> list[str]:
-    """Return those of the user's files in a run's code that hold something else now.
-
-    Nothing is executed, and files that are not there say nothing.
-    """
-    found = []
-    for path, digest in code.get("files", {}).items():
-        with contextlib.suppress(FlrayError, OSError):
-            if hashlib.sha256(read(Path(path), FILE_BYTES)).hexdigest() != digest:
-                found.append(Path(path).name)
-    return found
-
-
-def code_notes(folder: Path) -> list[str]:
-    """Return notes on a run's or sweep's code: other code that it continued with, and later changes."""
-    record = directory.read(folder)
-    began, notes = record.get("code") or {}, []
-    for other in record.get("other_code", ()):
-        differ = code_differences(began, other)
-        notes.append(f"it began with other code than it ended with ({describe_difference(differ)})")
-    if changed := [] if foreign(folder) else changed_files(began):  # its paths are not this user's
-        notes.append(
-            f"changed since this was run: {', '.join(changed)} (SHA-256); the results are of the code as it was"
-        )
-    return notes
-
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from flray.files.border import check_settings, foreign
 from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.records.journal import read_events, rounds_of
-from flray.runs.identity import Code
+from flray.runs.code import Code
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:

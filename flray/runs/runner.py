@@ -37,7 +37,8 @@ from flray.records import directory
 from flray.records.journal import history_of, read_events
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
-from flray.runs.identity import check_code, code_of, save_provenance
+from flray.runs.code import check_code
+from flray.runs.identity import code_of, save_provenance
 from flray.runs.loop import NullProgress, Progress, RoundLoop, RoundRecorder, logged
 from flray.runs.session import (
     NOTE,
@@ -209,7 +210,7 @@ def resume(
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
     other_code : bool
-        Resume even if the code is not the one that it began with; see `flray.runs.identity.check_code`.
+        Resume even if the code is not the one that it began with; see `flray.runs.code.check_code`.
     rounds : int, optional
         Another number of rounds than it began with, as many as are done at least, to the bits of a
         run that had as many from the start.

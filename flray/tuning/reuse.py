@@ -32,7 +32,8 @@ from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.directory import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.records.journal import read_events, rounds_of
-from flray.runs.identity import Code, Identity, code_differences, describe_difference
+from flray.runs.code import Code, code_differences, describe_difference
+from flray.runs.identity import Identity
 from flray.runs.session import record_held
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder

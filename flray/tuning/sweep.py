@@ -22,7 +22,8 @@ from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import SweepResult
 from flray.runs import resume_checks
-from flray.runs.identity import Code, code_of, run_identity
+from flray.runs.code import Code
+from flray.runs.identity import code_of, run_identity
 from flray.runs.loop import logged
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled

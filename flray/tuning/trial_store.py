@@ -18,7 +18,7 @@ from flray.metrics.names import VIEWS
 from flray.records import directory
 from flray.records.directory import TRIALS, RunStatus, TrialRecord
 from flray.records.journal import JOURNAL, Journal, read_events, rounds_of
-from flray.runs.identity import Code
+from flray.runs.code import Code
 from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
 from flray.tracking.background import SETTINGS
 from flray.tuning.space import (

@@ -22,7 +22,7 @@ from flray.new.__main__ import new_method
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.results.export import read_export
-from flray.results.load import beside, read_entries
+from flray.results.result_set import beside, read_entries
 from flray.tracking.client import connect
 from tests.hostile.values import GOOD
 from tests.messages import refused

@@ -19,7 +19,8 @@ from flray.cli import main
 from flray.config import yaml_files
 from flray.interrupts import InterruptedRunError
 from flray.results.export import export_runs, read_export, records
-from flray.results.load import PROVENANCE, beside, digest, entries_text, load_folder, read_entries
+from flray.results.load import load_folder
+from flray.results.result_set import PROVENANCE, beside, digest, entries_text, read_entries
 from flray.results.verify import Verdict, experiment_of, verify
 from tests.helpers import StopAfter, small
 from tests.messages import refused
