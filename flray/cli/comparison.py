@@ -16,7 +16,7 @@ from flray.results import measures
 from flray.results.formatting import format_mean_std
 from flray.results.load import load_folder
 from flray.results.paired import compare
-from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, judge_alike
+from flray.results.result_set import ALIKE_NOTE, ResultSet, judge_alike
 from flray.runs.code import code_differences
 
 _OWN = ("name", "output")
@@ -138,14 +138,10 @@ def _values(source: ResultSet) -> dict[str, _Values]:
     """Return the reported values by setting, shares between 0 and 1."""
     found: dict[str, _Values] = defaultdict(dict)
     for trial in source.trials:
-        if len(trial.history) and not math.isnan(value := _value(trial)):
+        if len(trial.history) and not math.isnan(value := measures.tracked_value(trial, "auto")):
             key = trial.seed, *(trial.fingerprints.get(what) for what in ("data", "partition"))
             found[source.label(trial)][key] = value
     return dict(found)
-
-
-def _value(trial: Trial) -> float:
-    return trial.reported.value(measures.series(trial))
 
 
 def _mean(values: _Values) -> str:

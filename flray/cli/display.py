@@ -73,25 +73,6 @@ def print_json(found: object) -> None:
         print(NO_TEXT.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
 
 
-def result_values(result: Result) -> dict[str, object]:
-    """Return a finished run as JSON values: folder, metric, the values that are reported, digest."""
-    reported = result.reported
-    return {
-        "run": str(result.folder),
-        "metric": result.metric,
-        "value": reported.values.get(result.metric),
-        "reported": reported.text,
-        "values": reported.values,
-        "sha256": result.sha256,
-    }
-
-
-def sweep_values(result: SweepResult) -> dict[str, object]:
-    """Return a finished sweep as JSON values: folder, conclusions, a row for each setting."""
-    rows = json.loads(result.summary.to_json(orient="records"))
-    return {"sweep": str(result.folder), "conclusions": result.conclusions, "settings": rows}
-
-
 def make_table(title: str, *headings: str) -> Table:
     """Return an empty table with its title on the left."""
     return Table(*headings, title=title or None, title_justify="left")
@@ -213,14 +194,16 @@ class RunProgress(_Display):
 
 def show_result(result: Result, as_json: bool = False) -> None:
     """Print a finished run's table, its folder and its digest."""
-    if as_json:
-        print_json(result_values(result))
-        return
     from flray.metrics.summary import trajectory
     from flray.tracking.client import ui_links
 
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
+    if as_json:
+        known = {"run": str(result.folder), "metric": result.metric}
+        known |= {"value": metrics.get(result.metric), "reported": reported.text}
+        print_json({**known, "values": metrics, "sha256": result.sha256})
+        return
     table = make_table(f"{name} {reported.text}")
     views = [v for v in VIEWS if any(m.startswith(f"{v}/") for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
@@ -348,7 +331,7 @@ class SweepProgress(_Display):
     def values(self, result: SweepResult) -> None:
         """Print what can be concluded and the table, once; the report follows."""
         self.has_values = True
-        show_values(result)
+        console.print(result.table())
         self.say("writing the report (the values above are final)")
 
 
@@ -387,11 +370,6 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
         console.print(line, soft_wrap=True)
     if any(trial.phase == "tuning" for trial in trials):
         console.print("these are tuned first; what is run then follows from what they reach")
-
-
-def show_values(result: SweepResult) -> None:
-    """Print what can be concluded from a sweep, and its table."""
-    console.print(result.table())
 
 
 def show_places(result: SweepResult) -> None:

@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib import metadata
@@ -121,10 +122,12 @@ def _show_sweep(
     from flray.results.verify import agreement
 
     if as_json:
-        display.print_json(display.sweep_values(result))
+        rows = json.loads(result.summary.to_json(orient="records"))
+        found = {"sweep": str(result.folder), "conclusions": result.conclusions, "settings": rows}
+        display.print_json(found)
     else:
         if not has_values:  # it had ended before
-            display.show_values(result)
+            display.console.print(result.table())
         display.show_places(result)
         kept = file.with_suffix(".results.csv") if file is not None else None
         if kept is not None and kept.is_file() and (line := agreement(result.data, kept)):

@@ -56,9 +56,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     if not as_json:
         console.print(f"{name}: {_first_line(item)}")
     if what == "datasets" and not as_json:
-        from flray.data.inventory import list_datasets
-
-        (found,) = [one for one in list_datasets() if one.name == name]
+        (found,) = [one for one in inventory.list_datasets() if one.name == name]
         console.print(f"source: {found.source}")
         console.print("it is here" if found.present else f"to have it: {found.todo}")
     table = make_table("", "option", "default", "allowed", "meaning", "source")
@@ -198,14 +196,11 @@ def _print(title: str, rows: Mapping[str, str]) -> None:
 
 def show_datasets(as_json: bool = False) -> None:
     """Print every data set with its source, what must be done for it, and whether it is there."""
-    from flray.data.inventory import list_datasets
-    from flray.data.sources.cache import data_root
-
     table = make_table(f"datasets; DATA is {data_root()} (details: flray list datasets NAME)")
     table.add_column("name", no_wrap=True)
     for heading in ("what it is", "source", "to have it", "here"):
         table.add_column(heading, overflow="fold")
-    for entry in list_datasets():
+    for entry in inventory.list_datasets():
         what, here = entry.what.removeprefix("Return "), "yes" if entry.present else "no"
         table.add_row(entry.name, what, entry.source, entry.todo, here)
     show_table(table, as_json)
@@ -347,8 +342,6 @@ def list_suites(names: str | None = None) -> Iterator[Suite]:
 
 def show_papers(names: str | None, as_json: bool = False) -> None:
     """Print the suites of the papers' tables: runs, data, and availability of the data."""
-    from flray.cli.display import console, print_json
-
     known = suites.files()
     if names is not None and not any(name.startswith(names) for name in known):
         raise FlrayError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -288,7 +289,7 @@ class FederatedData(_ZeroCopyPickle):
         made = partition_fingerprint(self.clients, self.noise, self.unseen)
         object.__setattr__(self, "partition_fingerprint", made)
 
-    @property
+    @cached_property
     def everyone(self) -> tuple[ClientIndices, ...]:
         """The clients, then those that do not train, whose numbers follow."""
         return (*self.clients, *self.unseen)

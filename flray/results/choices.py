@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -77,7 +77,11 @@ class Choices:
         for column in self.columns:
             values = self.values(column)
             kinds[column] = (
-                FloatDistribution(values[0], values[-1], log=is_logarithmic(values))
+                FloatDistribution(
+                    values[0],
+                    values[-1],
+                    log=bool(values[0] > 0 and values[-1] / values[0] >= _LOG),
+                )
                 if all(map(is_number, values))
                 else CategoricalDistribution(list(map(str, values)))
             )
@@ -101,11 +105,6 @@ class Choices:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number, which a truth value is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def is_logarithmic(values: Sequence[Any]) -> bool:
-    """Return whether sorted numbers span so much that their logarithms are looked at."""
-    return bool(values[0] > 0 and values[-1] / values[0] >= _LOG)
 
 
 def choices(source: ResultSet) -> list[Choices]:
@@ -270,8 +269,7 @@ def _tuned(name: str, trials: list[Trial], chosen: Mapping[str, Any]) -> Tuned:
     )
 
 
-def _edges(chosen: Mapping[str, Any], tried: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    tried = list(tried)
+def _edges(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for path, value in chosen.items():
         values = {one.get(path) for one in tried}
         numbers = [value for value in values if is_number(value)]

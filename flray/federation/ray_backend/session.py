@@ -220,7 +220,8 @@ class _Processes:
             psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
         finally:  # also if the user asks again, in the middle of what is above
             for process in self.look():
-                _kill(process)
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
             psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
 
 
@@ -229,11 +230,6 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
-
-
-def _kill(process: psutil.Process) -> None:
-    with contextlib.suppress(psutil.Error):
-        process.kill()
 
 
 def _patient(processes: _Processes, ask: Callable[..., Any]) -> Callable[..., Any]:
