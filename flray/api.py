@@ -15,11 +15,10 @@ from flray.files.tracking_address import check
 from flray.interrupts import resume_hint
 from flray.records import directory
 from flray.results import measures
-from flray.results.build_table import build_table
 from flray.results.export import build_export_table, read_export
 from flray.results.load import load_folder
 from flray.results.study import forecast
-from flray.results.sweep import SweepResult
+from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
 from flray.runs.code import check_code
 from flray.runs.loop import NullProgress, Progress

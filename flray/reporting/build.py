@@ -19,7 +19,6 @@ from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
-from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.formatting import (
     CONCLUSIONS,
@@ -33,6 +32,7 @@ from flray.results.formatting import (
 from flray.results.load import load_folder
 from flray.results.measures import Cost, costs
 from flray.results.result_set import ResultSet, beside
+from flray.results.sweep import build_table
 from flray.results.table import Table
 
 _UNTRACKED = (

@@ -26,7 +26,6 @@ from flray.results.build_studies import (
     place_columns,
     without_gaps,
 )
-from flray.results.build_table import SMOKE_NOTE
 from flray.results.conclusions import conclude
 from flray.results.formatting import csv_text, read_csv
 from flray.results.measures import AVERAGE, client_measure
@@ -41,6 +40,7 @@ from flray.results.result_set import (
     read_entries,
 )
 from flray.results.study import AFTERWARDS, Studies, registered_reference
+from flray.results.sweep import SMOKE_NOTE
 from flray.results.table import Column, Table
 
 FIRST = ("suite", "algorithm")

@@ -368,8 +368,8 @@ def test_the_positive_class_stands_wherever_values_are_shown(
     tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from flray.cli import display
-    from flray.results.build_table import build_table
     from flray.results.load import load_folder
+    from flray.results.sweep import build_table
     from flray.runs.export import export
 
     options = three_of(("case", "control"))["table"]

@@ -17,8 +17,8 @@ from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.results.build_table import build_table
 from flray.results.load import load_folder
+from flray.results.sweep import build_table
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools

@@ -13,11 +13,11 @@ from flray.errors import DataError, FlrayError
 from flray.records import directory
 from flray.reporting import build
 from flray.results import export
-from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.measures import costs
 from flray.results.result_set import PROVENANCE, ResultSet, beside, digest, read_entries
+from flray.results.sweep import build_table
 from flray.results.verify import agreement
 
 

@@ -16,14 +16,13 @@ from flray.drawing.grids import GridPanel
 from flray.reporting import make, panels
 from flray.reporting.build import render_page
 from flray.reporting.sections import create_sections
-from flray.results.build_table import build_table
 from flray.results.choices import Choices, choices
 from flray.results.formatting import read_csv
 from flray.results.load import load_folder
 from flray.results.measures import group_trials
 from flray.results.result_set import ResultSet
 from flray.results.study import Studies, Study
-from flray.results.sweep import SweepResult
+from flray.results.sweep import SweepResult, build_table
 
 VOID = {"meta", "img", "br"}
 LOADING = ("src", "href", "xlink:href")

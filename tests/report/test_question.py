@@ -13,13 +13,13 @@ from flray.config import yaml_files
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
-from flray.results.build_table import build_table
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.result_set import ResultSet
 from flray.results.sequential import detectable_difference, seeds_to_detect
 from flray.results.study import DRAWS, Studies, Study, forecast
+from flray.results.sweep import build_table
 from flray.runs.resume_checks import load_config, settings_text
 from tests.report.conftest import Edited, plain
 

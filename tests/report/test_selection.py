@@ -9,9 +9,8 @@ from flray.config.selection import selects_on_test
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.reporting.build import markdown
-from flray.results.build_table import build_table
 from flray.results.result_set import ResultSet
-from flray.results.sweep import SweepResult
+from flray.results.sweep import SweepResult, build_table
 from flray.runs.loop import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep

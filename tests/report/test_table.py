@@ -18,12 +18,11 @@ from flray.records import directory
 from flray.records.journal import Journal, read_events
 from flray.reporting.build import markdown, render_page
 from flray.reporting.build import render_latex as latex
-from flray.results.build_table import SMOKE_NOTE, build_table
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, alike
-from flray.results.sweep import SweepResult, setting_frame, trial_frame
+from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table, setting_frame, trial_frame
 from flray.results.table import Cell, Table
 from flray.tuning.summary import finish
 from tests.report.conftest import Edited, plain

@@ -13,9 +13,9 @@ from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
-from flray.results.build_table import build_table
 from flray.results.choices import tuned_settings
 from flray.results.load import load_folder
+from flray.results.sweep import build_table
 from flray.tuning.phases import Phases, has_reached
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, trial_folders

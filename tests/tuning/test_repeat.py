@@ -12,12 +12,12 @@ import flray
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
-from flray.results.build_table import build_table
 from flray.results.choices import tuned_settings
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.study import TUNINGS
+from flray.results.sweep import build_table
 from flray.tuning.phases import Phases
 from flray.tuning.space import TUNINGS as DEFAULT
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs

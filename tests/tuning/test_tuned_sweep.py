@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from flray import api
-from flray.results.build_table import build_table
 from flray.results.load import load_folder, load_mlflow
+from flray.results.sweep import build_table
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 from tests.messages import refused
