@@ -167,8 +167,8 @@ def test_a_module_that_was_imported_can_be_called_as_the_function() -> None:
 def test_a_read_only_array_becomes_a_tensor_without_a_copy_and_without_a_warning() -> None:
     """An array of Ray's object store; torch warns once per process, and pytest keeps warnings to itself."""
     code = (
-        "import numpy; from flray.devices import transfers; array = numpy.arange(3)\n"
-        "array.flags.writeable = False; tensor = transfers.from_numpy(array)\n"
+        "import numpy; from flray import devices; array = numpy.arange(3)\n"
+        "array.flags.writeable = False; tensor = devices.from_numpy(array)\n"
         "print(tensor.sum().item(), tensor.data_ptr() == array.ctypes.data)"
     )
     done = python(code)
