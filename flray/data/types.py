@@ -294,7 +294,7 @@ class FederatedData(_ZeroCopyPickle):
         """The clients, then those that do not train, whose numbers follow."""
         return (*self.clients, *self.unseen)
 
-    @property
+    @cached_property
     def num_classes(self) -> int:
         """Number of classes."""
         return len(self.classes)
