@@ -6,7 +6,7 @@ name), and a generator. Its keyword-only parameters are its options in the YAML 
 same numbers whatever the images hold, those of image i at place i, so that an image's fate depends
 on its place in the stream alone.
 
-The noise of a sample is its own: the same in every batch, round and process, without being stored.
+The noise that belongs to a sample is the same in every batch, round and process, without being stored.
 """
 
 import functools

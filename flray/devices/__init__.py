@@ -236,7 +236,7 @@ def make_repeatable(device: torch.device, *, tf32: bool = False, share: float = 
     Parameters
     ----------
     device : torch.device
-        Where this process computes.
+        The device of this process.
     tf32 : bool
         Whether float32 products and convolutions may drop to 10 bits of mantissa.
     share : float
@@ -287,9 +287,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     Parameters
     ----------
     tensor : Tensor
-        Where it already is on the device, it is returned itself.
+        If it is on the device already, it is returned itself.
     device : torch.device
-        Where it is needed.
+        The device that needs it.
     """
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)

@@ -1,4 +1,4 @@
-"""What formulas share: checks of shapes and values, directions of zero vectors, means of nothing, masked rows.
+"""Shared by the formulas: checks of shapes and values, directions of zero vectors, means of nothing, masked rows.
 
 Errors of the checks name the argument, its form and the required form.
 """
