@@ -1,8 +1,55 @@
-"""Clusters of several nodes on this machine."""
+"""Clusters of several nodes on this machine, and a method that waits in the middle of a round."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+HELD = """
+import os
+import time
+from pathlib import Path
+
+from flray import register_algorithm, registry
+
+
+@register_algorithm("held")
+class Held(registry.algorithms.get({method!r})):
+    def train(self, client):
+        round_, here = client.round + 1, Path({folder!r})
+        if round_ in {rounds}:
+            (here / f"reached-{{round_}}-{{os.getpid()}}").touch()
+            while not (here / f"open-{{round_}}").exists():
+                time.sleep(0.05)
+        return super().train(client)
+"""
+
+
+class Gates:
+    """Rounds in which the processes that train with the method ``held`` of ``held.py`` wait.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the method and the marks are.
+    rounds : sequence of int
+        In which it waits.
+    method : str
+        What it is otherwise.
+    """
+
+    def __init__(self, folder: Path, rounds: Sequence[int], method: str = "local") -> None:
+        self.folder = folder
+        text = HELD.format(folder=str(folder), rounds=[*rounds], method=method)
+        (folder / "held.py").write_text(text)
+
+    def reached(self, number: int) -> int:
+        """Return how many processes have come to a round."""
+        return len(list(self.folder.glob(f"reached-{number}-*")))
+
+    def open(self, number: int) -> None:
+        """Let all go on that wait in a round."""
+        (self.folder / f"open-{number}").touch()
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.helpers import free_port
 from tests.messages import COLLECTED
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def ray_here() -> dict[str, float]:
     """
     import ray
 
+    if ray.is_initialized() and ray.cluster_resources().get("CPU") != 5:
+        ray.shutdown()  # that of a test before, which needed another
     if not ray.is_initialized():
         ray.init(
             address="local", include_dashboard=False, num_cpus=5, num_gpus=0, logging_level="ERROR"
@@ -126,19 +128,18 @@ def digits() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """An S3-compatible server on this machine, with the bucket ``flray-test``."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while True:
         try:
             urllib.request.urlopen(
-                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=5
+                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=30
             ).read()
             break
         except OSError:

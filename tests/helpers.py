@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,26 @@ def printed(*command: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert invoke([*command]) == 0
     return out.getvalue()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens at, and that no process is given as the end of a connection."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+class Clock:
+    """Seconds that pass only where a test says so, and a hundredth with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        self.now += 0.01
+        return self.now
 
 
 class StopAfter(NullProgress):

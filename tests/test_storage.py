@@ -26,6 +26,7 @@ from flray.records.mirror import Mirror
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
+from tests.clusters import Gates
 from tests.helpers import INLINE, StopAfter, inline, printed, written
 from tests.messages import refused
 
@@ -214,7 +215,7 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
             time.sleep(0.1)
 
     progress = Rob(0)
-    own = {"name": "lost", "rounds": 200, "output": f"{BUCKET}/lost"}
+    own = {"name": "lost", "rounds": 10_000, "output": f"{BUCKET}/lost"}
     content = {"experiment": {**digits, **INLINE, **own}}
     refused(runner.run, content, progress=progress)
     (line,) = [line for line in progress.lines if "far-away" in line]
@@ -308,11 +309,7 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
     refused(read_arrays, data_root() / "other", "other")
 
 
-SWEEP = """
-import sys
-from flray import api
-api.tune(sys.argv[1])
-"""
+SWEEP = "import sys; from flray import api; api.tune(sys.argv[1])"
 
 
 @pytest.mark.slow
@@ -320,12 +317,13 @@ api.tune(sys.argv[1])
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = {"epochs": 3, "batch_size": 8, "lr": 0.02}
-    experiment = {**digits, **INLINE, "rounds": 8, "name": "swept", "local": local}
-    whole = runner.run({"experiment": {**experiment, "name": "whole"}})
+    gates = Gates(tmp_cwd, [4])
+    experiment = {**digits, **INLINE, "rounds": 5, "name": "swept"}
+    whole = runner.run({"experiment": {**experiment, "name": "whole", "algorithm": "local"}})
+    held = {"algorithm": "held", "plugins": [str(tmp_cwd / "held.py")]}
     content = {
-        "experiment": {**experiment, "output": f"{BUCKET}/sweeps"},
-        "space": {"local.lr": {"grid": [0.02]}},
+        "experiment": {**experiment, **held, "output": f"{BUCKET}/sweeps"},
+        "space": {"local.lr": {"grid": [0.05]}},
     }
     process = subprocess.Popen(
         [sys.executable, "-c", SWEEP, written(content["experiment"], space=content["space"])],
@@ -334,17 +332,17 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     )
     storage_folder = f"{BUCKET}/sweeps/swept/001/tune"
     try:
-        end = time.monotonic() + 300
-        while not (found := checkpoints(storage_folder, "0001")) and time.monotonic() < end:
+        while not (gates.reached(4) and checkpoints(storage_folder, "0001")):
             assert process.poll() is None
             time.sleep(0.3)
-        assert found and found[0].round < 8
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    gates.open(4)
     monkeypatch.setattr(lease, "LAPSE_S", 4.0)
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))
-    result = api.resume_sweep(directory.find("swept", f"{BUCKET}/sweeps"))
+    found = directory.find("swept", f"{BUCKET}/sweeps")
+    result = api.resume_sweep(found, plugins=[str(tmp_cwd / "held.py")])
     assert list(result.results["sha256"]) == [whole.sha256]
     assert {"results.csv", "summary.csv"} <= set(storage.files(f"{BUCKET}/sweeps/swept/001"))
 
@@ -356,4 +354,4 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     (trial,) = trial_folders(again.folder)
     assert trial.identity["taken_over"] == "swept/001/0001"
     (checkpoint,) = checkpoints(f"{BUCKET}/sweeps/swept/002/tune", "0001")
-    assert checkpoint.round == 8
+    assert checkpoint.round == 5

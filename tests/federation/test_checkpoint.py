@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.records.journal import Journal
 from flray.runs.loop import NullProgress, RoundLoop, RoundRecorder
-from tests.helpers import built
+from tests.helpers import Clock, built
 from tests.messages import refused
 
 
@@ -175,13 +174,13 @@ def test_a_manifest_that_names_a_client_its_file_lacks_is_damaged(
 class SlowlySaved(Federation):
     """A federation whose checkpoints take long to write."""
 
-    def __init__(self, spec: FederationSpec, seconds: float) -> None:
+    def __init__(self, spec: FederationSpec, clock: Clock, seconds: float) -> None:
         super().__init__(spec, InlineExecutor(spec), print)
-        self.seconds, self.saved = seconds, list[int]()
+        self.clock, self.seconds, self.saved = clock, seconds, list[int]()
 
     def save(self, folder: Path, keep: int) -> None:
         """Take a while."""
-        time.sleep(self.seconds)
+        self.clock.now += self.seconds
         super().save(folder, keep)
         self.saved.append(self.rounds_done)
 
@@ -191,11 +190,18 @@ class SlowlySaved(Federation):
     [(0.001, 1.0, [1, 4]), (0, 0.1, [1, 2, 3, 4]), (600, 0.0, [4])],
 )
 def test_writing_takes_a_tenth_of_the_time_at_most(
-    digits: dict[str, Any], tmp_path: Path, min_seconds: float, writing: float, saved: list[int]
+    digits: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    min_seconds: float,
+    writing: float,
+    saved: list[int],
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr("flray.runs.loop.time", clock)
     settings = {"model": "linear", "rounds": 4, "checkpoint": {"min_seconds": min_seconds}}
     spec = built(digits, **settings)
-    federation = SlowlySaved(spec, writing)
+    federation = SlowlySaved(spec, clock, writing)
     with Journal(tmp_path / "journal.jsonl") as journal:
         recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
         RoundLoop(spec, federation, recorder, NullProgress()).run()

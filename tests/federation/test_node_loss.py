@@ -17,12 +17,14 @@ import pytest
 from flray import api
 from flray.runs import runner
 from flray.runs.loop import NullProgress
-from tests.clusters import joined_cluster
+from tests.clusters import Gates, joined_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-HEALTH_CHECKS = {"period_ms": "1000", "timeout_ms": "2000", "failure_threshold": "4"}
-"""For four seconds Ray says only that an actor of a lost node is unavailable (by its defaults: fifteen)."""
+HEALTH_CHECKS = {"period_ms": "400", "timeout_ms": "10000", "failure_threshold": "10"}
+"""A lost node refuses at once, and a slow one has ten times ten seconds to answer.
+
+For four seconds Ray says only that an actor of a lost node is unavailable (by its defaults: fifteen)."""
 
 
 @pytest.fixture(scope="module")
@@ -39,27 +41,6 @@ def nodes() -> Iterator[Any]:
         ):
             cluster.thread = thread
             yield cluster
-
-
-HELD = """
-import os
-import time
-from pathlib import Path
-
-from flray import register_algorithm, registry
-
-
-@register_algorithm("held")
-class Held(registry.algorithms.get("local")):
-    def train(self, client):
-        round_, here = client.round + 1, Path({folder!r})
-        if round_ in {rounds}:
-            (here / f"reached-{{round_}}-{{os.getpid()}}").touch()
-            while not (here / f"open-{{round_}}").exists():
-                time.sleep(0.05)
-        return super().train(client)
-"""
-"""Local training, which waits in the middle of some rounds, and says which processes do."""
 
 
 class Seen(NullProgress):
@@ -86,8 +67,7 @@ class Disturbance:
     ) -> None:
         self.nodes, self.progress, self.lost, self.notice = nodes, progress, lost, notice
         self.both, self.ended = both, threading.Event()
-        rounds = [number for number in (both, notice, lost) if number]
-        Path("held.py").write_text(HELD.format(folder=str(Path.cwd()), rounds=rounds))
+        self.gates = Gates(Path.cwd(), (both, notice, lost))
 
     def __enter__(self) -> None:
         self.running = self.nodes.thread.submit(self.run)
@@ -102,22 +82,24 @@ class Disturbance:
             self.disturb()
         finally:
             for number in (self.both, self.notice, self.lost):
-                Path(f"open-{number}").touch()
+                self.gates.open(number)
 
     def disturb(self) -> None:
         if self.both:
-            self.wait_for(lambda: self.reached(self.both) == 2)
-            Path(f"open-{self.both}").touch()
-        self.wait_for(lambda: self.reached(self.notice or self.lost) == 2)
+            self.wait_for(lambda: self.gates.reached(self.both) == 2)
+            self.gates.open(self.both)
+        self.wait_for(lambda: self.gates.reached(self.notice or self.lost) == 2)
         if self.notice:
             drain(self.nodes)
             time.sleep(1.5)  # those who look once in a second look again after this round
-            Path(f"open-{self.notice}").touch()
+            self.gates.open(self.notice)
             # A trial stays on a drained node; a run gives no work to its actor there.
             told = "a node will soon be gone"
-            self.wait_for(lambda: self.reached(self.lost) >= 2 - (told in str(self.progress.lines)))
+            self.wait_for(
+                lambda: self.gates.reached(self.lost) >= 2 - (told in str(self.progress.lines))
+            )
         self.lose(self.nodes.workers.pop())
-        Path(f"open-{self.lost}").touch()
+        self.gates.open(self.lost)
         # Python allows handlers of signals in the main thread only.
         with patch("ray._private.utils.set_sigterm_handler"):
             self.nodes.workers.append(self.nodes.add_node(num_cpus=1))
@@ -135,9 +117,6 @@ class Disturbance:
     def wait_for(self, condition: Callable[[], bool]) -> None:
         while not condition():
             assert not self.ended.wait(0.05), "the call ended before the node was lost"
-
-    def reached(self, number: int) -> int:
-        return len(list(Path().glob(f"reached-{number}-*")))
 
 
 def drain(nodes: Any) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mlflow import MlflowClient
 from flray.records.journal import JOURNAL, Journal
 from flray.tracking import client
 from flray.tracking.exporter import MlflowExporter
+from tests.helpers import free_port
 
 Point = tuple[int, float, int]
 """Step, value, time [ms]."""
@@ -30,6 +32,11 @@ def wait(until: Callable[[], bool], why: Callable[[], str] = str) -> None:
     while not until():
         assert time.monotonic() < deadline, why()
         time.sleep(0.01)
+
+
+def tracking_threads() -> list[str]:
+    """Return the names of the threads of trackers that run."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "flray-tracking"]
 
 
 def recorded(journal: Journal, metric: str) -> list[Point]:
@@ -91,9 +98,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

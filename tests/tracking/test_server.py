@@ -15,7 +15,7 @@ import pytest
 from flray.records.journal import Journal
 from flray.tracking import client
 from flray.tracking.background import Tracker, sync
-from tests.tracking.helpers import Sending, Server, recorded, wait
+from tests.tracking.helpers import Sending, Server, recorded, tracking_threads, wait
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,35 +28,41 @@ def test_the_server_is_killed_twice_in_mid_run(server: Server, tmp_path: Path) -
     (tmp_path / "run" / "curve.png").write_bytes(b"picture")
     tracker = Tracker(server.uri, said.append)
     tracker.register(tmp_path / "run")
-    restarts: list[threading.Thread] = []
-    for round_ in range(300):
+
+    def start_again(told: int) -> None:
+        wait(lambda: len(said) > told)
+        server.start()
+
+    restart = threading.Thread()
+    restart.start()
+    for round_ in range(120):
         metrics = {f"m{i}": round_ + i / 10 for i in range(20)}
         journal.record_round(round_, metrics | {"bad": math.nan, "up": math.inf})
-        if round_ in (60, 240):
-            for restart in restarts:
-                restart.join()
+        if round_ in (40, 80):
+            restart.join()
+            wait(lambda: client.load_cursor(tmp_path / "run", server.uri).offset > 0)
+            wait(lambda: len(said) % 2 == 0)
             # No pause between the kill and the rounds: some batch may be half-way in the server
             # just now.
             server.kill()
-            restarts.append(threading.Thread(target=server.start))
-            restarts[-1].start()
-        time.sleep(0.03)
+            restart = threading.Thread(target=start_again, args=(len(said),))
+            restart.start()
+        time.sleep(0.02)
     journal.artifact("curve.png", "plots")
     journal.end("FINISHED")
-    for restart in restarts:
-        restart.join()
+    restart.join()
     assert tracker.close(120) == 0
-    assert [thread for thread in threading.enumerate() if thread.name == "flray-tracking"] == []
+    assert tracking_threads() == []
     back_and_forth = [(True, False), (False, True)] * (len(said) // 2)
     assert [("is away" in line, "is back" in line) for line in said] == back_and_forth
-    assert len(said) in (2, 4)
+    assert len(said) >= 4
 
     (run,) = to.runs()
     assert run.info.status == "FINISHED" and run.data.params == {"lr": "0.1"}
     for metric in ("m0", "m19"):
         assert to.points(metric) == recorded(journal, metric)
     for metric in ("m19", "bad", "up"):
-        assert [step for step, _, _ in to.points(metric)] == list(range(300))
+        assert [step for step, _, _ in to.points(metric)] == list(range(120))
     (artifact,) = to.client.list_artifacts(run.info.run_id, "plots")
     assert (artifact.path, artifact.file_size) == ("plots/curve.png", 7)
 
@@ -112,11 +118,9 @@ def test_a_server_that_accepts_but_never_answers_is_given_up(
         uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
         tracker = Tracker(uri, print)
         tracker.register(to.folder / "run")
-        time.sleep(1.0)
-        before = time.monotonic()
-        assert tracker.close(1.0) == 1
-        assert time.monotonic() - before < 13.0
-    assert [thread for thread in threading.enumerate() if thread.name == "flray-tracking"] == []
+        with silent.accept()[0]:
+            assert tracker.close(1.0) == 1
+            wait(lambda: not tracking_threads())
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

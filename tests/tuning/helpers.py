@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +68,36 @@ def rounds_recorded(folder: Path, phase: str = "comparison") -> int:
     )
 
 
-def drive_and_kill(function: str, path: Path, when: Callable[[], bool]) -> None:
-    """Call `flray.api` in a process of its own, and kill that with SIGKILL once `when` holds."""
-    script = (
-        f"import sys, pathlib; from flray import api; api.{function}(pathlib.Path(sys.argv[1]))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    deadline = time.monotonic() + 240
-    while not when():
-        assert process.poll() is None, process.communicate()[0].decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+KILLED = """
+import os
+import signal
+import sys
+from pathlib import Path
+
+from flray import api
+from flray.records.journal import listen
+from tests.tuning.helpers import rounds_recorded
+
+function, path, folder, phase, rounds = sys.argv[1:]
+
+
+def look(_):
+    if rounds_recorded(Path(folder), phase) >= int(rounds):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+listen(look)
+getattr(api, function)(Path(path))
+"""
+
+
+def drive_and_kill(
+    function: str, path: Path, folder: Path, rounds: int, phase: str = "comparison"
+) -> None:
+    """Call `flray.api` in a process of its own, which SIGKILL ends once a phase has so many rounds."""
+    command = [sys.executable, "-c", KILLED, function, path, folder, phase, str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with tempfile.TemporaryFile() as said:  # not a pipe: what is left of its Ray would hold that
+        code = subprocess.run(command, env=environment, stdout=said, stderr=said).returncode
+        said.seek(0)
+        assert code == -signal.SIGKILL, said.read().decode()

@@ -31,7 +31,7 @@ class Greedy(Algorithm):
         if server.round == 1 and not Path(MARK).exists():
             Path(MARK).touch()
             taken = torch.ones(TAKEN, dtype=torch.uint8)
-            time.sleep(60)
+            time.sleep(3600)  # its process is ended before it is over
             del taken
         super().aggregate(server, stage, replies)
 """

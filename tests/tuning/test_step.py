@@ -3,7 +3,6 @@
 import json
 import pickle
 import sys
-import time
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.trial import FederationTrial, SweepContext
 from flray.tuning.trial_store import TrialFolder
+from tests.helpers import Clock
 from tests.tuning.helpers import begin, specs
 
 
@@ -90,13 +90,14 @@ def test_short_rounds_share_a_step_unless_others_wait_for_one(
 def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
     content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = checkpoint.save
+    written, clock = checkpoint.save, Clock()
 
     def slowly(*what: Any, **how: Any) -> Path:
-        time.sleep(0.5)
+        clock.now += 60
         return written(*what, **how)
 
     monkeypatch.setattr(checkpoint, "save", slowly)
+    monkeypatch.setattr("flray.runs.loop.time", clock)
     content["experiment"]["checkpoint"] = {"min_seconds": 0.001}
     trial = trial_of(content, str(tmp_cwd))
     assert rounds_reported(trial) == ([], [1])
