@@ -39,11 +39,13 @@ StragglerWork = Annotated[
 
 
 class Shift(Section):
-    """Changes to the training data before partitioning; combines with any partition."""
+    """Changes to the data before partitioning; combines with any partition."""
 
     long_tail: float | None = Field(None, ge=1)
     """class sizes of each domain's training data fall exponentially from the first class to the last, which is this
     many times smaller (Cao et al. 2019; FedSKC: 10, 50, 100); applied first, test samples stay"""
+    test_long_tail: float | None = Field(None, ge=1)
+    """the same of each domain's test part, for a test that is as imbalanced as the training data"""
     sizes: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """training samples of single domains, by name, a subset chosen by the seed (FCCL+ Table V); applied before the
     partition"""

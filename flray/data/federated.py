@@ -326,7 +326,9 @@ def _check_plain(split: Split, shift: Shift | None) -> None:
     remedy = "the file of partition.path says who trains and tests on what; "
     if split != "official":
         raise ConfigError("experiment.split", str(split), f"{remedy}official, or leave it out")
-    if shift is not None and (shift.long_tail is not None or shift.sizes or shift.ratio != 1):
+    if shift is not None and (
+        shift.long_tail or shift.test_long_tail or shift.sizes or shift.ratio != 1
+    ):
         raise ConfigError("experiment.shift", str(shift), f"{remedy}noise alone, or leave it out")
 
 
@@ -338,20 +340,28 @@ def _apply_shift(
     seed: int,
     shift: Shift | None,
 ) -> splits.Division:
-    """Return the division with fewer training samples, as the long tail and the private sizes want it."""
-    fit = division.fit
-    if shift is not None and shift.long_tail is not None:
+    """Return the division with fewer samples, as the long tails and the private sizes want it."""
+    if shift is None:
+        return division
+
+    def tail(rows: Rows, name: str, purpose: str) -> Rows:
+        if (rho := getattr(shift, name)) is None:
+            return rows
+        why = "" if len(rows) else "leave it out: of a split in shares, long_tail changes all parts"
         if dataset.domains[0].train_y.ndim > 1:
             why = f"samples of {dataset.name} have no classes; leave it out"
-            raise ConfigError("experiment.shift.long_tail", str(shift.long_tail), why)
-        fit = fit[
-            splits.long_tail(y[fit], domains[fit], seed, shift.long_tail, len(dataset.classes))
-        ]
-    if shift is not None and shift.sizes:
+        if why:
+            raise ConfigError(f"experiment.shift.{name}", str(rho), why)
+        classes = len(dataset.classes)
+        return rows[splits.long_tail(y[rows], domains[rows], seed, rho, classes, purpose)]
+
+    fit = tail(division.fit, "long_tail", "long-tail")
+    test = tail(division.test, "test_long_tail", "long-tail/test")
+    if shift.sizes:
         fit = fit[
             splits.private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)
         ]
-    return replace(division, fit=fit)
+    return replace(division, fit=fit, test=test)
 
 
 def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:

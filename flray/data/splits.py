@@ -225,7 +225,9 @@ def _largest_remainder(weights: Rows, total: int, so_far: Rows) -> Rows:
     return sizes
 
 
-def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: int) -> Rows:
+def long_tail(
+    labels: Rows, domains: Rows, seed: int, rho: float, num_classes: int, purpose: str = "long-tail"
+) -> Rows:
     """Keep fewer of every later class of each domain.
 
     Parameters
@@ -238,6 +240,8 @@ def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: i
         How many times smaller the last class is than the first.
     num_classes : int
         C.
+    purpose : str
+        The draw's key; another one for another part of the data.
 
     Returns
     -------
@@ -254,7 +258,7 @@ def long_tail(labels: Rows, domains: Rows, seed: int, rho: float, num_classes: i
             # Added before rounding down: 500 / 100 must not become 4.
             size = max(1, int(inside.sum() / num_classes * share + 1e-6))
             order = numpy_generator(
-                seed, "partition", extra=f"long-tail/{domain}/{label}"
+                seed, "partition", extra=f"{purpose}/{domain}/{label}"
             ).permutation(rows)
             kept.append(order[:size])
     return np.sort(np.concatenate(kept))

@@ -210,6 +210,20 @@ def test_a_long_tail_comes_before_the_partition() -> None:
     assert len(data.test) == 400
 
 
+def test_a_test_part_is_as_imbalanced_as_asked_for() -> None:
+    dataset = numbered([(4000, 400), (400, 40)], classes=4)
+    plain, tailed = (
+        federate(dataset, "domains", {}, 0, shift=Shift(test_long_tail=rho)) for rho in (None, 8)
+    )
+    for number, domain in enumerate(dataset.domains):
+        there = np.bincount(domain.test_y, minlength=4)
+        test = tailed.clients[number].test
+        sizes = [min(int(there.sum() / 4 / 2**c), there[c]) for c in range(4)]
+        assert np.bincount(tailed.y[test], minlength=4).tolist() == sizes
+        assert set(test) < set(plain.clients[number].test)
+        assert np.array_equal(plain.clients[number].train, tailed.clients[number].train)
+
+
 def test_superclasses_reach_pachinko_or_are_missed() -> None:
     options = {"clients": 5, "alpha": 0.01, "beta": 100}
     data = federate(numbered([(160, 40)]), "pachinko", options, 0)
@@ -226,6 +240,7 @@ def test_superclasses_reach_pachinko_or_are_missed() -> None:
         {"shift": Shift(ratio=2)},
         {"shift": Shift(sizes={"d3": 5})},
         {"split": (0.6, 0.2, 0.2), "val_fraction": 0.1},
+        {"split": (0.6, 0.2, 0.2), "shift": Shift(test_long_tail=2)},
         {"split": "fedbn-office", "val_fraction": 0.1},
         {"split": "fedbn-domainnet", "val_fraction": 0.1},
         {"split": "fedbn-domainnet", "shift": Shift(ratio=2)},
@@ -247,6 +262,7 @@ BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
         {"split": [1.0, 0.0, 0.0]},
         {"shift": {"long_tial": 10}},
         {"shift": {"long_tail": 0.5}},
+        {"shift": {"test_long_tail": 0.5}},
         {"shift": {"sizes": {"plain": 0}}},
     ],
 )
