@@ -111,33 +111,39 @@ def pack(tree: Tree) -> Packed:
 
 def pack_all(*trees: Tree) -> list[Packed]:
     """Copy trees into a buffer each; the tensors of a device come in one copy for all of them."""
-    held = [
-        value.detach() for tree in trees for _, value in flatten(tree) if isinstance(value, Tensor)
-    ]
+    flat = [dict(flatten(tree)) for tree in trees]
+    held = [v.detach() for leaves in flat for v in leaves.values() if isinstance(v, Tensor)]
     tensors = iter(devices.to_host(held))
-    return [_packed(tree, tensors) for tree in trees]
+    return [_packed(leaves, tensors) for leaves in flat]
 
 
-def _packed(tree: Tree, on_host: Iterator[Tensor]) -> Packed:
-    """Return a tree whose tensors, in their order, are next in an iterator."""
-    leaves: list[Leaf] = []
-    scalars: dict[str, Any] = {}
-    tensors: list[Tensor] = []
-    offset = 0
-    for path, value in flatten(tree):
-        if isinstance(value, Tensor):
-            leaves.append(
-                Leaf(path, str(value.dtype).removeprefix("torch."), tuple(value.shape), offset)
-            )
-            tensors.append(next(on_host))
-            offset += devices.aligned(value)
-        else:
-            scalars[path] = dict(value) if isinstance(value, Mapping) else value
-    data = np.zeros(offset, dtype=np.uint8)
-    for leaf, tensor in zip(leaves, tensors, strict=True):
+def _packed(flat: Tree, on_host: Iterator[Tensor]) -> Packed:
+    """Return a flat tree whose tensors, in their order, are next in an iterator."""
+    kinds = tuple((n, v.dtype, tuple(v.shape)) for n, v in flat.items() if isinstance(v, Tensor))
+    leaves, size = _packed_layout(kinds)
+    data = np.zeros(size, dtype=np.uint8)
+    for leaf, tensor in zip(leaves, on_host, strict=False):
         if tensor.numel():
             _view(data, leaf).copy_(tensor)
-    return Packed(_interned(tuple(leaves)), scalars, data)
+    scalars = {
+        path: dict(value) if isinstance(value, Mapping) else value
+        for path, value in flat.items()
+        if not isinstance(value, Tensor)
+    }
+    return Packed(leaves, scalars, data)
+
+
+@lru_cache(maxsize=64)
+def _packed_layout(
+    kinds: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...],
+) -> tuple[tuple[Leaf, ...], int]:
+    """Return where tensors lie in a buffer, and its bytes; one object, which is sent once where several go together."""
+    leaves, offset = [], 0
+    for path, dtype, shape in kinds:
+        leaves.append(Leaf(path, str(dtype).removeprefix("torch."), shape, offset))
+        size = math.prod(shape) * dtype.itemsize
+        offset += -(-size // devices.ALIGN) * devices.ALIGN
+    return tuple(leaves), offset
 
 
 def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]:
@@ -251,12 +257,6 @@ def _flat_layout(leaves: tuple[Leaf, ...], entry: str) -> FlatLayout | None:
         tuple(floats),
         tuple(leaf for leaf in within if leaf not in floats),
     )
-
-
-@lru_cache(maxsize=64)
-def _interned(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
-    """Return one object for equal leaves, which is sent once where several trees go together."""
-    return leaves
 
 
 def clone(tree: Tree) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from torch import Tensor
 from flray.errors import ConfigError, FlrayError
 
 T = TypeVar("T")
+READ_SECONDS = 0.1
+"""So often a process reads its own usage, which takes as long as a step of a small network."""
 
 
 def capacity(device: torch.device, share: float = 1.0) -> float:
@@ -73,6 +76,16 @@ def again_without_cache(call: Callable[[], T]) -> T:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return call()
+
+
+def memory_lately() -> tuple[int, int]:
+    """Return this process's resident memory and its peak, as they were a moment ago at most."""
+    return _memory_at(math.floor(time.perf_counter() / READ_SECONDS))
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_at(moment: int) -> tuple[int, int]:
+    return resident_bytes(), peak_bytes()
 
 
 def resident_bytes() -> int:

@@ -19,7 +19,7 @@ from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
-from flray.devices import keep_freed_memory, make_repeatable, peak_bytes, resident_bytes
+from flray.devices import READ_SECONDS, keep_freed_memory, make_repeatable, memory_lately
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation import messages
 from flray.federation.spec import FederationSpec
@@ -97,6 +97,7 @@ class SystemUsage:
         self._cpu: dict[int, float] = {}
         self._peaks: dict[str, dict[int, float]] = {"actor": {}, "gpu": {}}
         psutil.cpu_percent()  # from now on
+        self._next_reading, self._machine = 0.0, dict[str, float]()
 
     def add(self, result: messages.TaskResult) -> None:
         """Add what the process of a task, training or evaluation, had used when it was done."""
@@ -120,14 +121,19 @@ class SystemUsage:
         """
         now, own = time.perf_counter(), time.process_time()
         elapsed = max(now - self._time, 1e-9)
-        memory = psutil.virtual_memory()
+        if now >= self._next_reading:
+            memory, self._next_reading = psutil.virtual_memory(), now + READ_SECONDS
+            self._machine = {
+                "system/cpu_utilization_percentage": psutil.cpu_percent(),
+                "system/system_memory_usage_megabytes": memory.used / 1e6,
+                "system/system_memory_usage_percentage": memory.percent,
+            }
+        resident, peak = memory_lately()
         usage = {
-            "system/cpu_utilization_percentage": psutil.cpu_percent(),
-            "system/system_memory_usage_megabytes": memory.used / 1e6,
-            "system/system_memory_usage_percentage": memory.percent,
+            **self._machine,
             "system/server/cpu_utilization_percentage": 100 * (own - self._own) / elapsed,
-            "memory/server": float(resident_bytes()),
-            "memory/peak/server": float(peak_bytes()),
+            "memory/server": float(resident),
+            "memory/peak/server": float(peak),
         }
         for kind, peaks in self._peaks.items():
             if peaks:

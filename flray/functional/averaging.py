@@ -128,6 +128,8 @@ class WeightedMean:
         """Return the entries' shapes and dtypes in the first tree's order; every tree must have the same."""
         if self._layout is None:
             self._layout = found
+        if found == self._layout:
+            return self._layout
         check_names(what, found, self._layout)
         for name, (shape, dtype) in self._layout.items():
             if found[name][0] != shape:
@@ -160,9 +162,14 @@ class WeightedMean:
             so_far.add_(tensor)
         else:
             # A product and a sum rather than one fused operation, which would round differently
-            # elsewhere.
+            # elsewhere; unless the product has no more than float64's 53 bits.
+            exact = tensor.dtype == torch.float32 and weight.is_integer() and weight < 2**29
             for total, values in _pieces(so_far, tensor):
-                total.add_(self._term(name, values).copy_(values).mul_(weight))
+                term = self._term(name, values).copy_(values)
+                if exact:
+                    total.add_(term, alpha=weight)
+                else:
+                    total.add_(term.mul_(weight))
 
     def _term(self, name: str, values: Tensor) -> Tensor:
         """Return memory for values in float64, the same every time: new memory costs as much as the sum."""

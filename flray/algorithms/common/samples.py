@@ -99,7 +99,7 @@ class Samples:
         together: bool = False,
         few: bool = False,
     ) -> None:
-        self._few = few
+        self.few = few
         self._x, self._y, self._rows, self._prepare, self._disturb = x, y, rows, prepare, disturb
         self.normalisation, self._together = normalisation, together
         self._device = device or x.device
@@ -153,7 +153,7 @@ class Samples:
     @cached_property
     def _ready(self) -> tuple[Tensor, Tensor] | None:
         """Few samples as batches have them, with their labels."""
-        if not self._few or self._y is None or self._disturb is not None:
+        if not self.few or self._y is None or self._disturb is not None:
             return None
         return self._prepare(_gathered(self._x, self._rows)), _gathered(self._y, self._rows)
 

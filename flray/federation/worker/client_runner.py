@@ -4,7 +4,6 @@ No task leaves anything behind that the next one could read: every task sets all
 buffers.
 """
 
-import math
 import os
 import sys
 import time
@@ -13,7 +12,6 @@ from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import psutil
 import torch
 
 from flray import devices, rng, trees
@@ -29,8 +27,6 @@ from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed
 
-MEMORY_SECONDS = 0.1
-"""So often a process reads its memory, which takes as long as a step of a small network."""
 Exhausted: TypeAlias = Literal["report", "raise", "exit"]
 # A task's outcome, the large part of its reply, and the client's new state.
 RunnerOutput: TypeAlias = tuple[messages.TaskOutcome, Packed | None, Packed | None]
@@ -71,8 +67,6 @@ class ClientRunner:
         spec.register_components()
         self.spec, self.device = spec, device
         self.task = spec.task
-        self._process = psutil.Process()
-        self._memory_read, self._memory = -math.inf, (0, 0)
         self._resources = WorkerResources(spec, device, share)
         self._common: tuple[str, dict[str, Any]] = ("", {})
         self._has_parts = type(spec.algorithm).parts is not Algorithm.parts
@@ -247,17 +241,12 @@ class ClientRunner:
 
     def _usage(self) -> messages.ProcessUsage:
         """Return the resources that this process has used so far; its memory as it was a moment ago."""
-        now = time.perf_counter()
-        if now - self._memory_read > MEMORY_SECONDS:
-            self._memory_read = now
-            self._memory = self._process.memory_info().rss, devices.peak_bytes()
-        return messages.ProcessUsage(
-            *self._memory, gpu_peak=devices.reserved_bytes(self.device), cpu=time.process_time()
-        )
+        gpu_peak = devices.reserved_bytes(self.device)
+        return messages.ProcessUsage(*devices.memory_lately(), gpu_peak, time.process_time())
 
     def _client(self, job: messages.TaskInput) -> Client:
         data, task = self.spec.data, job.client_task
-        rows = data.everyone[task.client]
+        train, validation = self._resources.samples_of(task.client)
         message = {
             **self._unpack(job),
             **(trees.unpack(job.private, self.device) if job.private is not None else {}),
@@ -271,8 +260,8 @@ class ClientRunner:
             task=self.task,
             message=message,
             state=trees.unpack(job.state, self.device) if job.state is not None else {},
-            train=self._resources.samples(self.spec.training_rows(task.client)),
-            validation=self._resources.samples(rows.val),
+            train=train,
+            validation=validation,
             public=self._resources.public,
             num_classes=data.num_classes,
             work=task.work,
@@ -432,7 +421,7 @@ class InlineExecutor(messages.Executor):
 
     def memory(self) -> dict[str, int]:
         """Return the resident bytes of this process."""
-        return {"inline": psutil.Process().memory_info().rss}
+        return {"inline": devices.resident_bytes()}
 
     def gpus(self) -> list[devices.GpuIdentity]:
         """Return the kind of this process's GPU, if it computes on one."""

@@ -24,6 +24,9 @@ SMALL_PART = 0.02
 FEW_BYTES = 2**20
 """Prepared samples of a client up to this size are made at the beginning of its task, on a CPU."""
 
+KEPT_BYTES = 2**24
+"""So many of these a process keeps from task to task."""
+
 LARGEST_PART = 0.25
 """Share of a process's part of a GPU up to which all samples of a client are there during its task."""
 
@@ -58,6 +61,8 @@ class WorkerResources:
         self.spec, self.device = spec, device
         self._capacity = devices.capacity(device, share)
         self._residents: dict[str, ResidentModel] = {}
+        self._of_clients: dict[int, tuple[Samples, Samples]] = {}
+        self._room = KEPT_BYTES
         self._tests = EvaluationCache(SMALL_PART * self._capacity)
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
@@ -135,6 +140,21 @@ class WorkerResources:
             size = self.spec.config.evaluation.batch_size
             yield self._tests.batches(rows, self.samples(rows, once=True), size)
 
+    def samples_of(self, client: int) -> tuple[Samples, Samples]:
+        """Return a client's samples for training and validation; those of small clients stay for their next tasks."""
+        if client in self._of_clients:
+            return self._of_clients[client]
+        parts = self.spec.training_rows(client), self.spec.data.everyone[client].val
+        found = self.samples(parts[0]), self.samples(parts[1])
+        room = self._room - self._prepared_bytes(sum(map(len, parts)))
+        if found[0].few and found[1].few and room >= 0:
+            self._room, self._of_clients[client] = room, found
+        return found
+
+    def _prepared_bytes(self, count: int) -> int:
+        """Return the bytes of so many samples as batches have them."""
+        return count * math.prod(self._labelled[0].shape[1:]) * self._dtype.itemsize
+
     def samples(self, rows: Rows, once: bool = False) -> Samples:
         """Return rows of the federation's samples.
 
@@ -148,7 +168,7 @@ class WorkerResources:
         x, y = self._labelled
         here = x.device == self.device
         few = len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity
-        prepared = len(rows) * math.prod(x.shape[1:]) * self._dtype.itemsize
+        prepared = self._prepared_bytes(len(rows))
         return Samples(
             x,
             y,
