@@ -48,3 +48,20 @@ def test_few_samples_are_prepared_at_once_and_give_the_same_batches(
         found.append([samples.take(torch.tensor(one)) for one in ([3, 1, 4], [5], [0, 0])])
     for (x, y), (a, b) in zip(*found, strict=True):
         assert torch.equal(x, a) and torch.equal(y, b) and x.stride() == a.stride()
+
+
+@pytest.mark.parametrize("limit", [0, 2**24])
+def test_samples_of_small_clients_stay_prepared_up_to_a_limit(
+    digits: dict[str, Any], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "KEPT_BYTES", limit)
+    monkeypatch.setattr(resources, "FEW_BYTES", 2**22)
+    runner = ClientRunner(built(digits), torch.device("cpu"), 1)
+    rows = runner.spec.data.clients
+    for client in (0, 1, 0):
+        (train, validation), again = (runner._resources.samples_of(client) for _ in range(2))
+        assert (again[0] is train and again[1] is validation) == (limit > 0)
+        assert train.rows.tolist() == rows[client].train.tolist()
+        assert validation.rows.tolist() == rows[client].val.tolist()
+    monkeypatch.setattr(resources, "FEW_BYTES", 0)  # large clients
+    assert runner._resources.samples_of(2)[0] is not runner._resources.samples_of(2)[0]

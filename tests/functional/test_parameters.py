@@ -26,6 +26,18 @@ def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, tor
     ]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("weight", [50.0, 2.0**29 - 1, 2.0**40 + 1, 0.3])
+def test_each_product_and_each_sum_is_rounded_once(weight: float, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    values = (rng.normal(size=(3, 4000)) * 10.0 ** rng.integers(-44, 30, (3, 4000))).astype(dtype)
+    mean, total = fn.WeightedMean(), np.zeros(4000)
+    for one in values:
+        mean.add({"w": torch.from_numpy(one)}, weight)
+        total = total + one.astype(np.float64) * weight
+    assert np.array_equal(mean.partial()["sums"]["w"].numpy(), total)
+
+
 def test_streaming_gives_the_same_bits_and_copies_its_inputs() -> None:
     clients, weights = trees(5), torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25], dtype=torch.float64)
     mean = fn.WeightedMean()
