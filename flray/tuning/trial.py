@@ -142,6 +142,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._first: list[str | None] = []
         self._gpus: list[GpuIdentity] = []
         self._written: list[int] = []
+        self._resumed = False
         self._recorded = int(point.get("recorded", 0))
         scheduler = self._shared.config.sweep.scheduler
         self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
@@ -208,7 +209,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                 directory.INITIAL_DIAGNOSTICS: found,
             }
         until = time.monotonic() + self._step_seconds
-        while not self._is_over():
+        # A scheduler decides on single rounds, and first on the last one before a kill.
+        resumed, self._resumed = self._resumed and not self._step_seconds, False
+        while not self._is_over() and not resumed:
             report["rounds"].append(self._round())
             if self._is_over() or self._due(federation.rounds_done):
                 self._save()
@@ -337,6 +340,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         self._check_gpus(note)
         checkpoint.restore(self._federation, folder)
+        self._resumed = True
         if note:
             self._course.restore(note["course"])
             self._first = note.get("first", [])

@@ -64,7 +64,8 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
     points : mapping of str to TrialSpec
         The trials by number; a search that suggests adds to it.
     past : mapping of str to sequence of (int, float)
-        Rounds and scores of trials from earlier sessions.
+        Rounds and scores of trials from earlier sessions. A driver that was killed after the last
+        of them may not have decided, or not recorded that.
     """
 
     def __init__(
@@ -83,13 +84,17 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         first = min(rule.grace_period, rounds)
         count = int(np.log(rounds / first) / np.log(rule.reduction_factor) + 1)
         self._rungs = [first * rule.reduction_factor**k for k in range(count)]
-        for number, scores in past.items():  # decided on before
-            for round_, score in scores:
-                self._is_worse(number, round_, score)
+        self._stopped: set[str] = set()
+        for number, scores in past.items():
+            worse = [self._is_worse(number, round_, score) for round_, score in scores]
+            if worse and worse[-1]:
+                self._stopped.add(number)
 
     def on_trial_result(self, controller: object, trial: object, result: dict[str, Any]) -> str:
         """Return whether the trial continues."""
-        worse = self._is_worse(str(trial), result["training_iteration"], result["score"])
+        number = str(trial)
+        worse = number in self._stopped
+        worse |= self._is_worse(number, result["training_iteration"], result["score"])
         return str(self.STOP if worse else self.CONTINUE)
 
     def on_trial_complete(self, controller: object, trial: object, result: dict[str, Any]) -> None:

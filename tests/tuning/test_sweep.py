@@ -22,7 +22,7 @@ from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning import sweep
-from flray.tuning.trial_store import trial_folders
+from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.messages import refused
 from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
 
@@ -229,6 +229,20 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert "stopped" in set(rows["status"]) and rows["rounds"].sum() < 18
     assert (rows[rows["status"] == "stopped"]["rounds"] < 6).all()
     assert result.best["local.lr"] == 0.1
+    # A driver that is killed after a trial's last round, before it decides or records that.
+    before = (result.folder / "results.csv").read_text()
+    for number in rows.loc[rows["status"] == "stopped", "trial"]:
+        trial = TrialFolder(result.folder, number)
+        record = json.loads((trial.path / "run.json").read_text())
+        for name in ("rounds", "metric", "ended"):
+            record.pop(name, None)
+        (trial.path / "run.json").write_text(json.dumps(record | {"status": "running"}))
+        journal = (trial.path / "journal.jsonl").read_text()
+        (trial.path / "journal.jsonl").write_text(journal[: journal.rindex('{"type":"tags"')])
+    record = json.loads((result.folder / "sweep.json").read_text())
+    (result.folder / "sweep.json").write_text(json.dumps(record | {"status": "running"}))
+    again = api.resume(result.folder)
+    assert (again.folder / "results.csv").read_text() == before
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
