@@ -180,7 +180,8 @@ class Decision(NamedTuple):
         See `Verdict`; a higher value is better.
     low, high : float
         The intersection of the intervals of all looks; if it is empty, the ends are swapped. That of
-        an equivalence is at twice alpha, because only one of its ends can be wrong.
+        an equivalence is at twice alpha, because only one of its ends can be wrong; it also holds
+        the intervals with one more difference, see `_with_one_more`.
     p : float
         The least `p_value` of all looks.
     """
@@ -212,9 +213,8 @@ def decide(differences: Sequence[float], margin: float, alpha: float, looks: Loo
     looks = looks if looks.last is None or len(values) <= looks.last else Looks(looks.first)
     first = max(2, looks.first)
     seen = [values[:count] for count in range(first, len(values) + 1)]
-    looked = [(float(one.mean()), spread(one), len(one)) for one in seen]
-    p = min((p_value(*one, looks) for one in looked), default=1.0)
-    low, high = _intersection(looked, alpha, looks)
+    p = min((p_value(float(one.mean()), spread(one), len(one), looks) for one in seen), default=1.0)
+    low, high = _intersection(seen, alpha, looks)
     verdict: Verdict = ""
     if low > high:
         verdict = "contradictory"
@@ -222,20 +222,37 @@ def decide(differences: Sequence[float], margin: float, alpha: float, looks: Loo
         verdict = "better"
     elif high < 0:
         verdict = "worse"
-    within = _intersection(looked, 2 * alpha, looks)
-    if verdict != "contradictory" and -margin <= within[0] <= within[1] <= margin:
-        verdict, low, high = "equivalent", *within
+    within = [_intersection(seen, 2 * alpha, looks, beyond) for beyond in (0, 1, -1)]
+    if verdict != "contradictory" and all(-margin <= one[0] <= one[1] <= margin for one in within):
+        lows, highs = zip(*within, strict=True)
+        verdict, low, high = "equivalent", min(lows), max(highs)
     return Decision(verdict, low, high, p)
 
 
 def _intersection(
-    looked: Sequence[tuple[float, float, int]], alpha: float, looks: Looks
+    seen: Sequence[NDArray[np.float64]], alpha: float, looks: Looks, beyond: int = 0
 ) -> tuple[float, float]:
+    """Return the intersection of all looks' intervals; see `_with_one_more` for what lies beyond."""
     low, high = -math.inf, math.inf
-    for mean, std, count in looked:
-        half = float(half_width(std, count, alpha, looks)) if std > 0 else math.inf
+    for one in seen:
+        shown = _with_one_more(one, beyond)
+        mean, std = float(shown.mean()), spread(shown)
+        half = float(half_width(std, len(one), alpha, looks)) if std > 0 else math.inf
         low, high = max(low, mean - half), min(high, mean + half)
     return low, high
+
+
+def _with_one_more(differences: NDArray[np.float64], beyond: int) -> NDArray[np.float64]:
+    """Return differences with one more that lies half a step beyond the farthest on one side, if some are tied.
+
+    Accuracies of a small test move in steps. Few differences then show too little of how far they
+    can jump: that a jump has not come yet is no evidence that there is none.
+    """
+    members = np.unique(differences.round(9))
+    if not beyond or len(members) == len(differences) or spread(differences) == 0:
+        return differences
+    step = np.diff(np.union1d(members, [0.0])).min()
+    return np.append(differences, beyond * (np.abs(members).max() + step / 2))
 
 
 ALPHA, POWER = 0.05, 0.8

@@ -160,15 +160,31 @@ def test_without_spread_nothing_is_decided() -> None:
         assert "not decided, 2.0 points apart at each of 3 seeds" in sentence(one, "points")
 
 
-def test_ties_of_a_small_test_are_no_evidence_of_equivalence() -> None:
-    """Two settings 1 point apart, beyond the margin, which answer most of 40 test samples alike."""
-    answers = np.random.default_rng(0).random(size=(STUDIES, 10, 40))
-    differences = 2.5 * ((answers < 0.012).sum(2) - (answers > 0.998).sum(2))
-    ties = (differences[:, :3] == 0).all(1).mean()
-    verdicts = [decide(list(one), 0.5, ALPHA, OPEN).verdict for one in differences]
+@pytest.mark.parametrize(
+    ("margin", "gap", "looks", "seeds"),
+    [(0.5, 1, OPEN, 10), (1, 1, PLANNED, SEEDS), (2, 2, PLANNED, SEEDS)],
+)
+def test_ties_of_a_small_test_are_no_evidence_of_equivalence(
+    margin: float, gap: float, looks: Looks, seeds: int
+) -> None:
+    """Two settings a gap apart, no less than the margin, which answer most of 40 test samples alike."""
+    answers = np.random.default_rng(0).random(size=(STUDIES // 2, seeds, 40))
+    differences = 2.5 * ((answers < 0.002 + gap / 100).sum(2) - (answers > 0.998).sum(2))
+    verdicts = [decide(list(one), margin, ALPHA, looks).verdict for one in differences]
     wrong = np.mean([one in ("equivalent", "worse") for one in verdicts])
-    assert wrong <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / STUDIES)
-    assert ties > 3 * ALPHA  # what counted as equivalent would be wrong more often than promised
+    assert wrong <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / len(verdicts))
+    # The interval alone, or equality at the first looks as evidence, would be wrong more often than promised.
+    count, mean, std = running(differences)
+    half = half_width(std, count, 2 * ALPHA, looks)
+    within = (half > 0) & (np.abs(mean) + half <= margin) & (count >= 3)
+    ties = (differences[:, :3] == 0).all(1)
+    assert (within.any(1) | (ties if looks is OPEN else False)).mean() > 1.5 * ALPHA
+    moved = [0.0, 0.0, 2.5, 0.0, 0.0, -2.5] * 5
+    (low, high), alone = (
+        decide(moved, 1.5, ALPHA, Looks(3, 30))[1:3],
+        half_width(np.std(moved, ddof=1), 30, 2 * ALPHA, Looks(3, 30)),
+    )
+    assert -1.5 <= low < -alone and alone < high <= 1.5
 
 
 def test_sentences() -> None:
