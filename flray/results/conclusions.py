@@ -13,6 +13,8 @@ from flray.results.sequential import ALPHA, UNSURE, detectable_difference, seeds
 from flray.results.study import DRAWS, TUNINGS, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
+_NOTICED = 0.025
+"""Share of an interval's width by which another has to exceed it to be printed beside it."""
 _MARGIN, _RIVALS = 1.0, 3
 """Points that do not matter between data sets unless ``sweep.until`` has a margin; compared settings there."""
 _ALL_PAIRS, _LINES, _WORTH = 6, 24, 100
@@ -175,12 +177,18 @@ def _without_failures(one: Difference, unit: str) -> str:
             f"{_level(one)} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
         )
     if one.decided:
+        ends = sorted((-end if one.lower else end) for end in one.given_decision)
+        if ends[0] < low - _NOTICED * (high - low) or ends[1] > high + _NOTICED * (high - low):
+            told = " to ".join(_number(one, end, unit) for end in ends)
+            interval += f"; given the decision {told}"
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         alone = "; by the t-test alone: the sign-flip test does not decide"
         doubt = f"; look at the seeds: their differences are {one.doubt}" if one.doubt else ""
+        loss = f"; one more seed {_amount(one, one.undone_by, unit)} worse than their mean would undo it"
         return (
             f"{one.first} is better than {one.second}{how} ({interval})"
             f"{alone if one.on_normality == 'alone' else ''}{doubt}"
+            f"{loss if math.isfinite(one.undone_by) else ''}"
         )
     among = f" among {one.pairs} pairs" if one.pairs > 1 and one.p < one.alpha else ""
     return (

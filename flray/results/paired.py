@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results import sequential
-from flray.results.sequential import Decision, Looks, Verdict, decide, spread
+from flray.results import decided, sequential
+from flray.results.sequential import Decision, Looks, Verdict, decide, half_width, spread
 
 METHOD = (
     "paired t-tests over the seeds that two settings share, two-sided; tests and intervals are "
@@ -85,6 +85,10 @@ class Difference:
         another, but neither better nor equivalent.
     doubt : str
         Of a decided pair, a sign that its differences are not normal, or not independent of each other.
+    freedom : float
+        Degrees of freedom of the t-test; NaN if seeds were added after a look.
+    farthest : float
+        The farthest that a value of the two lies from its setting's mean.
     """
 
     first: str
@@ -112,6 +116,8 @@ class Difference:
     second_failed: str = ""
     p_signs: float = math.nan
     doubt: str = ""
+    freedom: float = math.nan
+    farthest: float = math.nan
 
     @property
     def sequential(self) -> bool:
@@ -154,6 +160,37 @@ class Difference:
         if not self.decided or math.isnan(self.p_signs) or self.p_signs <= level:
             return "not needed"
         return "alone" if self.seeds >= sequential.seeds_of_signs(level) else "not checked"
+
+    @property
+    def given_decision(self) -> tuple[float, float]:
+        """The interval of a decided pair that allows for its being decided, see `flray.results.decided`.
+
+        NaN if it is not decided, or if seeds were added after a look.
+        """
+        if not self.decided or math.isnan(self.freedom):
+            return math.nan, math.nan
+        halves = self.high - self.mean, self.high_corrected - self.mean
+        return decided.given_decision(self.mean, *halves, self.freedom)
+
+    @property
+    def undone_by(self) -> float:
+        """How much worse than the mean one more seed has to be to undo a decision; infinite if values vary less.
+
+        That is, if it is more than twice the farthest that a value of the two lies from its setting's mean.
+        """
+        if not self.decided or self.repeated:
+            return math.inf
+        from scipy import special
+
+        level = self.alpha / self.pairs
+        critical = float(special.stdtrit(self.seeds, 1 - level / 2))
+        if self.sequential:
+            last = self.last_look if self.seeds <= self.last_look else None
+            count = min(self.seeds + 1, last or math.inf)
+            looks = Looks(self.first_look, last)
+            critical = float(half_width(1.0, count, level, looks)) * math.sqrt(count)
+        loss = decided.undoing_loss(abs(self.mean), self.std, self.seeds, critical)
+        return loss if loss < 2 * self.farthest else math.inf
 
     @property
     def detectable(self) -> float:
@@ -240,12 +277,16 @@ def compare(
     for first, second in pairs:
         seeds, differences, before = _shared(first, second, values, looks or {})
         one = _difference(first, second, differences, lower, count)
+        own = np.array([[values[name][seed] for seed in seeds] for name in (first, second)])
+        if seeds:
+            off = float(np.abs(own - own.mean(axis=1, keepdims=True)).max())
+            one = replace(one, farthest=off)
         if shared := _crossed(seeds, levels or {}):
             found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
             continue
-        own = rule or (Rule(math.nan, sequential.ALPHA, before) if before else None)
-        own = replace(own, at_most=None) if own is not None and before else own
-        one = one if own is None else _sequential(one, differences, own)
+        looked = rule or (Rule(math.nan, sequential.ALPHA, before) if before else None)
+        looked = replace(looked, at_most=None) if looked is not None and before else looked
+        one = one if looked is None else _sequential(one, differences, looked)
         one = replace(one, doubt=_doubt(differences)) if one.decided else one
         found.append(_with_failures(one, values, failed or {}))
     return found
@@ -318,6 +359,7 @@ def _difference(
         pairs,
         verdict=_verdict(*corrected, lower),
         p_signs=sequential.sign_flip_p(differences),
+        freedom=count - 1,
     )
 
 
@@ -388,6 +430,7 @@ def _clustered(
         high_corrected=corrected[1],
         p=p,
         p_signs=math.nan,
+        freedom=freedom,
         corrected=min(p * one.pairs, 1.0),
         verdict=_verdict(*corrected, one.lower),
         repeated=repeated,
@@ -419,6 +462,7 @@ def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -
         high_corrected=high_corrected,
         p=own.p,
         p_signs=math.nan,
+        freedom=math.nan,
         corrected=min(own.p * one.pairs, 1.0),
         alpha=rule.alpha,
         margin=rule.margin,

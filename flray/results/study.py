@@ -143,7 +143,7 @@ class Studies:
             for one in study.differences
         ]
         names = {"mean": "difference", "corrected": "p_corrected"}
-        left_out = ["lower", "pairs", "alpha", "doubt"]
+        left_out = ["lower", "pairs", "alpha", "doubt", "freedom", "farthest"]
         if all(study.rule is None for study in self.each):
             left_out.append("margin")
         return pd.DataFrame(rows).rename(columns=names).drop(columns=left_out)

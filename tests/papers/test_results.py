@@ -66,7 +66,8 @@ def test_their_table_can_be_made_again(path: Path) -> None:
 _NUMBER = r"(-?\d+\.\d\d?)"
 _INTERVAL_OF = rf"\((?:95 % interval (?:for all pairs )?)?{_NUMBER}\s+to\s+{_NUMBER}"
 _INTERVAL = re.compile(_INTERVAL_OF)
-_AMOUNT = re.compile(rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+{_INTERVAL_OF}")
+_GIVEN = rf"(?:[^()]*?given\s+the\s+decision\s+{_NUMBER}\s+to\s+{_NUMBER})?"
+_AMOUNT = re.compile(rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+{_INTERVAL_OF}{_GIVEN}")
 
 
 def unfounded(claims: list[tuple[str, ...]], files: list[Path]) -> set[tuple[str, ...]]:
