@@ -1,4 +1,4 @@
-"""What a decision rests on: its interval given that it was decided, and the seed that would undo it."""
+"""Decisions looked at again: the interval given that a pair was decided, and the seed that would undo it."""
 
 import math
 
@@ -8,7 +8,7 @@ from flray.results.sequential import ALPHA
 
 
 def undoing_loss(mean: float, std: float, seeds: int, critical: float) -> float:
-    """Return how far below their mean one more difference has to lie so that it is not told from zero.
+    """Return how far below their mean one more difference has to lie so that their mean could be zero.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ def undoing_loss(mean: float, std: float, seeds: int, critical: float) -> float:
     seeds : int
         How many there are.
     critical : float
-        The least mean over its standard error that is told from zero, with one more difference.
+        The least mean over its standard error that excludes zero, with one more difference.
     """
     more = seeds + 1
     beyond = mean**2 * more * seeds - critical**2 * (seeds - 1) * std**2
@@ -29,11 +29,11 @@ def undoing_loss(mean: float, std: float, seeds: int, critical: float) -> float:
 def given_decision(
     mean: float, half: float, deciding: float, freedom: float
 ) -> tuple[float, float]:
-    """Return the interval at `ALPHA` of a mean difference, given that it was told from zero.
+    """Return the interval at `ALPHA` of a mean difference, given that its interval excludes zero.
 
-    What is reported because it was decided comes out too large, and its deviation too small. The
-    selective t-test (Fithian, Sun and Taylor 2014, "Optimal inference after model selection") is
-    exact given the decision, for normal differences: it holds the sum of squares about a true mean
+    A mean that is reported because it was decided comes out too large, and its deviation too small.
+    The selective t-test (Fithian, Sun and Taylor 2014, "Optimal inference after model selection") is
+    exact given the decision, if differences are normal: it holds the sum of squares about a true mean
     fixed and takes t of those samples alone that would have been decided.
 
     Parameters

@@ -232,7 +232,7 @@ def decide(differences: Sequence[float], margin: float, alpha: float, looks: Loo
 def _intersection(
     seen: Sequence[NDArray[np.float64]], alpha: float, looks: Looks, beyond: int = 0
 ) -> tuple[float, float]:
-    """Return the intersection of all looks' intervals; see `_with_one_more` for what lies beyond."""
+    """Return the intersection of all looks' intervals; see `_with_one_more` about `beyond`."""
     low, high = -math.inf, math.inf
     for one in seen:
         shown = _with_one_more(one, beyond)
@@ -245,8 +245,8 @@ def _intersection(
 def _with_one_more(differences: NDArray[np.float64], beyond: int) -> NDArray[np.float64]:
     """Return differences with one more that lies half a step beyond the farthest on one side, if some are tied.
 
-    Accuracies of a small test move in steps. Few differences then show too little of how far they
-    can jump: that a jump has not come yet is no evidence that there is none.
+    Accuracies of a small test move in steps, and few of them show how far they can jump: a rare jump
+    may not have come yet.
     """
     members = np.unique(differences.round(9))
     if not beyond or len(members) == len(differences) or spread(differences) == 0:
