@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flray import rng
 from flray.config.components import PublicChoice
 from flray.data.sources.cache import data_root
 from flray.data.types import DataSet, Domain, Images, Labels
@@ -54,7 +53,7 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
     """
 
     def choose_rows(labels: Labels, what: str) -> NDArray[np.int64]:
-        order = rng.numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
+        order = numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
         _, first = np.unique(flat[order], return_index=True)
         rest = np.setdiff1d(np.arange(len(order)), first)

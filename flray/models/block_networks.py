@@ -112,68 +112,75 @@ def resnet(
     return model
 
 
-def _network(
+def _register(
+    name: str,
     blocks: Sequence[int],
     smallest: int,
+    about: str,
     usual: Init = "default",
     stem: Literal["3x3", "7x7"] = "3x3",
-) -> Callable[[Callable[[], None]], Callable[..., nn.Module]]:
-    """Register the network of some blocks, for images from a smallest size on; a function gives name and text."""
+) -> None:
+    """Register the network of some blocks, for images from a smallest size on."""
 
-    def register(about: Callable[[], None]) -> Callable[..., nn.Module]:
-        name = about.__name__.replace("_", "-")
+    def build(
+        shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        norm: BlockNorm = "batch",
+        width: Width = 64,
+        init: Init = usual,
+    ) -> nn.Module:
+        channels = image_shape(name, shape, smallest)[0]
+        return resnet(channels, num_classes, blocks, norm, width, init, stem)
 
-        def build(
-            shape: tuple[int, ...],
-            num_classes: int,
-            *,
-            norm: BlockNorm = "batch",
-            width: Width = 64,
-            init: Init = usual,
-        ) -> nn.Module:
-            channels = image_shape(name, shape, smallest)[0]
-            return resnet(channels, num_classes, blocks, norm, width, init, stem)
-
-        build.__doc__ = about.__doc__
-        return register_model(name)(build)
-
-    return register
+    build.__doc__ = about
+    register_model(name)(build)
 
 
-@_network((1, 1, 1), 4)
-def resnet8() -> None:
+_register(
+    "resnet8",
+    (1, 1, 1),
+    4,
     """FedSKC's ResNet-8: 3x3 stem, one basic block each of 64, 128, 256 (1,227,594 parameters with 10 classes).
 
     ``init: he`` is what the released code does; the paper says nothing.
-    """
-
-
-@_network((1, 1, 1, 1), 8)
-def resnet10() -> None:
-    """FCCL+'s ResNet-10 for 32x32: blocks [1, 1, 1, 1] of 64 to 512 (4,903,242 parameters with 10 classes)."""
-
-
-@_network((2, 1, 1, 1), 8)
-def resnet12() -> None:
-    """FCCL+'s ResNet-12 for 32x32: blocks [2, 1, 1, 1] (4,977,226 parameters with 10 classes)."""
-
-
-@_network((2, 2, 2, 2), 8)
-def resnet18() -> None:
-    """ResNet-18 for 32x32: blocks [2, 2, 2, 2] (11,173,962 parameters with 10 classes)."""
-
-
-@_network((3, 4, 6, 3), 8)
-def resnet34() -> None:
-    """ResNet-34 for 32x32: blocks [3, 4, 6, 3] (21,282,122 parameters with 10 classes)."""
-
-
-@_network((2, 2, 2, 2), 32, "he", "7x7")
-def resnet18_imagenet() -> None:
+    """,
+)
+_register(
+    "resnet10",
+    (1, 1, 1, 1),
+    8,
+    "FCCL+'s ResNet-10 for 32x32: blocks [1, 1, 1, 1] of 64 to 512 (4,903,242 parameters with 10 classes).",
+)
+_register(
+    "resnet12",
+    (2, 1, 1, 1),
+    8,
+    "FCCL+'s ResNet-12 for 32x32: blocks [2, 1, 1, 1] (4,977,226 parameters with 10 classes).",
+)
+_register(
+    "resnet18",
+    (2, 2, 2, 2),
+    8,
+    "ResNet-18 for 32x32: blocks [2, 2, 2, 2] (11,173,962 parameters with 10 classes).",
+)
+_register(
+    "resnet34",
+    (3, 4, 6, 3),
+    8,
+    "ResNet-34 for 32x32: blocks [3, 4, 6, 3] (21,282,122 parameters with 10 classes).",
+)
+_register(
+    "resnet18-imagenet",
+    (2, 2, 2, 2),
+    32,
     """ResNet-18 as torchvision has it, layers and initial values alike, not pre-trained (LG-Mix: Office, DomainNet).
 
     11,181,642 parameters with 10 classes. LG-Mix resizes to 256x256.
-    """
+    """,
+    "he",
+    "7x7",
+)
 
 
 # Rows of both tables: expansion, channels, blocks, stride of the first block; EfficientNet's also
