@@ -47,7 +47,7 @@ def list_command(
     """
     _load(plugins)
     if what == "papers":
-        from flray.cli.tables import show_papers
+        from flray.cli.papers import show_papers
 
         show_papers(name, as_json)
     else:

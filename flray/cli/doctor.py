@@ -12,6 +12,8 @@ import psutil
 import torch
 
 from flray.config.loader import load
+from flray.data.inventory import FETCHABLE
+from flray.data.sources.cache import data_root
 from flray.devices import gpu_identity
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
@@ -58,9 +60,6 @@ def _gpus() -> Iterator[str]:
 
 
 def _data() -> Iterator[tuple[str, str]]:
-    from flray.data.inventory import FETCHABLE
-    from flray.data.sources.cache import data_root
-
     root = data_root()
     there = sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
     yield "data folder", f"{root} ({', '.join(there) or 'empty: try flray data get digits5-local'})"

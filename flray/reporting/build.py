@@ -29,7 +29,7 @@ from flray.results.formatting import (
     notes,
     printed_reference,
 )
-from flray.results.load import load_folder
+from flray.results.load import load_folder, load_mlflow
 from flray.results.measures import Cost, costs
 from flray.results.result_set import ResultSet, beside
 from flray.results.sweep import build_table
@@ -325,8 +325,6 @@ def report(
     if uri is None:
         folder = directory.find(what, base)
         return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
-    from flray.results.load import load_mlflow  # start-up: MLflow
-
     with tempfile.TemporaryDirectory() as place:
         source = load_mlflow(uri, what, Path(place))
         return _kept(source, to or Path(FOLDER), target, reference, keep)

@@ -18,6 +18,7 @@ from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.resources import thread_count
 from flray.files import storage
 from flray.records import directory
+from flray.records.directory import TRIALS, TUNE, checkpoints
 from flray.runs import resume_checks
 
 
@@ -181,8 +182,6 @@ def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:
 @contextlib.contextmanager
 def checkpoint_of(folder: Path) -> Iterator[Path]:
     """Yield the folder of a run's or trial's checkpoints."""
-    from flray.records.directory import TRIALS, TUNE, checkpoints
-
     if folder.parent.name != TRIALS:
         yield folder / directory.CHECKPOINT
         return

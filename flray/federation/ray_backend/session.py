@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -359,8 +360,6 @@ def ray_session(
 
 
 def _connected() -> bool:
-    import sys
-
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
