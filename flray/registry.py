@@ -354,7 +354,7 @@ augmentations = Registry("augmentation", "flray.data.augment")
 metrics = Registry("metric", "flray.metrics.builtin")
 samplers = Registry("sampler", "flray.samplers")
 callbacks = Registry("callback", "flray.callbacks")
-losses = Registry("loss", "flray.tasks.losses")
+losses = Registry("loss", "flray.tasks.base")
 optimizers = Registry("optimizer", "flray.algorithms.common.torch_optimizers")
 tasks = Registry("task", "flray.tasks")
 

@@ -20,5 +20,5 @@ __all__ = sorted(
     name
     for name, item in globals().items()
     if getattr(item, "__module__", "").rpartition(".")[0] == __name__
-    and item.__module__ not in (f"{__name__}.checks", f"{__name__}.numerics")
+    and item.__module__ != f"{__name__}.numerics"
 )
