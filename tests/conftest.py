@@ -1,10 +1,7 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
 import os
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.helpers import free_port
 from tests.messages import COLLECTED
+from tests.services import bucket_server
 
 if TYPE_CHECKING:
     from tests.end_to_end.pool import Pools
@@ -126,28 +123,11 @@ def digits() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An S3-compatible server on this machine, with the bucket ``flray-test``."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
-    end = time.monotonic() + 300
-    while True:
-        try:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{url}/flray-test", method="PUT"), timeout=30
-            ).read()
-            break
-        except OSError:
-            assert process.poll() is None and time.monotonic() < end, "the S3 server does not start"
-            time.sleep(0.2)
-    yield url
-    process.kill()
-    process.wait()
+    server = bucket_server(tmp_path_factory.mktemp("s3"), "flray-test").start()
+    yield server.uri
+    server.kill()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import ray
 import torch
 from runner import FOREVER, MIB, inline, json_option, option, show, spec_of, write_json
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,9 +20,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from flray import registry
 from flray.devices import peak_bytes
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.session import ray_session
 from flray.metrics.names import primary_metric_name
+from tests.end_to_end.pool import Pool
 
 BASE = "fedavg"
 TWO_PLACES = ("time", "work", "MiB down", "MiB up")
@@ -100,25 +99,9 @@ def seconds(metrics: dict[str, float]) -> float:
     return metrics["time/round"] - metrics["time/evaluate"]
 
 
-class Pool:
-    """Actors that serve one federation after another."""
-
-    def __init__(self) -> None:
-        self.executor: RayExecutor | None = None
-
-    def federation(self, content: dict[str, Any], actors: int) -> Federation:
-        spec = spec_of(content)
-        put = ray.put(spec)
-        if self.executor is None:
-            self.executor = RayExecutor(put, spec.config, actors, 0)
-        else:
-            self.executor.reset(put, spec.config)
-        return Federation(spec, self.executor, print)
-
-
 def measure(name: str, options: Options, pool: Pool, base: Federation) -> dict[str, Any]:
     """Return one row of the table, without what was counted apart."""
-    federation = pool.federation(experiment(name, options, "ray"), options.actors)
+    federation = pool.federation(spec_of(experiment(name, options, "ray")))
     rounds = [(base.step().metrics, federation.step().metrics) for _ in range(options.rounds)]
     timed = rounds[1:]
     main = primary_metric_name(federation.spec.algorithm.views, "accuracy")
@@ -145,8 +128,8 @@ def main(options: Options) -> None:
     endless = experiment(BASE, options, "ray")
     endless |= {"rounds": FOREVER, "evaluation": {"every": FOREVER, "validation": 0.1}}
     with ray_session(None):
-        pool = Pool()
-        base = Pool().federation(endless, options.actors)
+        pool = Pool(options.actors)
+        base = Pool(options.actors).federation(spec_of(endless))
         base.step()
         for name in names:
             operations, peak = counts[name]

@@ -10,14 +10,9 @@ has not got all of it five minutes after the last trial, or if either holds more
 
 import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +32,7 @@ from flray.tuning import space
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.sweep import rounds_between
 from flray.tuning.trial_store import TrialFolder, complete_settings
+from tests.services import tracking_server
 
 SEEDS, ROUNDS = 10, 15
 MINUTES, LARGEST = 5.0, 1536.0
@@ -99,37 +95,6 @@ def measured(clients: int, rounds: int) -> tuple[object, ...]:
     return clients, len(metrics), *(1000 * cost for cost in costs)
 
 
-@contextlib.contextmanager
-def mlflow_server(folder: Path, store: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Start a server with the settings of ``cluster/node/head``; yield its address and its first process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    given = {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_BACKEND_STORE_URI": store or f"sqlite:///{folder / 'mlflow.db'}",
-        "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
-    }
-    with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            ["mlflow", "server", "--host", "127.0.0.1", "--port", port, "--workers", "1"],
-            env=os.environ | given,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-                break
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def held(process: psutil.Process) -> float:
     """Return the MiB that a process and its children hold, shared pages once."""
     every = [process, *process.children(recursive=True)]
@@ -166,10 +131,11 @@ def record(recorder: TrialRecorder, number: str, metrics: dict[str, float]) -> N
 def booked(options: Options) -> tuple[float, ...]:
     """Return the row of a sweep."""
     metrics, driver = round_of(options.clients[0]), psutil.Process()
-    with (
-        tempfile.TemporaryDirectory() as place,
-        mlflow_server(Path(place), options.store) as (uri, server),
-    ):
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        service = tracking_server(Path(place), options.store)
+        stack.callback(service.kill)
+        uri = service.start().uri
+        server = psutil.Process(service.pid)
         idle, folder = held(server), Path(place) / "sweep"
         experiment = {
             "rounds": ROUNDS,

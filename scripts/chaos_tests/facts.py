@@ -1,20 +1,18 @@
 """What a run or sweep left behind, and how it differs from what it should be."""
 
 import contextlib
-import csv
 import json
 import math
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from digests import VARIES, leaves, rows
+
 from flray.tracking.background import run_directories
 
-VARIES = ("time/", "memory/", "system/", "train/seconds")
-"""Metrics that measure the machine."""
 MORE = 5
 """Differences of one kind that are listed."""
 LARGEST = 1.7976931348623157e308  # what MLflow writes for infinity
@@ -68,7 +66,10 @@ def sweep_facts(folder: Path) -> dict[str, Any]:
             "seed": identity["seed"],
         }
     status = json.loads((folder / "sweep.json").read_text())["status"]
-    tables = {name: list(_rows(folder / name)) for name in ("results.csv", "summary.csv")}
+    tables = {
+        name: list(rows(folder / name)) if (folder / name).exists() else []
+        for name in ("results.csv", "summary.csv")
+    }
     best = [event["tags"]["best"] for event in events(folder) if "best" in event.get("tags", {})]
     return {"status": status, "trials": trials, "best": best[-1:], **tables}
 
@@ -78,47 +79,22 @@ def facts_of(folder: Path) -> dict[str, Any]:
     return (sweep_facts if (folder / "sweep.json").exists() else run_facts)(folder)
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    if path.exists():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                yield {name: value for name, value in row.items() if name != "seconds"}
-
-
-def compare(found: Any, wanted: Any, where: str = "") -> list[str]:
-    """Return a line for each leaf in which two trees of facts differ."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        lines = [
-            f"{where}/{key}: {'missing' if key in wanted else 'too much'}"
-            for key in sorted(found.keys() ^ wanted.keys())
-        ]
-        return lines + [
-            line
-            for key in sorted(found.keys() & wanted.keys())
-            for line in compare(found[key], wanted[key], f"{where}/{key}")
-        ]
-    lists = [part for part in (found, wanted) if isinstance(part, list) and part]
-    if len(lists) == 2 and len(found) == len(wanted) and isinstance(found[0], dict):
-        return compare(dict(enumerate(found)), dict(enumerate(wanted)), where)
-    return [] if found == wanted else [f"{where}: {_short(found)}, without kills {_short(wanted)}"]
-
-
 def promised(found: dict[str, Any], wanted: dict[str, Any], rounds: int) -> list[str]:
     """Compare every trial of a sweep up to the round that it came to; whole trials have so many rounds."""
     lines = [] if found["status"] == "finished" else [f"/status: {found['status']}"]
-    lines += compare(sorted(found["trials"]), sorted(wanted["trials"]), "/trials")
+    lines += leaves(sorted(found["trials"]), sorted(wanted["trials"]), "/trials")
     for number in found["trials"].keys() & wanted["trials"].keys():
         trial, other = found["trials"][number], wanted["trials"][number]
         for key in ("setting", "seed"):
-            lines += compare(trial[key], other[key], f"/trials/{number}/{key}")
+            lines += leaves(trial[key], other[key], f"/trials/{number}/{key}")
         done = len(trial["rounds"])
-        lines += compare(trial["rounds"], list(range(1, done + 1)), f"/trials/{number}/rounds")
+        lines += leaves(trial["rounds"], list(range(1, done + 1)), f"/trials/{number}/rounds")
         if (trial["status"], done) != ("finished", rounds) and trial["status"] != "stopped":
             lines.append(f"/trials/{number}: {trial['status']} with {done} rounds")
         same = {r: m for r, m in other["metrics"].items() if int(r) <= done}
-        lines += compare(trial["metrics"], same, f"/trials/{number}/metrics")
+        lines += leaves(trial["metrics"], same, f"/trials/{number}/metrics")
         if trial["status"] == "finished":
-            lines += compare(trial["sha256"], other["sha256"], f"/trials/{number}/sha256")
+            lines += leaves(trial["sha256"], other["sha256"], f"/trials/{number}/sha256")
     scores = []
     for row in found["results.csv"]:
         number, score = row["trial"], float(row["score"])
@@ -130,11 +106,6 @@ def promised(found: dict[str, Any], wanted: dict[str, Any], rounds: int) -> list
     if float(best) != top:
         lines.append(f"/summary.csv: the best is {best}, in results.csv {top}")
     return lines
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) < 90 else f"{text[:60]} ... ({len(text)} characters)"
 
 
 def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list[str]:

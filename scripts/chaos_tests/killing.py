@@ -17,7 +17,10 @@ import processes
 import psutil
 import yaml
 from catalogue import Federation
+from digests import leaves
 from place import BUCKET, Place
+
+from tests import services
 
 TRACEBACK = "Traceback (most recent call last)"
 IDLE = 150.0
@@ -82,7 +85,7 @@ class Case:
         self._said = place.folder / "cases" / f"{seed}-{index}.txt"
         self._mark = f"case-{seed}-{index}-{os.getpid()}"
         self._outcome = Outcome(federation.name, federation.group, seed, index)
-        self._tracking: processes.Service | None = None
+        self._tracking: services.Service | None = None
         self._threads: list[threading.Thread] = []
         experiment = federation.content["experiment"]
         self._rounds = int(experiment["rounds"])
@@ -138,7 +141,7 @@ class Case:
             "RAY_TMPDIR": self._place.ray,
         }
         if self._federation.served:
-            self._tracking = processes.tracking_server(self.folder / "tracking")
+            self._tracking = services.tracking_server(self.folder / "tracking").start()
             experiment["tracking"] = {"uri": self._tracking.uri}
             self._environment["MLFLOW_TRACKING_URI"] = self._tracking.uri  # of a run from a bucket
         elif self._random.random() < 0.9:
@@ -365,7 +368,7 @@ class Case:
             run = self._downloaded(run)
         found = facts.facts_of(run)
         if self._federation.promise == "all":
-            lines += facts.compare(found, wanted)
+            lines += leaves(found, wanted)
         else:
             lines += facts.promised(found, wanted, self._rounds)
         database = self.folder / ("tracking/mlflow.db" if self._federation.served else "mlflow.db")

@@ -14,6 +14,8 @@ import facts
 import processes
 import yaml
 
+from tests import services
+
 BUCKET = "flray-chaos"
 
 
@@ -30,7 +32,7 @@ class Place:
         self._warm: processes.Warm | None = None
         self._cold, self._used = cold, 0
         self._second: Any = None
-        self._bucket: processes.Service | None = None
+        self._bucket: services.Service | None = None
         self._nodes: processes.Nodes | None = None
         self._version = _version()
 
@@ -52,10 +54,10 @@ class Place:
             self._second = processes.Warm(self.folder / "second.log")
         return self._second
 
-    def bucket(self) -> processes.Service:
+    def bucket(self) -> services.Service:
         """Return the S3-compatible server."""
         if self._bucket is None:
-            self._bucket = processes.bucket_server(self.folder / "bucket", BUCKET)
+            self._bucket = services.bucket_server(self.folder / "bucket", BUCKET).start()
         return self._bucket
 
     def nodes(self) -> processes.Nodes:

@@ -5,11 +5,9 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -185,92 +183,6 @@ class Driver:
     def text(self) -> str:
         """What it has printed so far (and what those before it printed into the same file)."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
-
-
-def free_port() -> int:
-    """Return a port of this machine that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-class Service:
-    """A server beside the federation, which may be killed and started again on its port."""
-
-    def __init__(
-        self, folder: Path, command: Callable[[int], list[str]], health: Callable[[str], Any]
-    ) -> None:
-        self._folder, self._command, self._health = folder, command, health
-        folder.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        environment = {k: v for k, v in os.environ.items() if k != MARK}
-        environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
-        environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        with (self._folder / "log.txt").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(self.port),
-                cwd=self._folder,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        end = time.monotonic() + 180
-        while True:
-            try:
-                self._health(self.uri)
-                return
-            except OSError:
-                assert self._process.poll() is None and time.monotonic() < end, (
-                    self._folder / "log.txt"
-                )
-                time.sleep(0.2)
-
-    def kill(self) -> None:
-        """Kill it with all its processes, and wait until the port is silent."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
-        self._process = None
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) != 0:
-                    return
-            time.sleep(0.05)
-
-
-def tracking_server(folder: Path) -> Service:
-    """Return a tracking server with its database in a folder."""
-    options = {
-        "--backend-store-uri": f"sqlite:///{folder / 'mlflow.db'}",
-        "--artifacts-destination": str(folder / "artifacts"),
-        "--host": "127.0.0.1",
-        "--workers": "1",
-    }
-    words = [word for pair in options.items() for word in pair]
-    return Service(
-        folder,
-        lambda port: [sys.executable, "-m", "mlflow", "server", *words, "--port", str(port)],
-        lambda uri: urllib.request.urlopen(f"{uri}/health", timeout=2).close(),
-    )
-
-
-def bucket_server(folder: Path, bucket: str) -> Service:
-    """Return an S3-compatible server with one bucket."""
-    return Service(
-        folder,
-        lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        lambda uri: urllib.request.urlopen(
-            urllib.request.Request(f"{uri}/{bucket}", method="PUT"), timeout=5
-        ).close(),
-    )
 
 
 class Nodes:

@@ -173,7 +173,7 @@ def facts(folder: Path) -> Facts:
     if (folder / "sweep.json").exists():
         whole = json.loads((folder / "sweep.json").read_text())
         trials = sorted(path.parent for path in folder.glob("trials/*/run.json"))
-        tables = {name: list(_rows(folder / name)) for name in ("results.csv", "summary.csv")}
+        tables = {name: list(rows(folder / name)) for name in ("results.csv", "summary.csv")}
         identities = {trial.name: json.loads((trial / "run.json").read_text()) for trial in trials}
         learnt = {row["trial"]: row["sha256"] or row["status"] for row in tables["results.csv"]}
         settings = {"sweep": whole["settings"]}
@@ -203,7 +203,8 @@ def _rounds(folder: Path) -> Facts:
     return rounds
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table without what a clock measured."""
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             yield {name: value for name, value in row.items() if name != MEASURED}
@@ -247,19 +248,20 @@ def compare(found: Facts, before: Facts, whole: bool) -> list[str]:
 
 def _differing(ours: Any, theirs: Any) -> list[str]:
     """Return lines for the first leaves in which two trees differ, and one for how many more there are."""
-    lines = list(_leaves(ours, theirs, ""))
+    lines = list(leaves(ours, theirs))
     more = len(lines) - SHOWN
     return [*lines[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
-def _leaves(ours: Any, theirs: Any, where: str) -> Iterator[str]:
+def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
+    """Yield a line for each leaf in which two trees differ."""
     if isinstance(ours, list) and isinstance(theirs, list):
         ours, theirs = (dict(enumerate(part)) for part in (ours, theirs))
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**ours, **theirs}:
             place = f"{where}/{key}".strip("/")
             if key in ours and key in theirs:
-                yield from _leaves(ours[key], theirs[key], place)
+                yield from leaves(ours[key], theirs[key], place)
             else:
                 yield f"{place}: {'new' if key in ours else 'gone'}"
     elif ours != theirs:

@@ -151,6 +151,7 @@ def test_the_actors_of_a_trial_leave_the_bundle_of_its_server_alone(
         **{name: trained[name] for name in ("algorithm", "public")},
         "rounds": 2,
         "resources": resources,
+        "faults": {"round_timeout": 3600},  # with a limit all actors are waited for
         "tracking": {"uri": None},
     }
     with joined_cluster({"num_cpus": 3, "num_gpus": 1}):

@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tracking.helpers import Sending, Server
+from tests.services import Service, tracking_server
+from tests.tracking.helpers import Sending
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[Service]:
     """A server that has not been started."""
-    server = Server(tmp_path / "server")
+    server = tracking_server(tmp_path / "server")
     yield server
     server.kill()
 

@@ -1,14 +1,7 @@
-"""A real store, a real server, the runs to send there, and what arrived."""
+"""The runs to send to a real store, and what arrived."""
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +11,6 @@ from mlflow import MlflowClient
 from flray.records.journal import JOURNAL, Journal
 from flray.tracking import client
 from flray.tracking.exporter import MlflowExporter
-from tests.helpers import free_port
 
 Point = tuple[int, float, int]
 """Step, value, time [ms]."""
@@ -91,54 +83,3 @@ class Sending:
         """Return all points of a metric that MLflow holds."""
         history = self.client.get_metric_history(self.run_id(name), metric)
         return sorted((point.step, point.value, point.timestamp) for point in history)
-
-
-class Server:
-    """An `mlflow server` process on a fixed port, to be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-        with (self.folder / "log.txt").open("ab") as log:
-            self._process = process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=os.environ | quiet,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-        def healthy() -> bool:
-            assert process.poll() is None, (self.folder / "log.txt").read_text()
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.uri}/health", timeout=2).close()
-                return True
-            return False
-
-        wait(healthy, (self.folder / "log.txt").read_text)
-
-    def kill(self) -> None:
-        """Kill the server and its workers, all of one process group, and wait until the port is silent."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(30)
-        self._process = None
-
-        def silent() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) != 0
-
-        wait(silent)

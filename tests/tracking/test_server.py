@@ -15,13 +15,14 @@ import pytest
 from flray.records.journal import Journal
 from flray.tracking import client
 from flray.tracking.background import Tracker, sync
-from tests.tracking.helpers import Sending, Server, recorded, tracking_threads, wait
+from tests.services import Service
+from tests.tracking.helpers import Sending, recorded, tracking_threads, wait
 
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.slow
-def test_the_server_is_killed_twice_in_mid_run(server: Server, tmp_path: Path) -> None:
+def test_the_server_is_killed_twice_in_mid_run(server: Service, tmp_path: Path) -> None:
     server.start()
     to, said = Sending(tmp_path, server.uri), []
     journal = to.start(params={"lr": "0.1"})
@@ -69,7 +70,7 @@ def test_the_server_is_killed_twice_in_mid_run(server: Server, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
-    server: Server, tmp_path: Path
+    server: Service, tmp_path: Path
 ) -> None:
     to, run = Sending(tmp_path, server.uri), tmp_path / "run"
     to.start().close()
