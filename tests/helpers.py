@@ -86,6 +86,6 @@ class StopAfter(NullProgress):
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process that has to end well."""
     command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, **options)
     assert done.returncode == 0, done.stderr
     return done

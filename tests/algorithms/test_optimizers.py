@@ -1,7 +1,5 @@
 """The optimisers are torch's to the bit, and their processes never import torch's compiler."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from flray.algorithms.common.optimizers import SGD, Adam
 from flray.config.experiment import Local
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.helpers import python
 from tests.messages import refused
 
 KINDS: dict[str, Any] = {
@@ -118,16 +117,7 @@ for name in sys.argv[1:]:
 
 def test_no_method_imports_torchs_compiler() -> None:
     names = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
-    command = [sys.executable, "-c", COMPILER_IS_IMPORTED, *names]
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(COMPILER_IS_IMPORTED, *names, cwd=Path(__file__).parents[2])
 
 
 @registry.register_optimizer("plain-steps")

@@ -1,7 +1,5 @@
-import subprocess
-import sys
-
 from flray import registry
+from tests.helpers import python
 
 HEAVY = {"ray", "mlflow", "sklearn", "matplotlib", "pandas", "scipy", "torchvision"}
 KINDS = ("datasets", "partitions", "augmentations", "models")
@@ -12,9 +10,7 @@ def test_importing_the_package_is_light_and_registers_everything() -> None:
         f"import sys; from flray.registry import ALL; [print(ALL[kind].names()) for kind in {KINDS}]; "
         f"print(sorted({HEAVY!r} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = python(code)
     built_in = [
         sorted(set(registry.ALL[kind].names()) - set(registry.ALL[kind].added())) for kind in KINDS
     ]

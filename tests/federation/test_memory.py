@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,21 +10,14 @@ from torch import Tensor
 from flray.devices import resident_bytes
 from flray.federation.federation import inline_federation
 from flray.trees import Packed
-from tests.helpers import built
+from tests.helpers import built, python
 
 SIZE = 200 * 2**20
 
 
 def in_a_process(program: str, content: object = None) -> list[float]:
     """Return the numbers that a program prints last."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(content),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = python(program, input=json.dumps(content))
     return [float(word) for word in done.stdout.split()[-2:]]
 
 

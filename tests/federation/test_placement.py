@@ -1,7 +1,5 @@
 """Resources -> plan: by numbers, by memory, by node. On several nodes: test_gpu_nodes.py."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from flray.config.loader import load
 from flray.federation.ray_backend.nodes import UNMEASURED, Gpu, ResourceSurvey, should_probe
 from flray.federation.ray_backend.placement import Plan, make_plan
-from tests.helpers import built
+from tests.helpers import built, python
 from tests.messages import refused
 
 GIB = 2**30
@@ -139,9 +137,7 @@ for batch, together in ((8, 1), (100, 1), (100, 4)):
 
 @pytest.mark.slow
 def test_a_probe_sees_what_a_task_takes() -> None:
-    command = [sys.executable, "-c", PROBE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    small, large, together = map(int, done.stdout.split())
+    small, large, together = map(int, python(PROBE).stdout.split())
     assert 100 * 2**20 < small < large < 4 * GIB
     assert large - small > 50 * 2**20
     assert together - large > 2 * (large - small)  # four clients' activations at once

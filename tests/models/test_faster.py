@@ -2,8 +2,6 @@
 
 import copy
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 from flray.models import acceleration, build
+from tests.helpers import python
 from tests.messages import refused
 
 CASES: list[tuple[str, Mapping[str, Any]]] = [
@@ -167,8 +166,4 @@ def test_narrow_strided_shortcuts_do_not_corrupt_memory_on_avx2() -> None:
             x = torch.randn(2, 3, 16, 16).contiguous(memory_format=torch.channels_last)
             model(x).sum().backward()
     """
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    python(code, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"})

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flray.records.journal import Journal, history_of, listen, read_events
+from tests.helpers import python
 from tests.messages import refused
 
 
@@ -184,8 +185,7 @@ def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
         "    print(journal.record_round(2, {'loss': 3.0})); journal.end('FAILED')\n"
     )
     path = tmp_path / "journal.jsonl"
-    command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = python(code, str(path))
     assert done.stdout.split() == [str(errno.EFBIG), "True"]
     metrics = [event.get("metrics") for event in read_events(path)]
     assert metrics == [{"loss": 1.0}, {"loss": 3.0}, None]

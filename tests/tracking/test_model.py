@@ -1,8 +1,6 @@
 """``tracking.model``: the trained model in MLflow, loaded by MLflow alone."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from flray.federation.building import build_spec
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tracking.exporter import MlflowExporter
+from tests.helpers import python
 from tests.messages import refused
 
 LOAD = """
@@ -31,12 +30,8 @@ print(model.metadata.signature)
 
 
 def loaded(uri: str, run_id: str, cwd: Path) -> tuple[np.ndarray[Any, Any], str]:
-    code = [sys.executable, "-c", LOAD, uri, run_id, "outputs.npy"]
     environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        code, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(LOAD, uri, run_id, "outputs.npy", cwd=cwd, env=environment)
     return np.load(cwd / "outputs.npy"), done.stdout
 
 
