@@ -29,7 +29,7 @@ _REPLACED = {
     r"(?<=process )\d+": "PID",
     r"(?<=hand-made )-?\d+": "KEY",
     r"\b\d+\.\d{8,}": "NUMBER",
-    r"\b(?=\d*[a-f]|0+\b)[0-9a-f]{12,64}\b": "SHA",
+    r"\b((?=\d*[a-f]|0+\b)[0-9a-f]{12,64}|\d{12}|\d{16})\b": "SHA",  # seldom of digits alone
     r"(?<=Request ID: )\w+": "ID",
     r"(?<=restore -x )\d+": "ID",
     r"flray-test-[0-9a-f]{8}": "BUCKET",
