@@ -1,9 +1,11 @@
 """Clusters of several nodes on this machine, and a method that waits in the middle of a round."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 HELD = """
 import os
@@ -46,6 +48,12 @@ class Gates:
     def reached(self, number: int) -> int:
         """Return how many processes have come to a round."""
         return len(list(self.folder.glob(f"reached-{number}-*")))
+
+    def wait_until_gone(self, number: int) -> None:
+        """Wait until the processes that came to a round have ended."""
+        for path in self.folder.glob(f"reached-{number}-*"):
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(int(path.name.rpartition("-")[2])).wait(timeout=120)
 
     def open(self, number: int) -> None:
         """Let all go on that wait in a round."""

@@ -309,6 +309,24 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
     refused(read_arrays, data_root() / "other", "other")
 
 
+def test_a_folder_from_which_files_vanish_meanwhile_is_fetched(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a sweep that still runs removed an old checkpoint after the files were listed."""
+    uri, listed = f"{BUCKET}/vanishing", storage.files
+    for name in ("a", "b"):
+        storage.write(f"{uri}/{name}", name.encode())
+
+    def files(address: str) -> dict[str, int]:
+        found = listed(address)
+        storage.remove(f"{uri}/b")
+        return found
+
+    monkeypatch.setattr(storage, "files", files)
+    assert storage.fetch(uri, tmp_cwd / "copy")
+    assert [path.name for path in (tmp_cwd / "copy").iterdir()] == ["a"]
+
+
 SWEEP = "import sys; from flray import api; api.tune(sys.argv[1])"
 
 
@@ -338,6 +356,7 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    gates.wait_until_gone(4)  # Ray ends the trial's process when it misses the driver
     gates.open(4)
     monkeypatch.setattr(lease, "LAPSE_S", 4.0)
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "another-machine"))

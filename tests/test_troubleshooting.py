@@ -13,6 +13,7 @@ import yaml
 from flray.cli.main import invoke
 from flray.data.loading import load_once
 from flray.records.journal import Journal
+from tests.clusters import joined_cluster
 from tests.helpers import INLINE, written
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
@@ -153,6 +154,20 @@ def full_disk() -> int:
         return run()()
 
 
+def no_room() -> int:
+    """Run on a Ray whose only CPU another actor has, and wait for a second in all."""
+    import ray
+
+    from flray.federation.ray_backend import handle, nodes
+
+    with joined_cluster({"num_cpus": 1}), pytest.MonkeyPatch.context() as patch:
+        holder: Any = ray.remote(dict).options(num_cpus=1).remote()
+        ray.get(holder.__ray_ready__.remote(), timeout=120)
+        patch.setattr(nodes, "WAIT_SECONDS", 0.5)
+        patch.setattr(handle, "PLACEMENT_TIMEOUT_S", 0.5)
+        return run("resources.executor=ray")()
+
+
 TROUBLES: dict[str, Scenario] = {
     "data set digits5-local is not in": run("data=digits5-local"),
     "cannot fetch": lambda: invoke(["data", "get", "usps"]),
@@ -197,7 +212,8 @@ TROUBLES: dict[str, Scenario] = {
 SLOW = {
     "its actor died 3 times": broken(
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "", "resources.executor=ray"
-    )
+    ),
+    "waits for room": no_room,
 }
 PASSING = {"is no finite number", "is away"}
 """Troubles that a run survives."""

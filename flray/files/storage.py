@@ -129,16 +129,32 @@ def written_at(uri: str) -> float | None:
         return None if time is None else time / 1e9
 
 
+DOWNLOADS = 5
+"""Attempts at a copy of files of which another process removes some meanwhile, such as old checkpoints."""
+
+
 def download(uri: str, folder: Path) -> int:
-    """Copy everything below an address into a folder; return the number of files."""
+    """Copy everything below an address into a folder, empty before; return the number of files."""
+    from pyarrow.fs import FileType
+
     found, path = filesystem(uri)
-    names = files(uri)
-    for name in names:
-        target = folder / name
-        with storage_errors(uri):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with found.open_input_stream(f"{path}/{name}") as source, target.open("wb") as file:
-                shutil.copyfileobj(source, file, 1 << 20)
+    with storage_errors(uri):
+        for attempt in range(1, DOWNLOADS + 1):
+            names = files(uri)
+            for name in names:
+                source, target = f"{path}/{name}", folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    with found.open_input_stream(source) as stream, target.open("wb") as file:
+                        shutil.copyfileobj(stream, file, 1 << 20)
+                except OSError:
+                    gone = found.get_file_info([source])[0].type == FileType.NotFound
+                    if not gone or attempt == DOWNLOADS:
+                        raise
+                    break
+            else:
+                break
+            shutil.rmtree(folder)
     return len(names)
 
 
