@@ -72,6 +72,18 @@ def imports(path: Path, typing_only: bool = False) -> set[str]:
     return names
 
 
+def test_modules_stay_short() -> None:
+    """As CONTRIBUTING.md has it, below 500 lines: of the package, and of tests and scripts where these are."""
+    folders = [ROOT, Path(__file__).parent, Path(__file__).parents[1] / "scripts"]
+    lines = {
+        str(path): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in folders
+        for path in folder.rglob("*.py")
+    }
+    assert len(lines) > 200
+    assert not {name: count for name, count in lines.items() if count >= 500}
+
+
 def test_no_import_circle() -> None:
     """Neither between modules nor between folders, not even by an import within a function or for type checkers."""
     paths = {module_name(path): path for path in ROOT.rglob("*.py")}

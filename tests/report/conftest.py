@@ -14,8 +14,14 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
+from flray.results.study import Study
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
+
+
+def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:
+    return Study(place, "global/common/accuracy", values)
+
 
 FINAL = {
     ("none", "CIFAR-10"): (0.70, 0.72),

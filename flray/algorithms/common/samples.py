@@ -174,7 +174,7 @@ class Samples:
 
 
 def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    """Return ``values[places]``, sooner where a sample lies in one piece: it is copied at once, not value by value."""
+    """Return ``values[places]``; if samples lie in one piece, each is copied at once, not value by value."""
     channels_last = values.dim() == 4 and values.stride(1) == 1
     lying = values.permute(0, 2, 3, 1) if channels_last else values
     if not lying.is_contiguous():

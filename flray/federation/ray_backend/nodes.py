@@ -53,7 +53,7 @@ SETTLE_SECONDS = 3.0
 
 
 def held_by_others() -> dict[str, float]:
-    """Return the CPUs and GPUs of the connected Ray that are held, before this process has asked for any."""
+    """Return the CPUs and GPUs of the connected Ray that other jobs hold; call it before this process asks for any."""
     import ray
 
     if not ray.is_initialized():
@@ -73,7 +73,7 @@ WAIT_SECONDS = 30.0
 
 
 def no_room(who: str, bundles: Sequence[Mapping[str, float]]) -> str:
-    """Return the line that says what waits for room, what it needs, and what there is."""
+    """Return the line that names who waits for room, the resources it needs and those that are free."""
     import ray
 
     there, free, words = ray.cluster_resources(), ray.available_resources(), list[str]()

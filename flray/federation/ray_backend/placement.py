@@ -405,7 +405,7 @@ class PoolPlanner:
         return replace(plan, gpu_model=self._model, server_apart=apart, others=others)
 
     def _free(self, config: Experiment) -> dict[str, float]:
-        """Return what others do not hold, but the share of one actor at least: it waits for others to end."""
+        """Return the resources that others do not hold, and at least one actor's share, which may have to wait."""
         share = config.resources.gpus_per_actor
         least = {
             "CPU": config.resources.cpus_per_actor,
