@@ -102,6 +102,14 @@ def called(driver: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     return found
 
 
+def of_folder(folder: Path) -> list[psutil.Process]:
+    """Return the processes whose command line names `folder`, whoever their parent is."""
+    found = psutil.process_iter(["cmdline"])
+    return [
+        each for each in found if any(str(folder) in word for word in each.info["cmdline"] or ())
+    ]
+
+
 def all_ended(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=120)[1]
 
@@ -170,6 +178,25 @@ def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
     )
     assert done.returncode == 0 and float(done.stdout) > 0, done.stderr
     assert len(list(tmp_path.glob("*agent*"))) == 2
+    assert not of_folder(short)  # the first agents, whose node process ended itself, included
+
+
+@pytest.mark.slow
+def test_who_asks_again_before_ray_is_ended_leaves_no_process_of_it(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked_again(processes: session._Processes) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session._Processes, "end", asked_again)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_session(None):
+            assert of_folder(short)
+        assert not of_folder(short) and not list(short.iterdir())
+    finally:
+        import ray
+
+        ray.shutdown()
 
 
 @pytest.mark.slow

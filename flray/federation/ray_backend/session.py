@@ -33,6 +33,9 @@ ROOM = 26
 PATIENCE_SECONDS, PROGRESS_SECONDS, LONGEST_SECONDS = 30.0, 0.5, 600.0
 """A start is given up after so many seconds with less CPU time than that, and after so many in all."""
 
+TOKEN = "RAY_AUTH_TOKEN"
+"""Environment variable with the secret of a session, which all its processes have."""
+
 GRACE_SECONDS = 3.0
 """Seconds that Ray's processes have to end before they are killed."""
 
@@ -55,26 +58,34 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
     RayLostError
         In the thread of the block, if Ray's node process is killed.
     """
-    with _private_folder() as folder, contextlib.ExitStack() as stack:
-        for attempt in (1, 2):
-            processes = _Processes(folder)
+    with _private_folder() as folder:
+        processes = _Processes(folder)
+        try:
+            for attempt in (1, 2):
+                try:
+                    wait = functools.partial(_patient, processes)
+                    with preserve_handlers(), private.replaced(private.NODE, wait):
+                        _start(folder / "r", resources)
+                    break
+                except (
+                    Exception
+                ) as error:  # Ray raises plain ones if its node does not start in time
+                    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+                        raise FlrayError(_refused(brief(error))) from None
+                    if attempt == 2:
+                        raise RayNotStartedError(
+                            f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; give the "
+                            "command again when less runs here, or compute without Ray: resources.executor=inline"
+                        ) from None
+                    processes.end()
+                    processes = _Processes(folder)
+            with processes.watched():
+                yield
+        finally:
             try:
-                stack.callback(processes.end)
-                wait = functools.partial(_patient, processes)
-                with preserve_handlers(), private.replaced(private.NODE, wait):
-                    _start(folder / "r", resources)
-                break
-            except Exception as error:  # Ray raises plain ones if its node does not start in time
-                if isinstance(error, OSError) and not isinstance(error, ConnectionError):
-                    raise FlrayError(_refused(brief(error))) from None
-                stack.close()
-                if attempt == 2:
-                    raise RayNotStartedError(
-                        f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; give the command "
-                        "again when less runs here, or compute without Ray: resources.executor=inline"
-                    ) from None
-        with processes.watched():
-            yield
+                processes.end()
+            finally:  # also if the user asks again before that begins
+                processes.kill()
 
 
 def _refused(why: str) -> str:
@@ -135,7 +146,10 @@ def _private_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:  # also if the user asks again
+            shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.release()
 
@@ -157,10 +171,10 @@ class _Processes:
         self._progressed = self._begun
 
     def look(self) -> set[psutil.Process]:
-        """Return all that were seen so far; those whose parent has died are not found any more."""
+        """Return all that were seen so far; those whose parent has died are found by `kill` alone."""
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
-                if child in self._known or any(self._folder in word for word in child.cmdline()):
+                if child in self._known or self._names_folder(child):
                     self._known.update([child, *child.children(recursive=True)])
                     if child.name() == "raylet":
                         self._nodes.add(child)
@@ -220,10 +234,22 @@ class _Processes:
             ray.shutdown()
             psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
         finally:  # also if the user asks again, in the middle of what is above
-            for process in self.look():
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill those that are left, also agents whose node process ended before they were seen."""
+        token = os.environ.get(TOKEN)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if self._names_folder(process) and process.environ().get(TOKEN) == token:
+                    self._known.add(process)
+        for process in self.look():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(self._known, timeout=GRACE_SECONDS)
+
+    def _names_folder(self, process: psutil.Process) -> bool:
+        return any(self._folder in word for word in process.cmdline())
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -268,7 +294,7 @@ _HERE = {
 
 _CHANGED = (
     "RAY_AUTH_MODE",
-    "RAY_AUTH_TOKEN",
+    TOKEN,
     "RAY_AUTH_TOKEN_PATH",
     "RAY_USAGE_STATS_ENABLED",
     "PYTHONBREAKPOINT",
@@ -374,7 +400,7 @@ def _environment(address: str | None) -> Iterator[None]:
                 # A token for this session only: neither a cluster's, nor one that Ray would
                 # write into the home.
                 os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
-                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+                os.environ.update({"RAY_AUTH_MODE": "token", TOKEN: secrets.token_hex(32)})
                 for name, value in _HERE.items():
                     os.environ.setdefault(name, value)
             _read_authentication_anew()
