@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import yaml
 from PIL import Image
 from pyarrow import parquet
 
@@ -170,6 +171,18 @@ def test_words_dates_and_gaps_of_a_table(tmp_cwd: Path) -> None:
     ward(Path("ward.parquet"))
     again = load("table", **{**WARD, "path": "ward.parquet"})
     assert again.fingerprint == scaled.fingerprint
+
+
+def test_a_table_s_first_error_names_all_settings_that_it_needs(tmp_cwd: Path) -> None:
+    remark = "a, 'remark': [it]"
+    frame = ward(Path("ward.csv")).drop(columns=["large"]).rename(columns={"remark": remark})
+    for file in (Path("named.csv"), Path("named.parquet")):
+        write(file, frame)
+        options = {"path": str(file), "label": "ill", "by": "hospital"}
+        error = refused(load, "table", **options)
+        needed = yaml.safe_load(str(error).split("; this table needs data: ")[1])
+        assert needed["leave_out"] == ["patient", remark, "never"]
+        assert load("table", **options, **needed).encoding.startswith("columns of words: 1 ")
 
 
 def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:

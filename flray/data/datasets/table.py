@@ -7,9 +7,10 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from pydantic import Discriminator, Field, Tag
 
@@ -122,9 +123,19 @@ def table(
             f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
         )
     used = columns or [name for name in frame.columns if name not in (*besides, *leave_out)]
-    if columns is None:
-        _check_identifiers(file, frame, used)
-    encoded = _encode(file, frame, used, words, dates, gaps)
+    identifiers = [name for name in used if columns is None and _is_identifier(frame, name)]
+    try:
+        for name in identifiers:
+            raise DataError(
+                f"data set table: column {name!r} of {file} has another value in each row, as identifiers "
+                f"have; data.leave_out: [{name}], or name all columns to learn from in data.columns"
+            )
+        encoded = _encode(file, frame, used, words, dates, gaps)
+    except DataError as error:
+        if columns is not None:
+            raise
+        wanted = {"leave_out": leave_out, "words": words, "dates": dates, "gaps": gaps}
+        raise DataError(f"{error}{_needed(frame, used, identifiers, wanted)}") from None
     for name in besides:
         if frame[name].isna().any():
             raise DataError(
@@ -234,22 +245,42 @@ class Encoded(NamedTuple):
     told: list[str]
 
 
-def _check_identifiers(file: Path, frame: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Refuse a column that nobody named and that has another word in each row, or counts the rows, or is called id."""
+def _is_identifier(frame: pd.DataFrame, name: str) -> bool:
+    """Return whether a column has another word in each row, or counts the rows, or is called id."""
     import pandas as pd
 
-    for name in columns:
-        values = frame[name]
-        if len(values) < 2 or not values.is_unique:
+    values = frame[name]
+    if len(values) < 2 or not values.is_unique:
+        return False
+    whole = pd.api.types.is_integer_dtype(values)
+    counted = whole and bool((values.diff().iloc[1:] == 1).all())
+    texts = pd.api.types.is_string_dtype(values)
+    return bool(counted or texts or (whole and _IDENTIFIER.search(str(name))))
+
+
+def _needed(
+    frame: pd.DataFrame, columns: list[str], identifiers: list[str], given: dict[str, Any]
+) -> str:
+    """Return all settings that the columns need, if they are several, so that nobody finds them one by one."""
+    import pandas as pd
+
+    found: dict[str, Any] = {**given, "leave_out": [*given["leave_out"], *identifiers]}
+    for name in (name for name in columns if name not in (*identifiers, *given["dates"])):
+        values = frame[name].dropna()
+        numeric = pd.api.types.is_numeric_dtype(values)
+        days = pd.to_datetime(values.astype(str), format="ISO8601", errors="coerce", utc=True)
+        if not len(values) or (not numeric and days.isna().any() and values.nunique() > MOST_WORDS):
+            found["leave_out"] = [*found["leave_out"], name]
             continue
-        whole = pd.api.types.is_integer_dtype(values)
-        counted = whole and bool((values.diff().iloc[1:] == 1).all())
-        texts = pd.api.types.is_string_dtype(values)
-        if counted or texts or (whole and _IDENTIFIER.search(str(name))):
-            raise DataError(
-                f"data set table: column {name!r} of {file} has another value in each row, as identifiers "
-                f"have; data.leave_out: [{name}], or name all columns to learn from in data.columns"
-            )
+        if not numeric and days.notna().all():
+            found["dates"] = [*found["dates"], name]
+        elif not numeric:
+            found["words"] = "one-hot"
+        if len(values) < len(frame) and given["gaps"] == "refuse":
+            found["gaps"] = "median"
+    needed = {key: value for key, value in found.items() if value != given[key]}
+    shown = yaml.safe_dump(needed, default_flow_style=True, sort_keys=False, width=1e9)
+    return f"; this table needs data: {shown.strip()}" if len(needed) > 1 else ""
 
 
 def _encode(
