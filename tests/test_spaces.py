@@ -30,7 +30,8 @@ def test_names_in_any_folder_and_a_file_of_that_name_wins(tmp_cwd: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["fedskc/tabel5", "quickstrat", "nothing.yaml", "/fedavg", "a\0b", "x" * 300]
+    "name",
+    ["fedskc/tabel5", "quickstrat", "nothing.yaml", "local.lr=0.1", "/fedavg", "a\0b", "x" * 300],
 )
 def test_other_names_are_refused_in_one_line(tmp_cwd: Path, name: str) -> None:
     refused(load, name)

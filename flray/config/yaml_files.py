@@ -297,7 +297,8 @@ def locate(source: str | Path) -> Path:
     Raises
     ------
     FlrayError
-        If there is neither such a file nor such a name. Of a path with a suffix, reading it says so.
+        If there is neither such a file nor such a name, or it is a setting. Of a path with a suffix,
+        reading it says so.
     """
     path = Path(source)
     with contextlib.suppress(OSError, ValueError):  # a name that no file can have
@@ -307,6 +308,10 @@ def locate(source: str | Path) -> Path:
             name = text.removeprefix(f"{FOLDER}/").removeprefix("papers/")
             if name in known:
                 return known[name]
+            if "=" in text and not path.exists():
+                raise FlrayError(
+                    f"{source}: this is a setting; a file comes before it, or a name such as quickstart"
+                )
             if not path.suffix and not path.exists():
                 raise FlrayError(
                     f"{source}: no such file, and flray comes with none of that "
