@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from flray.federation.federation import inline_federation
-from flray.federation.worker import evaluation_cache
+from flray.federation.worker import resources
 from flray.federation.worker.client_runner import ClientRunner
-from flray.federation.worker.evaluation_cache import EvaluationCache
+from flray.federation.worker.resources import EvaluationCache
 from flray.models import SplitModel
 from flray.tasks import make_task
 from flray.tasks.classification import summarise_parts
@@ -125,7 +125,7 @@ def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
 def test_no_more_is_kept_than_there_is_room_for(
     runner: ClientRunner, model: SplitModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_cache, "BYTES", 80_000)
+    monkeypatch.setattr(resources, "CACHE_BYTES", 80_000)
     cache = EvaluationCache()
     wanted = outputs(EvaluationCache(), runner, model)
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_methods_measure_the_same_without_it(method: str, monkeypatch: pytest.Mo
     clients = gaussian_clients((12, 9, 15))
     wanted = {"others": True, "pooled": True}
     found = run(method, clients, **SETTINGS, evaluation=wanted).evaluate()
-    monkeypatch.setattr(evaluation_cache, "BYTES", 0)
+    monkeypatch.setattr(resources, "CACHE_BYTES", 0)
     assert run(method, clients, **SETTINGS, evaluation=wanted).evaluate() == found
 
 
