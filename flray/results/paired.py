@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.results import decided, sequential
+from flray.results import sequential
 from flray.results.sequential import Decision, Looks, Verdict, decide, half_width, spread
 
 METHOD = (
@@ -163,14 +163,14 @@ class Difference:
 
     @property
     def given_decision(self) -> tuple[float, float]:
-        """The interval of a decided pair that allows for its being decided, see `flray.results.decided`.
+        """The interval of a decided pair that allows for its being decided, see `sequential.given_decision`.
 
         NaN if it is not decided, or if seeds were added after a look.
         """
         if not self.decided or math.isnan(self.freedom):
             return math.nan, math.nan
         halves = self.high - self.mean, self.high_corrected - self.mean
-        return decided.given_decision(self.mean, *halves, self.freedom)
+        return sequential.given_decision(self.mean, *halves, self.freedom)
 
     @property
     def undone_by(self) -> float:
@@ -189,7 +189,7 @@ class Difference:
             count = min(self.seeds + 1, last or math.inf)
             looks = Looks(self.first_look, last)
             critical = float(half_width(1.0, count, level, looks)) * math.sqrt(count)
-        loss = decided.undoing_loss(abs(self.mean), self.std, self.seeds, critical)
+        loss = sequential.undoing_loss(abs(self.mean), self.std, self.seeds, critical)
         return loss if loss < 2 * self.farthest else math.inf
 
     @property

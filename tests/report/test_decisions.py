@@ -8,9 +8,8 @@ import pytest
 from scipy import stats
 
 from flray.results.conclusions import conclude, sentence
-from flray.results.decided import given_decision
 from flray.results.paired import Rule, compare
-from flray.results.sequential import Looks, half_width, seeds_of_signs, sign_flip_p
+from flray.results.sequential import Looks, given_decision, half_width, seeds_of_signs, sign_flip_p
 from flray.results.study import Studies
 from tests.report.conftest import studied
 
