@@ -15,8 +15,7 @@ from mlflow import MlflowClient
 import flray
 from flray import registry
 from flray.cli.main import app
-from flray.cli.papers import Suite, list_suites, show_papers
-from flray.cli.tables import show_list
+from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.loader import load
 from flray.config.schema import schema

@@ -1,4 +1,7 @@
-"""How functions become commands, whose help texts stand in their docstrings; arguments that several commands take."""
+"""How functions become commands, whose help texts stand in their docstrings; arguments of several commands.
+
+The Tab key completes the names that flray knows, once ``flray --install-completion`` has run.
+"""
 
 import inspect
 import re
@@ -47,16 +50,76 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
     return decorate
 
 
-def complete(which: str) -> Callable[[str], list[str]]:
-    """Return the function that completes an argument in a shell; see `flray.cli.completion`."""
+_PARTS = {
+    "algorithm": "algorithms",
+    "data": "datasets",
+    "model": "models",
+    "partition": "partitions",
+    "public": "datasets",
+}
 
-    def words(incomplete: str) -> list[str]:
-        from flray.cli import completion
 
-        found: list[str] = getattr(completion, which)(incomplete)
-        return found
+def files(incomplete: str) -> list[str]:
+    """Return YAML files of the folder at hand, and the names of those that come with flray."""
+    from flray.config import yaml_files
 
-    return words
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    last = "" if incomplete.endswith("/") else Path(incomplete).name
+    here = sorted(path for path in folder.glob("*") if path.name.startswith(last))
+    found = [f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in here]
+    known = [name for name in yaml_files.names() if name.startswith(incomplete)]
+    return [name for name in found if name.endswith((".yaml", ".yml", "/"))] + known
+
+
+def files_and_datasets(incomplete: str) -> list[str]:
+    """Return the completions of `files`, and the names of data sets."""
+    return files(incomplete) + datasets(incomplete)
+
+
+def datasets(incomplete: str) -> list[str]:
+    """Return the data sets."""
+    from flray import registry
+
+    return [name for name in registry.datasets.names() if name.startswith(incomplete)]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Return the kinds of components that ``flray list`` accepts."""
+    from flray import registry
+
+    known = (*sorted(registry.ALL), "metrics", "papers", "settings")
+    return [kind for kind in known if kind.startswith(incomplete)]
+
+
+def names(incomplete: str) -> list[str]:
+    """Return the components of every kind and the suites."""
+    from flray import registry
+    from flray.config import yaml_files
+
+    known = {name for entries in registry.ALL.values() for name in entries.names()}
+    return [name for name in sorted({*known, *yaml_files.names()}) if name.startswith(incomplete)]
+
+
+def settings(incomplete: str) -> list[str]:
+    """Return settings of the first level, and after ``algorithm=`` and the like the names of such components."""
+    from flray import registry
+    from flray.config.experiment import Experiment
+
+    path, equals, begun = incomplete.partition("=")
+    kind = _PARTS.get(path.removeprefix("experiment."))
+    if equals and kind is not None:
+        return [f"{path}={name}" for name in registry.ALL[kind].names() if name.startswith(begun)]
+    if equals:
+        return []
+    return [f"{name}=" for name in Experiment.model_fields if name.startswith(path)]
+
+
+def runs(incomplete: str) -> list[str]:
+    """Return runs and sweeps below ``runs/`` as NAME and NAME/NUMBER."""
+    found = [path.parent for path in Path("runs").glob("*/*/*.json")]
+    known = {f"{folder.parent.name}/{folder.name}" for folder in found}
+    known |= {folder.parent.name for folder in found}
+    return [name for name in sorted(known) if name.startswith(incomplete)]
 
 
 ConfigFile = Annotated[
@@ -64,7 +127,7 @@ ConfigFile = Annotated[
     typer.Argument(
         metavar="FILE.yaml",
         help="the experiment or search space, or the name of one that comes with flray, such as quickstart",
-        autocompletion=complete("files"),
+        autocompletion=files,
     ),
 ]
 Overrides = Annotated[
@@ -72,16 +135,14 @@ Overrides = Annotated[
     typer.Argument(
         metavar="[KEY=VALUE]...",
         help="settings that replace the file's, for example local.lr=0.05",
-        autocompletion=complete("settings"),
+        autocompletion=settings,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON, for scripts")]
 RunName = Annotated[
     str,
     typer.Argument(
-        metavar="RUN",
-        help="its folder, NAME/NUMBER, or NAME for the newest",
-        autocompletion=complete("runs"),
+        metavar="RUN", help="its folder, NAME/NUMBER, or NAME for the newest", autocompletion=runs
     ),
 ]
 Address = Annotated[

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flray import errors
-from flray.cli import catalogue, finished
+from flray.cli import commands as others
 from flray.cli.arguments import (
     Address,
     AsJson,
@@ -199,9 +199,9 @@ app = typer.Typer(
     help="Which federated-learning method works under this data heterogeneity, at which settings, and how sure are we?",
     epilog="Example: flray run demo.yaml local.lr=0.05; each command's own --help has one.",
 )
-for _commands in (commands, finished.commands, catalogue.commands):
-    app.add_typer(_commands)
-app.add_typer(catalogue.data_commands, name="data")
+app.add_typer(commands)
+app.add_typer(others.commands)
+app.add_typer(others.data_commands, name="data")
 
 
 def _show_version(wanted: bool) -> None:
