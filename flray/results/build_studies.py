@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,64 +235,41 @@ def place_columns(columns: Sequence[str], rows: str) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The pairs of a sweep with ``sweep.until``, as its report has them.
+def compare_units(
+    sweep: Path, unit_of: Mapping[str, int]
+) -> tuple[list[tuple[int, int, Difference]], dict[int, float]]:
+    """Compare the finished trials of a sweep with ``sweep.until``, as its report does.
 
-    Attributes
+    Parameters
     ----------
-    differences : list of (int, int, Difference)
-        What is compared by its number, and the comparison.
-    seconds : mapping of int to float
-        Mean training time of one trial of each.
+    sweep : Path
+        Its folder.
+    unit_of : mapping of str to int
+        By a trial's number, the number of the unit that it is one seed of.
+
+    Returns
+    -------
+    pairs : list of (int, int, Difference)
+        The numbers of two units, and their comparison.
+    seconds : dict of int to float
+        Mean training time of one trial of each unit.
     """
-
-    differences: list[tuple[int, int, Difference]]
-    seconds: Mapping[int, float]
-
-    @classmethod
-    def of(cls, sweep: Path, unit_of: Mapping[str, int]) -> "Comparison":
-        """Return the comparison of a sweep's finished trials.
-
-        Parameters
-        ----------
-        sweep : Path
-            Its folder.
-        unit_of : mapping of str to int
-            By a trial's number, the number of the unit that it is one seed of.
-        """
-        source = load_folder(sweep, allow_empty=True)
-        # By the primary metric, of a paper's suite too, whose columns are several measures.
-        source = replace(source, config={**source.config, "paper": None})
-        trials = [trial for trial in source.trials if trial.number in unit_of]
-        units = {place_and_name(source, trial): unit_of[trial.number] for trial in trials}
-        studies, reference = build_studies(source), source.config["sweep"].get("reference")
-        if any(reference in study.values for study in studies.each):
-            studies = studies.against(reference)
-        times: dict[int, list[float]] = {unit: [] for unit in unit_of.values()}
-        for trial in trials:
-            times[unit_of[trial.number]].append(measures.total(trial, "time/round"))
-        return cls(
-            [
-                (units[study.place, one.first], units[study.place, one.second], one)
-                for study in studies.each
-                for one in study.differences
-            ],
-            {unit: float(np.nanmean(found)) if found else 0.0 for unit, found in times.items()},
-        )
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs there are."""
-        return len(self.differences)
-
-    @property
-    def undecided(self) -> int:
-        """How many of them are not decided."""
-        return sum(1 for _ in self.open_pairs())
-
-    def open_pairs(self) -> Iterator[tuple[int, int]]:
-        """Yield the pairs that are not decided."""
-        for first, second, one in self.differences:
-            if not one.verdict:
-                yield first, second
+    source = load_folder(sweep, allow_empty=True)
+    # By the primary metric, of a paper's suite too, whose columns are several measures.
+    source = replace(source, config={**source.config, "paper": None})
+    trials = [trial for trial in source.trials if trial.number in unit_of]
+    units = {place_and_name(source, trial): unit_of[trial.number] for trial in trials}
+    studies, reference = build_studies(source), source.config["sweep"].get("reference")
+    if any(reference in study.values for study in studies.each):
+        studies = studies.against(reference)
+    times: dict[int, list[float]] = {unit: [] for unit in unit_of.values()}
+    for trial in trials:
+        times[unit_of[trial.number]].append(measures.total(trial, "time/round"))
+    pairs = [
+        (units[study.place, one.first], units[study.place, one.second], one)
+        for study in studies.each
+        for one in study.differences
+    ]
+    return pairs, {
+        unit: float(np.nanmean(found)) if found else 0.0 for unit, found in times.items()
+    }

@@ -17,7 +17,7 @@ from flray.config.loader import experiment_at
 from flray.config.sweep import Tune
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
-from flray.results.build_studies import Comparison
+from flray.results.build_studies import compare_units
 from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_values, trial_number
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
 from flray.tuning.units import STARTUP, Unit, units
@@ -317,13 +317,14 @@ class Phases:
             for u in chosen
         }
         numbers = {point.number: u for (u, _), point in points.items()}
-        comparison = Comparison.of(sweep, numbers)
+        pairs, seconds = compare_units(sweep, numbers)
+        undecided = [(first, second) for first, second, one in pairs if not one.verdict]
         wanted: dict[tuple[int, int], float] = {}
-        for first, second in comparison.open_pairs():
+        for first, second in undecided:
             position = min(ended[first], ended[second])
             if position == until.at_most:
                 continue
-            cost = comparison.seconds[first] + comparison.seconds[second]
+            cost = seconds[first] + seconds[second]
             for u in (first, second):
                 if ended[u] == position:
                     wanted[u, position] = min(cost, wanted.get((u, position), math.inf))
@@ -333,7 +334,7 @@ class Phases:
         return Batch(
             tuple(points[one] for one in order),
             None,
-            f"comparison: {comparison.undecided} of {comparison.pairs} pairs are not decided, "
+            f"comparison: {len(undecided)} of {len(pairs)} pairs are not decided, "
             f"{len(order)} more trials",
         )
 
