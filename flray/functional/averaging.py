@@ -11,7 +11,7 @@ from flray.functional.numerics import check_names
 
 Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 
-PIECE = 2**18
+PIECE = 2**16
 """Number of values to compute at a time on a CPU, so that intermediate results stay in its cache."""
 
 
@@ -28,7 +28,6 @@ class WeightedMean:
         self._layout: Layout | None = None
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._terms: dict[str, Tensor] = {}
         self._total = 0.0
         self._seen = 0
         self._counted = 0
@@ -165,19 +164,10 @@ class WeightedMean:
             # elsewhere; unless the product has no more than float64's 53 bits.
             exact = tensor.dtype == torch.float32 and weight.is_integer() and weight < 2**29
             for total, values in _pieces(so_far, tensor):
-                term = self._term(name, values).copy_(values)
                 if exact:
-                    total.add_(term, alpha=weight)
+                    total.add_(values, alpha=weight)
                 else:
-                    total.add_(term.mul_(weight))
-
-    def _term(self, name: str, values: Tensor) -> Tensor:
-        """Return memory for values in float64, the same every time: new memory costs as much as the sum."""
-        held = self._terms.get(name)
-        if held is None or held.shape != values.shape:
-            held = torch.empty(values.shape, dtype=torch.float64, device=values.device)
-            self._terms[name] = held
-        return held
+                    total.add_(values.double() * weight)
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
