@@ -3,7 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -111,8 +111,7 @@ Ref = Any
 """A packed tree, or an executor's reference to one."""
 
 
-@dataclass(frozen=True)
-class ClientTask:
+class ClientTask(NamedTuple):
     """A client task; with its inputs it determines the result bit for bit.
 
     Attributes
@@ -135,7 +134,7 @@ class ClientTask:
     client: int
     round: int
     architecture: str
-    stage: Stage = field(default_factory=Stage)
+    stage: Stage = Stage()
     work: float = 1.0
     block: int = 0
     token: str = ""
@@ -195,8 +194,7 @@ class TaskOutcome:
     usage: ProcessUsage = field(default_factory=ProcessUsage)
 
 
-@dataclass(frozen=True)
-class TaskInput:
+class TaskInput(NamedTuple):
     """A client task with its inputs.
 
     Attributes
@@ -220,8 +218,7 @@ class TaskInput:
 
     def with_references(self, change: Callable[[Ref], Ref]) -> "TaskInput":
         """Return the task with each of its references changed."""
-        return replace(
-            self,
+        return self._replace(
             common=change(self.common),
             state=change(self.state),
             parts=tuple((key, weight, change(part)) for key, weight, part in self.parts),
@@ -254,8 +251,7 @@ class Message(NamedTuple):
         return self.sizes[job.client_task.architecture] + private
 
 
-@dataclass(frozen=True)
-class TaskBlock:
+class TaskBlock(NamedTuple):
     """Tasks that one process runs in sequence: a single one, or those of a stage whose weights it adds up.
 
     Attributes
@@ -276,11 +272,10 @@ class TaskBlock:
 
     def with_references(self, change: Callable[[Ref], Ref]) -> "TaskBlock":
         """Return the block with each of its tasks' references changed."""
-        return replace(self, jobs=tuple(job.with_references(change) for job in self.jobs))
+        return self._replace(jobs=tuple(job.with_references(change) for job in self.jobs))
 
 
-@dataclass(frozen=True)
-class TaskResult:
+class TaskResult(NamedTuple):
     """A client task with its outputs.
 
     Attributes
@@ -296,8 +291,7 @@ class TaskResult:
     actor: int = 0
 
 
-@dataclass(frozen=True)
-class TaskBlockResult:
+class TaskBlockResult(NamedTuple):
     """A block with its outputs.
 
     Attributes

@@ -376,7 +376,7 @@ class ShortExecutor(InlineExecutor):
         for job in sorted(answering, key=lambda job: job.client_task.client):
             (result,) = done[job.client_task.architecture].results
             outcome = replace(result.outcome, client=job.client_task.client)
-            result = replace(result, client_task=job.client_task, outcome=outcome)
+            result = result._replace(client_task=job.client_task, outcome=outcome)
             yield TaskBlockResult((result,))
 
     def _short(self, job: TaskInput) -> TaskInput:
@@ -386,7 +386,7 @@ class ShortExecutor(InlineExecutor):
         batches = -(-count // local.batch_size)
         steps = local.steps or -int(-local.epochs * batches // 1)
         work = (self._steps - 0.5) / steps if steps >= self._steps else 1.0
-        return replace(job, client_task=replace(task, work=min(work, task.work)))
+        return job._replace(client_task=task._replace(work=min(work, task.work)))
 
 
 def should_probe(spec: FederationSpec, nodes: Sequence[Node]) -> bool:
