@@ -407,29 +407,30 @@ class FederationState:
         """
         data, tasks = self.spec.data, []
         everything = len(data.test) if self.spec.config.evaluation.others else None
-        for client in clients:
-            rows, work = data.everyone[client], works.get(client, 1.0)
-            private, state = None, None
-            if client < len(self.states):
-                architecture, state = self.server.clients[client].architecture, self.states[client]
-                with self.hook("send_private"):
+        with self.hook("send_private"):
+            for client in clients:
+                rows, work = data.everyone[client], works.get(client, 1.0)
+                private, state = None, None
+                if client < len(self.states):
+                    architecture = self.server.clients[client].architecture
                     extra = self.spec.algorithm.send_private(self.server, client, message.stage)
-                private = trees.pack(extra) if extra else None
-            else:
-                (architecture,) = message.handles
-            trains = kind in ("stage", "ask")
-            cost = len(rows.train) * work if trains else float(everything or len(rows.test))
-            task = messages.ClientTask(
-                kind,
-                client,
-                self.server.round,
-                architecture,
-                message.stage,
-                work,
-                token=message.token,
-                cost=cost,
-            )
-            tasks.append(messages.TaskInput(task, message.handles[architecture], private, state))
+                    private, state = trees.pack(extra) if extra else None, self.states[client]
+                else:
+                    (architecture,) = message.handles
+                trains = kind in ("stage", "ask")
+                cost = len(rows.train) * work if trains else float(everything or len(rows.test))
+                task = messages.ClientTask(
+                    kind,
+                    client,
+                    self.server.round,
+                    architecture,
+                    message.stage,
+                    work,
+                    token=message.token,
+                    cost=cost,
+                )
+                common = message.handles[architecture]
+                tasks.append(messages.TaskInput(task, common, private, state))
         return tasks
 
     def sha256(self) -> str:
