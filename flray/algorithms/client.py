@@ -245,7 +245,7 @@ class Client(TaskRecord):
             for step, (where, epoch, last) in enumerate(batches):
                 if reseed is not None:
                     rng.seed_default_generators(reseed + step, self.device)
-                self.samples_seen += len(where)
+                self.samples_seen += where.numel()
                 x, y = samples.take(where)
                 if local.augment != "none":
                     draws = self.generator("augmentation", f"{stream}/{step}")

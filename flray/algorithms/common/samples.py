@@ -105,7 +105,7 @@ class Samples:
         self._device = device or x.device
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._rows.numel()
 
     @property
     def rows(self) -> Tensor:
