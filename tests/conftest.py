@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from tests.messages import COLLECTED
 from tests.services import bucket_server
@@ -25,7 +26,9 @@ os.environ.setdefault(
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    """One core for each test process: threads of NumPy's products wait for each other where others run."""
     torch.set_num_threads(1)
+    threadpool_limits(1, "blas")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
