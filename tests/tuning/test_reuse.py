@@ -26,7 +26,7 @@ from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.helpers import printed
 from tests.tuning.helpers import Seen, digests
 
-LOCAL = {"local": {"algorithm": "local"}}
+THREE = {"fedavg": {}, "local": {"algorithm": "local"}, "fedbn": {"algorithm": "fedbn"}}
 
 
 @pytest.fixture
@@ -37,20 +37,34 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "space": {}, "arms": {"method": {"fedavg": {}}}}
 
 
+@pytest.fixture
+def first(
+    armed: dict[str, Any],
+    ray_here: dict[str, float],
+    no_pictures: None,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> SweepResult:
+    """A finished sweep of `THREE` at a seed, which runs once: a copy below the test's ``runs``."""
+    made = tmp_path_factory.getbasetemp() / "reuse"
+    if not (made / "small" / "001" / "results.csv").exists():
+        api.tune({**armed, "arms": {"method": THREE}}, [f"output={made}"])
+    shutil.copytree(made, tmp_path / "runs")
+    return SweepResult(tmp_path / "runs" / "small" / "001")
+
+
 def _by_trial(result: SweepResult) -> dict[tuple[str, int], str]:
     rows = result.results.to_dict("records")
     return {(row["arms.method"], row["seed"]): row["sha256"] for row in rows}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_seed_and_a_method_more_and_only_they_are_run(
-    armed: dict[str, Any], tmp_path: Path
+    armed: dict[str, Any], first: SweepResult, tmp_path: Path
 ) -> None:
-    first = api.tune(armed)
     unlisted = first.folder / "trials" / "0001" / "portrait.npz"
     unlisted.write_bytes(b"in no record")
-    armed["arms"]["method"] |= LOCAL
+    armed["arms"]["method"] |= {"prox": {"algorithm": "fedprox"}}
     armed["sweep"]["seeds"] = [0, 1]
     file = tmp_path / "more.yaml"
     file.write_text(yaml.safe_dump(armed))
@@ -62,7 +76,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     seen = Seen()
     more = api.tune(file, progress=seen)
     assert more.folder.name == "002"
-    ran = ["fedavg seed=1", "local seed=0", "local seed=1"]
+    ran = ["fedavg seed=1", "prox seed=0", "prox seed=1"]
     assert sorted(seen.started) == ran
     assert [line for line in seen.lines if "taken over" in line] == [
         "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
@@ -70,7 +84,8 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     ]
     whole = api.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
     assert _by_trial(more) == _by_trial(whole) and len(_by_trial(whole)) == 4
-    assert _by_trial(first).items() <= _by_trial(more).items()
+    old, new = _by_trial(first), _by_trial(more)
+    assert old.keys() & new.keys() == {one := ("fedavg", 0)} and old[one] == new[one]
     same = ["arms.method", "seed", "status", "rounds", "score", "global/common/accuracy"]
     assert more.results[same].equals(whole.results[same])
     texts = [(one.folder / "table.txt").read_text() for one in (more, whole)]
@@ -91,12 +106,9 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any]) -> None:
-    armed["arms"] = {}
-    first = api.tune(armed)
-    (trial,) = trial_folders(first.folder)
-
+def test_what_is_not_the_same_or_not_whole_is_run(
+    armed: dict[str, Any], first: SweepResult
+) -> None:
     def taken(**changes: Any) -> list[str]:
         return [one.taken_over for one in api.plan(armed, **changes)]
 
@@ -105,6 +117,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any]) -> None
     assert taken(data={"name": "digits-sklearn", "samples": 150}) == [""]
     assert taken(checkpoint={"keep": 5}) == ["small/001/0001"]  # which decides no bit
 
+    trial, second, _ = trial_folders(first.folder)
     record = directory.read(trial.path)
     directory.update(trial.path, cpu={**record["cpu"], "kinds": {"torch": "other"}})
     assert taken() == [""]
@@ -113,29 +126,24 @@ def test_what_is_not_the_same_or_not_whole_is_run(armed: dict[str, Any]) -> None
     directory.update(trial.path, status="finished")
 
     journal = trial.path / directory.JOURNAL
-    before = journal.read_text()
-    journal.write_text(before.replace('"score":', '"score":1'))
-    seen = Seen()
-    second = api.tune(armed, progress=seen)
-    assert len(seen.started) == 1 and digests(second) == digests(first)
-    assert any("journal.jsonl is not what it left" in line for line in seen.lines)
-
-    journal.write_text(before)
-    shutil.rmtree(second.folder)
-    newest, *_ = checkpoints(str(first.folder / "tune"), "0001")
+    journal.write_text(journal.read_text().replace('"score":', '"score":1'))
+    newest, *_ = checkpoints(str(first.folder / "tune"), second.number)
     server = next(Path(newest.uri).glob("server-*.safetensors"))
     server.write_bytes(server.read_bytes()[:-1] + b"x")
+    armed["arms"]["method"] = THREE
     seen = Seen()
-    api.tune(armed, progress=seen)
-    assert len(seen.started) == 1 and any("is damaged (SHA-256" in line for line in seen.lines)
+    again = api.tune(armed, progress=seen)
+    assert len(seen.started) == 2 and digests(again) == digests(first)
+    said = "\n".join(seen.lines)
+    assert "journal.jsonl is not what it left" in said and "is damaged (SHA-256" in said
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict[str, Any]) -> None:
+def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(
+    armed: dict[str, Any], first: SweepResult
+) -> None:
     """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
-    armed["arms"]["method"] |= {**LOCAL, "fedbn": {"algorithm": "fedbn"}}
-    first = api.tune(armed)
+    armed["arms"]["method"] = THREE
     edited, gone, _ = trial_folders(first.folder)
     for trial in (edited, gone):
         journal = trial.path / directory.JOURNAL
@@ -160,12 +168,10 @@ def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(armed: dict
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_kill_while_taking_over_leaves_nothing_by_half(
-    armed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    armed: dict[str, Any], first: SweepResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    armed["arms"] = {}
-    first = api.tune(armed)
+    armed["arms"]["method"] = THREE
 
     class Killed(BaseException):
         pass
@@ -200,12 +206,22 @@ class Scaled(Algorithm):
         return lab.helper.SCALE * super().loss(client, batch) + SHIFT
 """
 
+COMMANDS = """
+import json, sys
+from flray.cli.main import invoke
+from flray.drawing import canvas
+from flray.tuning import sweep
+
+canvas.save_figure = sweep.add_report = lambda *_: None  # which take longer than the rest
+sys.exit(max(map(invoke, json.loads(sys.argv[1]))))
+"""
+
 
 @pytest.mark.slow
 def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed(
     content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process of its own for each command, which imports the files as they are then."""
+    """A fresh process after each change, which imports the files as they are then."""
     helper, later, plugin = Path("lab/helper.py"), Path("later.py"), tmp_cwd / "mine.py"
     helper.parent.mkdir()
     (helper.parent / "__init__.py").touch()
@@ -222,34 +238,34 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
     content["space"], content["sweep"] = {}, {"seeds": [0]}
     Path("sweep.yaml").write_text(yaml.safe_dump(content))
 
-    def flray(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "flray", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    def flray(*commands: Sequence[str]) -> tuple[int, str]:
+        words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         assert "Traceback" not in done.stderr
         return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def shown(*command: str) -> str:
         return " ".join(printed(*command).split())
 
-    run = ("run", "sweep.yaml", "sweep.seeds=[]", "name=single")
-    assert flray(*run)[0] == flray("tune", "sweep.yaml")[0] == 0
+    run, tune = ("run", "sweep.yaml", "sweep.seeds=[]", "name=single"), ("tune", "sweep.yaml")
+    resume = ("resume", "single/001", "rounds=3")
+    assert flray(run, tune)[0] == 0
     later.write_text("SHIFT = 0.0\n\n")
     helper.write_text("SCALE = -0.5\n")
-    code, said = flray("resume", "single/001", "rounds=3")
+    code, said = flray(resume)
     assert code == 2 and "began with other code (" in said and "--other-code" in said
     assert "helper.py " in said and "later.py " in said
     later.write_text("SHIFT = 0.0\n")
     assert "changed since this was run: helper.py" in shown("report", "single")
-    code, said = flray("tune", "sweep.yaml")
+    compare = ("compare", "single/001", "single/002")
+    code, said = flray(tune, run, compare, (*resume, "--other-code"))
     assert code == 0 and "are in small/001, and were run by other code (helper.py " in said
+    assert "code: helper.py" in said
     first, second = (
         directory.read(Path("runs/small", number, "trials/0001"))["sha256"]
         for number in ("001", "002")
     )
     assert first != second
-    assert flray(*run)[0] == 0
-    assert "code: helper.py" in shown("compare", "single/001", "single/002")
-    assert flray("resume", "single/001", "rounds=3", "--other-code")[0] == 0
     assert "it began with other code than it ended with" in shown("report", "single/001")
 
 
