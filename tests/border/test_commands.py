@@ -16,11 +16,10 @@ import pytest
 from flray.cli.main import invoke
 from flray.records import directory
 from tests.border import planted
-from tests.border.test_planted import RUN, away, listener, place, world, wrong
+from tests.border.test_planted import RUN, away, wrong
 from tests.hostile.asking import asked
 from tests.messages import mistyped
 
-__all__ = ["listener", "place", "world"]
 EVERY = bool(os.environ.get("FLRAY_HOSTILE_ALL"))
 SOME = 6
 """Rows of a class that are asked in every run of the tests, the same ones."""
