@@ -120,14 +120,14 @@ def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_loo
 
 def test_seeds_that_are_added_after_a_look_are_tested_as_such() -> None:
     """Nothing differs; where five seeds decide nothing, five are added, and then five more."""
-    draws = np.random.default_rng(6).normal(size=(2000, 15))
+    draws = np.random.default_rng(6).normal(size=(1000, 15))
     p = [stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in (5, 10, 15)]
     naive, wrong = (np.array(p) < 0.05).any(axis=0).sum(), 0
     looks = {name: {seed: seed // 5 for seed in range(15)} for name in "ab"}
     for one in draws:
         values = {"a": dict(enumerate(one)), "b": dict.fromkeys(range(15), 0.0)}
         wrong += compare(values, looks=looks)[0].decided
-    assert naive / 2000 > 0.09 and wrong / 2000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 2000)
+    assert naive / 1000 > 0.09 and wrong / 1000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 1000)
 
 
 def test_ranks_by_hand() -> None:

@@ -36,7 +36,7 @@ def test_an_interval_given_the_decision_covers(seeds: int, apart: float) -> None
     draws = np.random.default_rng(0).normal(apart, 1, size=(60_000, seeds))
     means, errors = draws.mean(axis=1), draws.std(axis=1, ddof=1) / math.sqrt(seeds)
     alone, critical = stats.t.isf([0.025, 0.0025], seeds - 1)
-    decided = np.flatnonzero(np.abs(means) > critical * errors)[:800]
+    decided = np.flatnonzero(np.abs(means) > critical * errors)[:400]
     assert len(decided) > 300
     inside, plain = [], []
     for mean, error in zip(means[decided], errors[decided], strict=True):

@@ -148,7 +148,7 @@ def test_every_arm_has_the_same_budget_and_its_best_goes_on(
 def test_killed_at_any_point_it_chooses_and_decides_alike(
     tuned: dict[str, Any], tmp_path: Path, killed: int
 ) -> None:
-    tuned["sweep"]["until"] = {"margin": 1.0, "at_least": 3, "at_most": 12}
+    tuned["sweep"]["until"] = {"margin": 1.0, "at_least": 3, "at_most": 6}
     folders = [tmp_path / "whole", tmp_path / "broken"]
     sweep(tuned, folders[0])
     sweep(tuned, folders[1], killed=killed)
