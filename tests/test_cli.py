@@ -83,11 +83,12 @@ def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path) -> None:
     assert build_spec(load(file, [partition]).experiment).data.partition_fingerprint in shown
 
 
-def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(file: str, tmp_cwd: Path) -> None:
+def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
+    file: str, tmp_cwd: Path, store: str
+) -> None:
     """And MLflow holds its parameters, metrics, tags and figures."""
-    uri = f"sqlite:///{tmp_cwd}/mlflow.db"  # it keeps connections by their address
-    method = "algorithm={name: fedprox, mu: 0.5}"
-    shown = printed("run", file, method, f"tracking.uri={uri}")
+    settings = ["algorithm={name: fedprox, mu: 0.5}", "tracking.experiment=seen"]
+    shown = printed("run", file, *settings, f"tracking.uri={store}")
     folder = tmp_cwd / "runs/digits/001"
     identity = json.loads((folder / "run.json").read_text())
     assert identity["status"] == "finished"
@@ -101,8 +102,8 @@ def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(file: str, tmp_cw
     figures = {f"figures/{name}.png" for name in ("curves", "clients", "partition")}
     assert {f"figures/{path.name}" for path in (folder / "figures").iterdir()} == figures
 
-    client = MlflowClient(tracking_uri=uri)
-    (run,) = client.search_runs([client.get_experiment_by_name("flray").experiment_id])
+    client = MlflowClient(tracking_uri=store)
+    (run,) = client.search_runs([client.get_experiment_by_name("seen").experiment_id])
     wanted = {"algorithm.name": "fedprox", "algorithm.mu": "0.5", "local.momentum": "0.0"}
     assert wanted.items() <= run.data.params.items()
     assert run.data.tags["model.sha256"] == identity["sha256"]

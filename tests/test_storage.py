@@ -244,6 +244,7 @@ def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> No
 def test_plugins_that_came_with_a_run_are_not_executed(
     tmp_cwd: Path,
     digits: dict[str, Any],
+    store: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -268,11 +269,7 @@ def test_plugins_that_came_with_a_run_are_not_executed(
         assert planted != settings
         storage.write(f"{uri}/config.yaml", planted.encode())
         shutil.rmtree(storage.local_cache_of(f"{BUCKET}/code"), ignore_errors=True)
-        for command, expected in (
-            (["resume"], 2),
-            (["sync", "--uri", f"sqlite:///{tmp_cwd}/m.db"], 0),
-            (["report"], 0),
-        ):
+        for command, expected in ((["resume"], 2), (["sync", "--uri", store], 0), (["report"], 0)):
             assert invoke([command[0], *there, *command[1:]]) == expected, command
         error = capsys.readouterr().err
         assert "experiment.plugins names" in error and "--plugin FILE.py" in error

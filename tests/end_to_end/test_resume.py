@@ -53,11 +53,11 @@ def until(condition: Any, process: subprocess.Popen[str], seconds: float = 300) 
         time.sleep(0.02)
 
 
-def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
+def mlflow_points(uri: str, name: str, metric: str) -> list[tuple[int, float]]:
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{database}")
-    experiment = client.get_experiment_by_name("flray")
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(name)
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
@@ -68,7 +68,7 @@ def mlflow_points(database: Path, metric: str) -> list[tuple[int, float]]:
 
 @pytest.mark.slow
 def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+    tmp_cwd: Path, digits: dict[str, Any], store: str, ray_here: dict[str, float]
 ) -> None:
     """By Ctrl-C, then by SIGKILL. In this process: tests/test_stopping.py."""
     import ray
@@ -77,7 +77,7 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
         "algorithm": "scaffold",
         "rounds": 5,
         "participation": {"fraction": 0.75},
-        "tracking": {"uri": "sqlite:///mlflow.db"},
+        "tracking": {"uri": store, "experiment": "asked to end"},
         "resources": {"actors": 1},
     }
     gates = Gates(tmp_cwd, [2, 4], "scaffold")
@@ -112,7 +112,7 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     steady = [c for c in whole.history.columns if not str(c).startswith(measured)]
     assert resumed.history[steady].equals(whole.history[steady])
     losses = list(zip(rounds, whole.history["train/loss"], strict=True))
-    assert mlflow_points(tmp_cwd / "mlflow.db", "train/loss") == losses
+    assert mlflow_points(store, "asked to end", "train/loss") == losses
 
 
 WATCHED = """
@@ -304,4 +304,5 @@ def test_a_run_is_resumed_from_another_folder_into_the_same_database(
     monkeypatch.chdir(tmp_cwd / "elsewhere")
     assert runner.resume(folder).sha256 == result.sha256
     assert list((tmp_cwd / "elsewhere").iterdir()) == []
-    assert [step for step, _ in mlflow_points(tmp_cwd / "mlflow.db", "train/loss")] == [1, 2]
+    points = mlflow_points(f"sqlite:///{tmp_cwd}/mlflow.db", "flray", "train/loss")
+    assert [step for step, _ in points] == [1, 2]

@@ -87,8 +87,8 @@ def test_auc_of_eeg(tmp_cwd: Path) -> None:
         assert {f"personal/local/{name}/client/{c}" for c in "ABCD"} <= result.metrics.keys()
 
 
-def test_from_the_command_line(tmp_cwd: Path) -> None:
-    small = {**SMALL_FUNDUS, "rounds": 2, "tracking": {"uri": "sqlite:///mlflow.db"}}
+def test_from_the_command_line(tmp_cwd: Path, store: str) -> None:
+    small = {**SMALL_FUNDUS, "rounds": 2, "tracking": {"uri": store, "experiment": "fundus"}}
     Path("fundus.yaml").write_text(json.dumps({"experiment": small}))
     shown = printed("run", "fundus.yaml")
     assert "round 2/2  global/common/dice 0." in shown
@@ -98,8 +98,8 @@ def test_from_the_command_line(tmp_cwd: Path) -> None:
     assert {p.name for p in (run / "figures").iterdir()} == {f"{name}.png" for name in names}
     import mlflow
 
-    client = mlflow.MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
-    (tracked,) = client.search_runs([client.get_experiment_by_name("flray").experiment_id])
+    client = mlflow.MlflowClient(store)
+    (tracked,) = client.search_runs([client.get_experiment_by_name("fundus").experiment_id])
     shares, distances = {"common/dice", "local/dice_cup/client/E"}, {"local/hausdorff/worst"}
     names = shares | distances | {"common/hausdorff95_disc"}
     assert {f"global/{name}" for name in names} <= tracked.data.metrics.keys()

@@ -83,6 +83,7 @@ def dripping() -> Iterator[str]:
 def test_a_server_that_drips_is_given_up(
     dripping: str,
     tmp_cwd: Path,
+    store: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -93,9 +94,7 @@ def test_a_server_that_drips_is_given_up(
     assert "has not answered whole within 2 s" in capsys.readouterr().err
     assert invoke(["report", "sent", "--uri", dripping]) == 2
     assert "has not answered whole within 2 s" in capsys.readouterr().err
-    assert " events of 1 run sent to sqlite:///" in printed(
-        "sync", "sent", "--uri", "sqlite:///mlflow.db"
-    )
+    assert " events of 1 run sent to sqlite:///" in printed("sync", "sent", "--uri", store)
 
 
 def test_a_damaged_partition_is_told_before_the_rounds(
