@@ -83,9 +83,14 @@ class StopAfter(NullProgress):
             raise KeyboardInterrupt
 
 
+def ended(*words: str, timeout: float = 580, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with some arguments in a fresh process that has to end well."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh process that has to end well."""
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580, **options)
-    assert done.returncode == 0, done.stderr
-    return done
+    return ended("-c", code, *arguments, **options)

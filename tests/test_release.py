@@ -4,8 +4,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from email import message_from_string
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.helpers import python
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -32,16 +32,7 @@ def test_metadata_have_a_page_whose_links_work(tmp_path: Path, repository: str |
     given = {"FLRAY_REPOSITORY": f"{repository}/", "FLRAY_REF": "v9"} if repository else {}
     environment = {**os.environ, **given, "PYTHONPATH": ""}
     (tmp_path / "made").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    python(code, cwd=tmp_path, env=environment)
     (file,) = (tmp_path / "made").glob("*.dist-info/METADATA")
     found = message_from_string(file.read_text(encoding="utf-8"))
     page = str(found.get_payload())

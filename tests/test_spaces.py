@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 
 from flray.config import suites, yaml_files
 from flray.config.loader import load
+from tests.helpers import ended
 from tests.messages import refused
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +42,8 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
         shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", folder, source], check=True, capture_output=True, timeout=200)
+    quick = ["--no-deps", "--no-build-isolation"]
+    ended("-m", "pip", "wheel", *quick, "-w", str(folder), str(source))
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_cwd / "installed")
@@ -59,9 +58,5 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     settings += ["tracking.uri=null", "space={}", "arms={}", "sweep={}"]
     settings += ["resources.executor=inline"]
     env = {**os.environ, "PYTHONPATH": str(tmp_cwd / "installed")}
-    command = [sys.executable, "-m", "flray", "run", "quickstart", *settings]
-    done = subprocess.run(
-        command, cwd=empty, env=env, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = ended("-m", "flray", "run", "quickstart", *settings, cwd=empty, env=env)
     assert "model SHA-256" in done.stdout and (empty / "runs").is_dir()

@@ -1,14 +1,13 @@
 """A training step recorded once and repeated for all clients of a stage has the bits of the step as it is written."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tests.accelerator.cases import NAMES
+from tests.helpers import ended
 
 NOT_RECORDED = {"fedmatch": "its strong augmentation sends each step's draws to the device"}
 """By method: why none of its training steps can be recorded."""
@@ -24,14 +23,7 @@ FEW = ("fedavg", "scaffold", "apfl", "copa")
 
 def recorded(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return what became of methods, run in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.accelerator.recorded"],
-        input=json.dumps(names),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ended("-m", "tests.accelerator.recorded", input=json.dumps(names), timeout=900)
     return {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
 
 

@@ -6,8 +6,6 @@ starts no more kernels than `RECORDED` says, plus 5 %. After a change that needs
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.accelerator.cases import SIZES, Case, case, covering, experiment, tasks
+from tests.helpers import ended
 
 RECORDED: dict[str, dict[str, int]] = json.loads(
     (Path(__file__).parent / "kernels.json").read_text()
@@ -29,14 +28,7 @@ WAITS_IN_A_TURN = 3
 
 def run_cases(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Run cases in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.accelerator.run_cases"],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ended("-m", "tests.accelerator.run_cases", input=json.dumps(cases))
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -1,8 +1,6 @@
 """What makes a GPU's bits repeatable: settings, and the GPU as a part of a run's identity. No GPU is needed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import flray
 from flray import devices as identity
 from flray.records import directory
+from tests.helpers import python
 from tests.messages import refused
 
 SETTINGS = """
@@ -32,9 +31,7 @@ OTHER = {**ONE, "model": "Other"}
 
 
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
-    command = [sys.executable, "-c", SETTINGS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    cpu, cuda, tf32 = map(json.loads, done.stdout.splitlines())
+    cpu, cuda, tf32 = map(json.loads, python(SETTINGS).stdout.splitlines())
     assert cpu[:2] == [False, False]
     assert cuda == [True, True, False, False, False, ":4096:8", []]
     assert tf32 == [True, True, False, True, True, ":4096:8", [0.25 - 0.5 / 16]]
