@@ -389,6 +389,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect results."""
     found = {"python": platform.python_version()}
