@@ -40,7 +40,7 @@ def name_of(page: Path) -> str:
 def small(command: list[str]) -> list[str]:
     """Return a command as it is run here: one round of few samples, and of a sweep one draw and one seed."""
     if command[0] == "run":
-        return [*command, *SMALL, "subset=60", "resources.executor=inline"]
+        return [*command, *SMALL, "subset=100", "resources.executor=inline"]
     if command[0] == "tune":
         return [*command, *SMALL, "sweep.samples=1", "sweep.seeds=[0]"]
     if command[0] == "resume":
