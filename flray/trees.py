@@ -23,7 +23,7 @@ from flray import devices
 Tree: TypeAlias = Mapping[str, Any]
 Weights: TypeAlias = dict[str, Tensor]
 
-_LEAVES = (Tensor, bool, int, float, str, type(None))
+_SCALARS = (bool, int, float, str, type(None))
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8")
@@ -50,7 +50,7 @@ class Packed:
     scalars : dict
         Every other leaf by path; empty dicts are stored as ``{}``.
     data : ndarray of uint8
-        The tensors' bytes, each aligned to 64 bytes; those between them have no meaning.
+        The tensors' bytes, each aligned to 64 bytes.
     """
 
     leaves: tuple[Leaf, ...]
@@ -75,10 +75,10 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if not isinstance(name, str) or "/" in name:
             raise TypeError(f"tree keys are strings without '/', found {name!r}")
         path = f"{prefix}{name}"
-        if isinstance(value, _LEAVES):
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}/")
+        elif isinstance(value, (Tensor, Mapping, *_SCALARS)):
             yield path, value
-        elif isinstance(value, Mapping):
-            yield from flatten(value, f"{path}/") if value else ((path, value),)
         else:
             raise TypeError(
                 f"{path}: a tree holds tensors, numbers, strings and dicts, found {type(value).__name__}"
@@ -121,7 +121,7 @@ def _packed(flat: Tree, on_host: Iterator[Tensor]) -> Packed:
     """Return a flat tree whose tensors, in their order, are next in an iterator."""
     kinds = tuple((n, v.dtype, tuple(v.shape)) for n, v in flat.items() if isinstance(v, Tensor))
     leaves, size = _packed_layout(kinds)
-    data = np.empty(size, dtype=np.uint8)
+    data = np.zeros(size, dtype=np.uint8)
     for leaf, tensor in zip(leaves, on_host, strict=False):
         if tensor.numel():
             _view(data, leaf).copy_(tensor)
