@@ -1,5 +1,6 @@
 """Data of one's own in the forms in which people have them: folders, tables, and Hugging Face's formats."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,33 @@ def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
     assert sizes(load("huggingface", path="both")) == {"all": (24, 4)}
     assert sizes(load("huggingface", path="other", splits=["learn", "check"])) == {"all": (24, 6)}
     refused(load, "huggingface", path="other")
+
+
+def test_a_revision_of_the_hub_is_never_taken_for_another(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two revisions in the package's cache, without a hub: it takes whichever is newer of one folder."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    shelf, found = Path("cache/huggingface"), saved_set("one", ("cat", "dog"))
+    for rows, revision in ((24, None), (12, "v1.0"), (18, "../v1.0")):
+        found.select(range(rows)).to_parquet(f"{rows}/train.parquet")
+        datasets.load_dataset(f"{rows}", cache_dir=f"made{rows}")
+        (info,) = Path(f"made{rows}").glob("*/*/*/*/dataset_info.json")
+        (arrow,) = info.parent.glob("*-train.arrow")
+        arrow.rename(info.parent / "set-train.arrow")
+        digest = hashlib.sha256(str(revision).encode()).hexdigest()[:16]
+        place = shelf / f"revisions/{digest}" if revision else shelf
+        (place / "me___set/default/0.0.0").mkdir(parents=True)
+        info.parent.rename(place / "me___set/default/0.0.0/0123")
+    marked = {}
+    for rows, revision in ((24, None), (12, "v1.0"), (18, "../v1.0")):
+        loaded = load("huggingface", path="me/set", revision=revision, size=8)
+        assert sum(sizes(loaded)["all"]) == rows
+        marked[loaded.fingerprint] = rows
+    assert len(marked) == 3
+    refused(load, "huggingface", path="me/set", revision="v2.0", size=8)
+    refused(load, "huggingface", path="one", revision="v1.0", size=8)
 
 
 def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:

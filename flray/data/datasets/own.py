@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -303,6 +304,10 @@ def huggingface(
     config: Annotated[
         str | None, Field(description="the set's configuration, if it has several")
     ] = None,
+    revision: Annotated[
+        str | None,
+        Field(min_length=1, description="branch, tag or commit on the hub; null: the newest"),
+    ] = None,
     image: Annotated[str, Field(description="column of the images")] = "image",
     label: Annotated[str, Field(description="column of the classes")] = "label",
     by: Annotated[
@@ -339,6 +344,13 @@ def huggingface(
     folder = Path(path).expanduser()
     if folder.exists() and not folder.is_dir():
         raise DataError(f"data set huggingface: {path} is a file; name the folder that it lies in")
+    cache = root / "huggingface"
+    if revision is not None:
+        if folder.exists():
+            why = f"which only sets on the hub have, and {path} is a folder here; leave it out"
+            raise DataError(f"data set huggingface: found data.revision {revision}, {why}")
+        # Without a hub the package takes the newest set of a cache, whatever its revision.
+        cache /= f"revisions/{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
     hub = logging.getLogger("huggingface_hub")
     level = hub.level
     hub.setLevel(logging.ERROR)  # five lines on each attempt to reach the hub
@@ -350,7 +362,7 @@ def huggingface(
             found = {name: _saved(folder / name) for name in splits if name in there}
         else:
             place = str(folder) if folder.exists() else path
-            found = datasets.load_dataset(place, config, cache_dir=str(root / "huggingface"))
+            found = datasets.load_dataset(place, config, cache_dir=str(cache), revision=revision)
             there = list(found)
     except DataError:
         raise
