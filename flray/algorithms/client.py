@@ -43,7 +43,7 @@ class Client(TaskRecord):
     class_counts : Tensor of int64 [C]
         Training samples by class.
     work : float
-        Share of the local steps to do; below 1 for stragglers.
+        Share of the local steps to do; below 1 for stragglers, above 1 for a client with more epochs.
     residents : callable
         Returns the resident model of another architecture.
     scratch : dict

@@ -7,10 +7,8 @@ import os
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -33,13 +31,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Epochs = Annotated[
-    float,
-    Field(ge=0),
-    # A whole number stays one, in files and identities too.
-    AfterValidator(lambda value: int(value) if value == int(value) else value),
-    PlainSerializer(lambda value: value),
-]
 
 
 class _Grown(Section):
@@ -60,7 +51,7 @@ class Local(_Grown):
 
     later = "loss"
 
-    epochs: Epochs = 1
+    epochs: sections.Epochs = 1
     """passes over the client's training data per round; 0.5: half of its batches, drawn anew each round"""
     steps: int | None = Field(None, ge=1)
     """optimiser steps per round instead of epochs: passes go on until they are done, the last one unfinished; where a
@@ -138,13 +129,10 @@ class Participation(_Grown):
     straggler_work: sections.StragglerWork = 0.5
     """share of the local steps a slow client manages; drawn: a whole number of epochs (or steps, if local.steps is
     set) from 1 to all, drawn for each client and round, as FedProx's experiments have it"""
-    work: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
-    """share of the local steps that single clients do in every round, by the name of a client or domain, for example
-    {hospital-a: 0.25}; other clients do all. train/work tracks the share of each client"""
-
-    def share(self, client: str, domain: str) -> float:
-        """Return the share of the local steps that a client does when it is not slow."""
-        return self.work.get(client, self.work.get(domain, 1.0))
+    work: dict[str, sections.Work] = Field(default_factory=dict)
+    """share of the local steps that single clients do in every round, by the name of a client or domain, or their
+    epochs in place of local.epochs, for example {hospital-a: 0.25, hospital-b: {epochs: 20}}; phases whose length a
+    method sets change in proportion. Other clients do all. train/work tracks the share of each client"""
 
 
 class Episodes(Section):
@@ -270,6 +258,22 @@ class Experiment(Section):
     """folder for runs and sweeps"""
     plugins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """your own Python files that register components"""
+
+    @model_validator(mode="after")
+    def _whole_epochs(self) -> Self:
+        whole = self.local.steps is None and self.local.epochs == int(self.local.epochs) >= 1
+        for client, own in self.participation.work.items():
+            if isinstance(own, sections.OwnEpochs) and not whole:
+                why = "it counts beside local.epochs: set that to 1, 2, ... and local.steps to null"
+                sub = "participation", "work", client, "epochs"
+                raise PydanticCustomError("work", why, {"sub": sub, "found": own.epochs})
+        return self
+
+    def share(self, client: str, domain: str) -> float:
+        """Return the share of the local steps that a client does when it is not slow."""
+        work = self.participation.work
+        own = work.get(client, work.get(domain, 1.0))
+        return own.epochs / self.local.epochs if isinstance(own, sections.OwnEpochs) else own
 
 
 class Config(Section):

@@ -417,12 +417,9 @@ def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
 
 
 def _models(annotation: Plain) -> list[type[BaseModel]]:
-    candidates = [annotation, *typing.get_args(annotation)]
-    return [
-        c
-        for c in candidates
-        if inspect.isclass(c) and typing.get_origin(c) is None and issubclass(c, BaseModel)
-    ]
+    if parts := typing.get_args(annotation):
+        return [model for part in parts for model in _models(part)]
+    return [annotation] if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else []
 
 
 def _nearest_path(key: str, loc: Sequence[int | str], allowed: Iterable[str]) -> str:

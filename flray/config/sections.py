@@ -4,7 +4,15 @@ import math
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+)
 from pydantic_core import PydanticCustomError
 
 from flray.config.components import MetricChoice
@@ -31,10 +39,27 @@ class Section(BaseModel):
             field.description = field.description and " ".join(field.description.split())
 
 
+_Share = Annotated[float, Field(gt=0, le=1), Tag("[share]")]
 StragglerWork = Annotated[
-    Annotated[Literal["drawn"], Tag("[name]")]
-    | Annotated[float, Field(gt=0, le=1), Tag("[share]")],
+    Annotated[Literal["drawn"], Tag("[name]")] | _Share,
     Discriminator(lambda value: "[name]" if value == "drawn" else "[share]"),
+]
+# A whole number stays one, in files and identities too.
+_WHOLE = AfterValidator(lambda value: int(value) if value == int(value) else value)
+_PLAIN = PlainSerializer(lambda value: value)
+Epochs = Annotated[float, Field(ge=0), _WHOLE, _PLAIN]
+
+
+class OwnEpochs(Section):
+    """Local epochs of a client, in a number."""
+
+    epochs: Annotated[float, Field(gt=0), _WHOLE, _PLAIN]
+    """passes over the client's training data per round, in place of local.epochs"""
+
+
+Work = Annotated[
+    Annotated[OwnEpochs, Tag("[epochs]")] | _Share,
+    Discriminator(lambda value: "[epochs]" if isinstance(value, OwnEpochs | dict) else "[share]"),
 ]
 
 

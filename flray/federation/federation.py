@@ -83,7 +83,7 @@ def _works(federation: FederationState, cohort: Iterable[int]) -> Iterator[tuple
     most = local.steps or max(int(local.epochs), 1)
     drawn = generator.integers(1, most + 1, count) / most
     for client in cohort:
-        share = participation.share(server.clients[client].name, server.clients[client].domain)
+        share = config.share(server.clients[client].name, server.clients[client].domain)
         exact = share == 1
         if slow[client] < participation.stragglers:
             exact = exact and late != "drawn"

@@ -98,7 +98,7 @@ def manifest(
 
 def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> float:
     steps = number_of_steps(per_epoch, experiment.local.epochs, experiment.local.steps)
-    share = experiment.participation.share(client.name, client.domain)
+    share = experiment.share(client.name, client.domain)
     return steps if share == 1 else math.ceil(steps * share * (1 - 1e-12))
 
 

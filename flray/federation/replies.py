@@ -105,7 +105,7 @@ class RoundMetrics:
         self.seconds[phase] += time.perf_counter() - began - others
 
     def add_cohort(self, cohort: Cohort) -> None:
-        """Add the cost of asking clients for the choice of a cohort, and the shares of work if a client does less."""
+        """Add the cost of asking clients for the choice of a cohort, and the shares of work if one does not do all."""
         self.bytes = {"up": cohort.up, "down": cohort.down}
         if cohort.up:
             self._asked = {
@@ -117,7 +117,7 @@ class RoundMetrics:
         works = dict.fromkeys(cohort.dropped, 0.0) | {
             client: round(work, 9) for client, work in cohort.works.items()
         }
-        if any(work < 1 for work in works.values()):
+        if any(work != 1 for work in works.values()):
             self.metrics["work"] = works
             self._asked["cohort/slow"] = float(sum(0 < work < 1 for work in works.values()))
             self._asked["cohort/dropped"] = float(len(cohort.dropped))

@@ -122,6 +122,23 @@ def test_single_clients_do_their_share_of_the_epochs() -> None:
     assert not [name for name in found if "work" in name or name == "cohort/slow"]
 
 
+def test_single_clients_do_epochs_of_their_own() -> None:
+    """12 samples in batches of 4: 3 steps an epoch; as many as local.epochs are the bits of none of their own."""
+    four = tiny.gaussian_clients((12, 12, 12, 12))
+    own = {"client0": {"epochs": 2}, "client1": {"epochs": 20}, "client2": {"epochs": 0.5}}
+    federation = tiny.fresh("fedavg", four, local={"epochs": 5}, participation={"work": own})
+    metrics = federation.step().metrics
+    assert metrics["train/steps"] == 6 + 60 + 2 + 15 and metrics["cohort/slow"] == 2
+    assert works(federation) == {"client0": 0.4, "client1": 4.0, "client2": 0.1, "client3": 1.0}
+    for epochs in (2, 5, 7):
+        all_of_them = {"work": {f"client{number}": {"epochs": epochs} for number in range(4)}}
+        run = tiny.run("scaffold", four, local={"epochs": 5}, participation=all_of_them)
+        assert run.sha256() == tiny.run("scaffold", four, local={"epochs": epochs}).sha256()
+    more = {"work": {"client1": {"epochs": 20}}}
+    found = tiny.fresh("fedavg", four, participation=more).step().metrics
+    assert found["train/work/client/client1"] == 20 and found["cohort/slow"] == 0
+
+
 def test_slow_clients_draw_whole_epochs_as_fedprox_has_it(tmp_path: Path) -> None:
     """A tenth of 5 epochs never happens; each number of epochs does, anew in each round, and again at a resume."""
     many = tiny.gaussian_clients((4,) * 12)
@@ -159,9 +176,17 @@ def test_shares_that_mean_nothing_are_refused() -> None:
     for wrong in ({"work": {"client0": 0}}, {"work": {"client0": 1.5}}, {"work": 0.5}):
         refused(tiny.spec_of, "fedavg", participation=wrong)
     refused(tiny.spec_of, "fedavg", participation={"straggler_work": "draw"})
+    for epochs in (0, "many", None):
+        own = {"work": {"client0": {"epochs": epochs}}}
+        refused(tiny.spec_of, "fedavg", participation=own)
+    own = {"work": {"client0": {"epochs": 2}}}
+    for local in ({"epochs": 0}, {"epochs": 0.5}, {"steps": 4}):
+        refused(tiny.spec_of, "fedavg", local=local, participation=own)
 
 
 def test_without_shares_settings_are_the_former_ones() -> None:
     assert "work" not in Participation().model_dump(mode="json")
     assert Participation(work={"a": 0.5}).model_dump(mode="json")["work"] == {"a": 0.5}
+    own = Participation(work={"a": {"epochs": 2.0}})  # type: ignore[dict-item]
+    assert repr(own.model_dump(mode="json")["work"]) == "{'a': {'epochs': 2}}"
     assert Participation().model_dump(mode="json")["straggler_work"] == 0.5

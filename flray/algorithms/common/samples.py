@@ -222,7 +222,7 @@ def batch_indices(
     steps : int, optional
         Maximal number of batches.
     work : float
-        Share of the batches to do; below 1 for stragglers.
+        Share of the batches to do; below 1 for stragglers, above 1 for a client with more epochs.
     batch_norm : bool
         Whether the model has batch norm, which has no variance for a single sample. All methods
         therefore skip a last batch of one sample. A client of one sample keeps its only batch,
