@@ -288,7 +288,10 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
     context = item.get("ctx", {})
     loc = (*item["loc"], *context.get("sub", ()))
     path = ".".join(str(part) for part in loc if not _is_branch(part))
-    value = context.get("found", item["input"])
+    value = item["input"]
+    for part in context.get("sub", ()):
+        value = value.get(part, value) if isinstance(value, Mapping) else value
+    value = context.get("found", value)
     if item["type"] == "extra_forbidden":
         allowed = _fields(root, item["loc"][:-1])
         meant = _nearest_path(str(item["loc"][-1]), item["loc"][:-1], allowed)
@@ -297,12 +300,6 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
         return path.rpartition(".")[0], _format_value(item["input"]), "more values are needed"
     if item["type"] == "missing":
         return path, "nothing", "this setting is required"
-    if (
-        item["type"] == "component"
-        and context.get("sub") == ("name",)
-        and isinstance(item["input"], Mapping)
-    ):
-        value = item["input"].get("name")
     if item["type"] == "tuple_type" and loc[-1] == "seeds" and type(value) is int:
         numbers = ", ".join(map(str, range(value))) if value <= 5 else f"0, 1, ..., {value - 1}"
         return path, str(value), f"a list of seeds is needed, for {value} of them [{numbers}]"

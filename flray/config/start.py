@@ -24,7 +24,15 @@ from flray import registry
 from flray.config.sections import Section
 from flray.config.yaml_files import read_yaml
 from flray.errors import ConfigError, DataError, FlrayError, brief
-from flray.files.border import FILE_BYTES, MAPPING, WEIGHTS_BYTES, check_name, read, read_json
+from flray.files.border import (
+    FILE_BYTES,
+    MAPPING,
+    WEIGHTS_BYTES,
+    check_name,
+    numbered,
+    read,
+    read_json,
+)
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -116,12 +124,15 @@ def _resolve(value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError
         run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
+        if run is not None and not (run / "config.yaml").is_file():  # the newest of its name
+            numbers = numbered(path.parent.name for path in run.glob("*/config.yaml"))
+            run /= numbers[-1]
         return _known(Path(value) if run is None else _newest_checkpoint(run))
     except FlrayError as error:
         raise PydanticCustomError("start", "{why}", {"why": str(error)}) from None
     except PydanticCustomError:
         raise
-    except (OSError, ValueError, StopIteration):
+    except (OSError, ValueError, LookupError, StopIteration):
         raise PydanticCustomError(
             "start",
             "no weights are there; needed is a run, for example demo/001, or a safetensors file, as "

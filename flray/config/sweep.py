@@ -237,7 +237,7 @@ class Sweep(Section):
                 raise PydanticCustomError(
                     "mode",
                     "{metric} is better the lower it is: leave mode out or write min",
-                    {"metric": value["metric"], "sub": ("mode",), "found": "max"},
+                    {"metric": value["metric"], "sub": ("mode",)},
                 )
             return {**value, "mode": "min"}
         return value

@@ -66,9 +66,19 @@ def test_a_killed_run_needs_the_file_that_it_began_with(
     assert runner.resume(run.folder).sha256 == run.sha256
 
 
+def test_a_run_s_name_stands_for_its_newest_run(first: Path, digits: dict[str, Any]) -> None:
+    begun = {**digits, "name": "second", "start": "digits"}
+    named = runner.run({"experiment": begun})
+    newest = max(path.parent for path in Path("runs/digits").glob("*/run.json"))
+    full = runner.run({"experiment": {**begun, "start": str(newest)}})
+    assert named.sha256 == full.sha256
+
+
 REFUSED: list[dict[str, Any]] = [
     {"start": "nowhere/001"},
     {"start": "own/001"},
+    {"start": "own"},
+    {"start": "empty"},
     {"start": "digits/001", "model": "mlp"},
     {"start": "bad.safetensors"},
     {"start": "bad.safetensors.d"},
@@ -78,6 +88,7 @@ REFUSED: list[dict[str, Any]] = [
 def test_what_holds_no_such_weights_is_refused(first: Path, digits: dict[str, Any]) -> None:
     runner.run({"experiment": {**digits, "name": "own", "algorithm": "local", "rounds": 1}})
     Path("bad.safetensors").write_bytes(b"no weights")
+    Path("runs/empty").mkdir()
     before = sorted(Path("runs").rglob("*"))
     for changes in REFUSED:
         refused(runner.run, {"experiment": {**digits, **changes}})
