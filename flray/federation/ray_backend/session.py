@@ -237,7 +237,7 @@ class _Processes:
             self.kill()
 
     def kill(self) -> None:
-        """Kill those that are left, also agents whose node process ended before they were seen."""
+        """Kill those that remain, also agents whose node process ended before they were seen."""
         token = os.environ.get(TOKEN)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
