@@ -120,8 +120,10 @@ def pack_all(*trees: Tree) -> list[Packed]:
 def _packed(flat: Tree, on_host: Iterator[Tensor]) -> Packed:
     """Return a flat tree whose tensors, in their order, are next in an iterator."""
     kinds = tuple((n, v.dtype, tuple(v.shape)) for n, v in flat.items() if isinstance(v, Tensor))
-    leaves, size = _packed_layout(kinds)
-    data = np.zeros(size, dtype=np.uint8)
+    leaves, size, gaps = _packed_layout(kinds)
+    data = np.empty(size, dtype=np.uint8)
+    for gap in gaps:  # all bytes leave the process, for other nodes and checkpoints
+        data[gap] = 0
     for leaf, tensor in zip(leaves, on_host, strict=False):
         if tensor.numel():
             _view(data, leaf).copy_(tensor)
@@ -136,14 +138,16 @@ def _packed(flat: Tree, on_host: Iterator[Tensor]) -> Packed:
 @lru_cache(maxsize=64)
 def _packed_layout(
     kinds: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...],
-) -> tuple[tuple[Leaf, ...], int]:
-    """Return where tensors lie in a buffer, and its bytes; one object, which is sent once where several go together."""
-    leaves, offset = [], 0
+) -> tuple[tuple[Leaf, ...], int, tuple[slice, ...]]:
+    """Return where tensors lie in a buffer (one object, which is sent once for several), its bytes, and the gaps."""
+    leaves, gaps, offset = [], [], 0
     for path, dtype, shape in kinds:
         leaves.append(Leaf(path, str(dtype).removeprefix("torch."), shape, offset))
-        size = math.prod(shape) * dtype.itemsize
-        offset += -(-size // devices.ALIGN) * devices.ALIGN
-    return tuple(leaves), offset
+        end = offset + math.prod(shape) * dtype.itemsize
+        offset = -(-end // devices.ALIGN) * devices.ALIGN
+        if end < offset:
+            gaps.append(slice(end, offset))
+    return tuple(leaves), offset, tuple(gaps)
 
 
 def unpack(packed: Packed, device: torch.device | None = None) -> dict[str, Any]:

@@ -61,6 +61,17 @@ def test_packed_tensors_are_aligned_and_apart_from_their_source() -> None:
     assert trees.unpack(packed)["a"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_no_byte_of_the_memory_before_leaves_with_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "empty", lambda size, dtype: np.full(size, 0xAB, dtype))
+    tree = {
+        "a": torch.zeros(3),
+        "none": torch.zeros(0, 2),
+        "b": torch.zeros(16),
+        "c": torch.zeros(1),
+    }
+    assert len(packed := trees.pack(tree).data) == 192 and not packed.any()
+
+
 def test_channels_last_and_contiguous_have_one_digest() -> None:
     x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
     y = x.to(memory_format=torch.channels_last)
