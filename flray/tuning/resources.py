@@ -20,6 +20,8 @@ from flray.metrics.summary import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 
 Bundles = list[dict[str, float]]
+PROBE_REACH = 2
+"""A measured batch serves those of more than its size divided by this: a larger one takes more memory."""
 DRIVER_SECONDS = 0.015
 """What Tune and the recording of rounds take of the driver's one thread for a step."""
 
@@ -37,6 +39,8 @@ class TrialResources:
         Trials at once.
     metrics : sequence of str
         What the sweep chooses by and reports; auto: each method's primary metric.
+    searching : bool
+        Whether settings are suggested while trials hold the GPUs: then a measured batch serves all smaller ones.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class TrialResources:
         trials: int,
         concurrency: int | str,
         metrics: Sequence[str] = (AUTO,),
+        searching: bool = False,
     ) -> None:
+        self._reach = math.inf if searching else PROBE_REACH
         self._metrics = [metric for metric in metrics if metric != AUTO]
         self._available = dict(available)
         self._held = held_by_others()
@@ -53,7 +59,7 @@ class TrialResources:
         self._concurrency = None if concurrency == "auto" else int(concurrency)
         self._data: dict[str, SharedDataset] = {}
         self._references: dict[str, Any] = {}
-        self._planned: dict[str, tuple[Experiment, PoolPlanner, Plan]] = {}
+        self._planned: dict[tuple[str, int], tuple[Experiment, PoolPlanner, Plan]] = {}
 
     def replan(self, trials: int, available: Mapping[str, float]) -> list[str]:
         """Plan anew for the remaining trials, on the nodes that there are now; return the plans in words."""
@@ -77,7 +83,7 @@ class TrialResources:
             One line per setting.
         """
         errors: dict[str, ConfigError] = {}
-        for point in points:
+        for point in sorted(points, key=lambda point: -point.experiment.local.batch_size):
             try:
                 self.bundles(point.experiment)
             except ConfigError as error:
@@ -93,12 +99,13 @@ class TrialResources:
         FlrayError
             If the experiment cannot be run.
         """
-        key = _structure(experiment)
+        structure, size = _structure(experiment), experiment.local.batch_size
+        near = (n for of, n in self._planned if of == structure and size <= n < self._reach * size)
+        key = structure, min(near, default=size)
         if key not in self._planned:
             spec = build_spec(experiment, self._load(experiment))
             for chosen in self._metrics:
-                metric = score_metric(chosen, spec.primary_metric)
-                check_metric(spec, metric, "sweep.metric")
+                check_metric(spec, score_metric(chosen, spec.primary_metric), "sweep.metric")
             planner = PoolPlanner(spec, self._available, held=self._held)
             self._planned[key] = experiment, planner, self._plan(experiment, planner)
         return self._planned[key][-1]
@@ -188,7 +195,7 @@ def user_components() -> dict[str, dict[str, Any]]:
 def _structure(experiment: Experiment) -> str:
     """Return the settings that decide whether an experiment fits its data, and its resource needs.
 
-    Real-valued options of the method and the details of local training do not.
+    Real-valued options of the method and most details of local training do not; the batch is compared apart.
     """
     content = experiment.model_dump(
         mode="json",
@@ -210,5 +217,6 @@ def _structure(experiment: Experiment) -> str:
         k: v for k, v in content["algorithm"].items() if not isinstance(v, float)
     }
     content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
-    content |= {"precision": experiment.local.precision, "block": experiment.aggregation.block}
+    content |= experiment.local.model_dump(include={"precision", "compile", "clients_per_step"})
+    content |= {"block": experiment.aggregation.block, "optimizer": str(experiment.local.optimizer)}
     return json.dumps(content, sort_keys=True)

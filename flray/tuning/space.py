@@ -267,8 +267,11 @@ def bounds(domain: Domain) -> tuple[float, float]:
 
 
 def first_values(space: Mapping[str, Domain]) -> Values:
-    """Return the first value of every domain."""
-    return {path: (values_of(domain) or bounds(domain))[0] for path, domain in space.items()}
+    """Return the first value of every domain; of batches the largest, which takes the most memory."""
+    each = {path: values_of(domain) or bounds(domain) for path, domain in space.items()}
+    return {
+        path: max(found) if path == "local.batch_size" else found[0] for path, found in each.items()
+    }
 
 
 def draw_setting(domain: Domain, seed: int, sample: int, path: str) -> Any:

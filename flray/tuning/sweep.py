@@ -137,8 +137,8 @@ class Sweep:
         else:
             self._points = {point.number: point for point in space.trial_specs(self._config, known)}
             probes = list(self._points.values())
-            if not known:  # a search has suggested none so far
-                probes = space.trial_specs(self._config, [space.first_values(self._config.space)])
+            if sweep.search == "optuna":  # it has suggested none so far, or not the largest batch
+                probes += space.trial_specs(self._config, [space.first_values(self._config.space)])
         if known or self._phases is not None:
             _check_reference(self._config, probes)
         import ray
@@ -150,7 +150,10 @@ class Sweep:
         early = self._joined or here["GPU"] > 0
         self._available = available = self._connect() if early else here
         metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
-        self._resources = TrialResources(available, self._total, sweep.concurrency, metrics)
+        searching = sweep.search == "optuna"
+        self._resources = TrialResources(
+            available, self._total, sweep.concurrency, metrics, searching
+        )
         self._resources.check(probes)
         self.code = code_of(*(point.experiment for point in probes))
 

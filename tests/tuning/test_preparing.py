@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 
 from flray.config.loader import load
+from flray.config.sweep import Grid
 from flray.data.loading import load_dataset
 from flray.federation.building import build_spec
+from flray.federation.ray_backend import placement
+from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
 from flray.federation.spec import SharedDataset
 from flray.tuning.resources import TrialResources
+from flray.tuning.space import first_values
 from tests.messages import refused
 from tests.tuning.helpers import specs
+
+GIB = 2**30
 
 
 def _bundles(
@@ -75,6 +81,40 @@ def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]
     content["experiment"]["resources"] = {}
     _, made = specs(content)
     refused(TrialResources({"CPU": 2.0}, len(made), "auto").check, made)
+
+
+@pytest.mark.parametrize("searching", [False, True])
+def test_a_batch_is_measured_unless_a_larger_one_serves_it(
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, searching: bool
+) -> None:
+    """A search suggests settings while trials hold the GPUs, so there the largest batch serves all."""
+    measured: list[int] = []
+
+    def survey(spec: Any, nodes: Any) -> ResourceSurvey:
+        measured.append(spec.config.local.batch_size)
+        return ResourceSurvey(GIB, measured[-1] * GIB // 64, (Gpu("a", 0, 20 * GIB),), "", (1.0,))
+
+    monkeypatch.setattr(placement, "survey_nodes", survey)
+    monkeypatch.setattr(
+        placement, "node_resources", lambda: [{"id": "a", "name": "a", "CPU": 8.0, "GPU": 1.0}]
+    )
+    sizes = [33, 64, 256, 1024]
+    content |= {"space": {"local.batch_size": {"grid": sizes}}, "sweep": {"seeds": [0]}}
+    content["experiment"]["resources"] = {}
+    _, points = specs(content)
+    resources = TrialResources({"CPU": 8.0, "GPU": 1.0}, 4, "auto", searching=searching)
+    resources.check(points)
+    assert measured == ([1024] if searching else [1024, 256, 64])
+    shares = [resources.bundles(point.experiment)[-1]["GPU"] for point in points]
+    assert shares == ([1.0] * 4 if searching else [0.25, 0.25, 0.25, 1.0])
+    resources.replan(4, {"CPU": 4.0, "GPU": 1.0})
+    assert measured[len(measured) // 2 :] == measured[: len(measured) // 2]
+
+
+def test_the_largest_batch_of_a_search_is_checked_first() -> None:
+    domains = {"local.batch_size": [16, 64, 32], "local.lr": [0.1, 0.2]}
+    space = {path: Grid(grid=tuple(values)) for path, values in domains.items()}
+    assert first_values(space) == {"local.batch_size": 64, "local.lr": 0.1}
 
 
 def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:

@@ -378,9 +378,8 @@ class PoolPlanner:
         """
         config = self._spec.config
         trains = self._spec.algorithm.trains_at_server and uses_ray(config)
-        if resources:
-            changed = config.resources.model_copy(update=resources)
-            config = config.model_copy(update={"resources": changed})
+        changed = config.resources.model_copy(update=resources)
+        config = config.model_copy(update={"resources": changed})
         cohort = self._spec.cohort_size if cohort is None else cohort
         self._measure_sharing(config, cohort * min(trials, concurrency or trials))
         auto = config.resources.actors == "auto"
@@ -425,8 +424,7 @@ class PoolPlanner:
         most = len(_shares(resources.gpus_per_actor, len(survey.gpus), survey))
         most = min(most, int(node.get("CPU", 0) / resources.cpus_per_actor))
         if resources.gpus_per_actor == "auto" and most > 1:
-            found = measure_sharing(self._spec, node, most)
-            self._survey = replace(survey, sharing=found)
+            self._survey = replace(survey, sharing=measure_sharing(self._spec, node, most))
 
 
 def uses_ray(config: Experiment) -> bool:

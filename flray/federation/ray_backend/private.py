@@ -44,9 +44,15 @@ def member(name: str) -> Any:
     FlrayError
         If the installed Ray has none of that name.
     """
-    with _required(name):
+    try:
         owner, last = _place(name)
         return getattr(owner, last)
+    except (ImportError, AttributeError):
+        version = importlib.import_module("ray").__version__
+        raise FlrayError(
+            f"ray {version} has no {name.replace(':', '.')}, which flray needs; install a version "
+            f"that it was tested with: pip install 'ray[tune,default]{TESTED}'"
+        ) from None
 
 
 def check(*names: str) -> None:
@@ -70,15 +76,3 @@ def _place(name: str) -> tuple[Any, str]:
     module, path = name.split(":")
     *way, last = path.split(".")
     return functools.reduce(getattr, way, importlib.import_module(module)), last
-
-
-@contextlib.contextmanager
-def _required(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (ImportError, AttributeError):
-        version = importlib.import_module("ray").__version__
-        raise FlrayError(
-            f"ray {version} has no {name.replace(':', '.')}, which flray needs; install a version "
-            f"that it was tested with: pip install 'ray[tune,default]{TESTED}'"
-        ) from None

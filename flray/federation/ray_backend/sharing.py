@@ -59,8 +59,7 @@ def measure_sharing(spec: FederationSpec, node: Node, most: int) -> tuple[float,
         return _FOUND[key]
     ship_user_modules()
     here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
-    options = {"num_cpus": 0, "num_gpus": 1 / most, "scheduling_strategy": here}
-    maker: Any = ray.remote(Sharer).options(**options)
+    maker: Any = ray.remote(Sharer).options(num_cpus=0, num_gpus=1 / most, scheduling_strategy=here)
     # Ray fills one GPU before it takes the next.
     reference = ray.put(spec)
     sharers = [maker.remote(reference) for _ in range(most)]
