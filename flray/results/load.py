@@ -11,13 +11,13 @@ from flray import registry
 from flray.config.arms import PREFIX, flatten_setting
 from flray.config.shapes import read_partition
 from flray.errors import FlrayError
-from flray.files.border import check_name
+from flray.files.border import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
 from flray.records import directory
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
-from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, history_of, read_events
+from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED, history_of, read_events
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.results.study import registered_question
 from flray.runs.code import code_notes
@@ -272,13 +272,7 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
-    setting = {
-        key.removeprefix(FIRST): value
-        for key, value in data.params.items()
-        if key.startswith(FIRST)
-    }
-    axes, names = config.get("arms") or (), data.tags.get(TUNED, "").split(",")
-    setting = {f"{PREFIX}{key}" if key in axes else key: value for key, value in setting.items()}
+    setting, names = _varied(run, config), data.tags.get(TUNED, "").split(",")
     tuned = {key: value for key, value in setting.items() if key in names}
     known = {
         "seed": data.params.get("seed", 0),
@@ -295,6 +289,22 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         known,
         _history(client, run.info.run_id, data.metrics),
     )
+
+
+def _varied(run: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's values of the settings that differ between trials."""
+    if (text := run.data.tags.get(VARIED)) is not None:
+        try:
+            return flatten_setting(MAPPING.validate_json(text))
+        except ValueError:
+            raise FlrayError(
+                f"run {run.info.run_id}: its tag {VARIED} is {text[:40]!r}, which is not a complete "
+                "JSON mapping of settings; report from the sweep's folder"
+            ) from None
+    # An older flray recorded them as second parameters, and in text.
+    axes, params = config.get("arms") or (), run.data.params.items()
+    found = {key.removeprefix(FIRST): value for key, value in params if key.startswith(FIRST)}
+    return {f"{PREFIX}{key}" if key in axes else key: value for key, value in found.items()}
 
 
 def _versions(tags: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
 from flray.errors import ConfigError, ConfigErrors
 from flray.records.directory import flatten_settings
-from flray.records.journal import FIRST, PHASE, REPETITION, TUNED
+from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED
 
 Values = dict[str, Any]
 Phase = Literal["comparison", "tuning"]
@@ -400,6 +400,7 @@ def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
         "method": algorithm.name,
         "data": point.experiment.data.name,
         PHASE: point.phase,
+        VARIED: json.dumps(flatten_setting(point.setting), ensure_ascii=False),
         "setting": setting_title(point),
     }
     if "variant" in algorithm.options:
@@ -412,9 +413,10 @@ def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
 
 
 def setting_params(point: TrialSpec) -> dict[str, str]:
-    """Return a trial's settings as parameters; those that vary sort first."""
-    varied = {
+    """Return a trial's settings as parameters, each once; arms, which are no settings, sort first."""
+    named = {
         f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
-        for path, value in flatten_setting(point.setting).items()
+        for path, value in point.setting.items()
+        if path.startswith(arms.PREFIX)
     }
-    return {**varied, **dict(flatten_settings(point.experiment.model_dump(mode="json")))}
+    return {**named, **dict(flatten_settings(point.experiment.model_dump(mode="json")))}

@@ -95,8 +95,12 @@ def edited(sweep: Path) -> Edited:
 @pytest.fixture(scope="session")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that `sweep` copies."""
-    config = resolve_sweep(load(settings()))
-    folder = tmp_path_factory.mktemp("made")
+    return make_sweep(tmp_path_factory.mktemp("made"), settings())
+
+
+def make_sweep(folder: Path, content: dict[str, Any]) -> Path:
+    """Write a sweep's trials into an empty folder, and return the folder."""
+    config = resolve_sweep(load(content))
     directory.save_config(folder, config)
     directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
     for point in trial_specs(config, enumerate_settings(config)):

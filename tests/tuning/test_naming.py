@@ -5,7 +5,7 @@ from tests.tuning.helpers import specs
 
 
 def varied(point: TrialSpec) -> dict[str, str]:
-    """Return the parameters that sort first."""
+    """Return the parameters that sort first: the labels of arms."""
     return {name: v for name, v in setting_params(point).items() if name.startswith("_")}
 
 
@@ -14,13 +14,14 @@ def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[st
     content["experiment"]["algorithm"] = "fedskc"
     config, made = specs(content)
     name = "fedskc · digits-sklearn · α=0.2 · lr=0.02"
-    assert varied(made[1]) == {"_local.lr": "0.02"}
+    assert varied(made[1]) == {}
     assert setting_params(made[1])["seed"] == "1"
     assert setting_tags(config, made[1]) == {
         "method": "fedskc",
         "data": "digits-sklearn",
         "variant": "paper",
         "flray.phase": "comparison",
+        "flray.varied": '{"local.lr": 0.02}',
         "setting": name,
     }
 
