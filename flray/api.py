@@ -21,7 +21,9 @@ from flray.results.study import forecast
 from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
 from flray.runs.code import check_code
-from flray.runs.loop import NullProgress, Progress
+from flray.runs.loop import Progress
+from flray.runs.progress import NullProgress, shown
+from flray.runs.progress import SweepProgress as SweepDisplay
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep
 from flray.tuning.summary import SweepProgress
@@ -57,7 +59,7 @@ def tune(
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
-    progress: SweepProgress | None = None,
+    progress: SweepProgress | bool | None = None,
     smoke: bool = False,
     **replaced: Any,
 ) -> SweepResult:
@@ -72,8 +74,8 @@ def tune(
         ``key=value``, as on the command line.
     address : str, optional
         A running Ray cluster; without it Ray is started on this machine.
-    progress : SweepProgress, optional
-        Shows the progress; nothing is shown without.
+    progress : SweepProgress or bool, optional
+        A display, or whether to show one; without, on a terminal and in a notebook.
     smoke : bool
         Only prove that everything runs; see `flray.config.suites.smoke`.
     **replaced
@@ -89,7 +91,7 @@ def tune(
     config = _resolved(source, overrides, smoke, replaced)
     experiment = config.experiment
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, progress or NullProgress(), stack)
+        sweep = Sweep(config, address, shown(progress, SweepDisplay), stack)
         sweep.check()
         check(experiment.tracking.uri)
         sweep.start_ray()
@@ -210,8 +212,8 @@ def resume(
     *,
     base: str | Path = "runs",
     address: str | None = None,
-    progress: Progress | None = None,
-    sweep_progress: SweepProgress | None = None,
+    progress: Progress | bool | None = None,
+    sweep_progress: SweepProgress | bool | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
     other_code: bool = False,
@@ -229,8 +231,8 @@ def resume(
         Folder of runs and sweeps, for names.
     address : str, optional
         As in `tune`.
-    progress, sweep_progress : Progress, SweepProgress, optional
-        Shows the progress of the one or the other; nothing is shown without.
+    progress, sweep_progress : Progress or bool, SweepProgress or bool, optional
+        As in `flray.run` and `tune`, for the one or the other.
     plugins : sequence of str
         Your files that replace those that the settings name; see
         `flray.runs.resume_checks.load_config`.
@@ -264,7 +266,7 @@ def resume_sweep(
     folder: Path,
     *,
     address: str | None = None,
-    progress: SweepProgress | None = None,
+    progress: SweepProgress | bool | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
     other_code: bool = False,
@@ -273,7 +275,7 @@ def resume_sweep(
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, progress or NullProgress(), stack)
+        sweep = Sweep(config, address, shown(progress, SweepDisplay), stack)
         if directory.read(folder)["status"] == "finished" and all(
             trial.status in TERMINAL_STATUSES for trial in trial_folders(folder)
         ):

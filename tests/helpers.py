@@ -15,7 +15,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 
 INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
 

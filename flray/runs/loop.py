@@ -156,16 +156,6 @@ class Progress(Protocol):
         """Close the display."""
 
 
-def _ignore(self: object, *info: Any) -> None:
-    """Do nothing."""
-
-
-class NullProgress:
-    """A display that shows nothing, for runs and sweeps."""
-
-    begin = trial_started = round = trial_done = standing = values = say = end = _ignore
-
-
 MAX_LOSSES = 3
 """Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
 

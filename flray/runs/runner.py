@@ -39,7 +39,8 @@ from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code
 from flray.runs.identity import code_of, save_provenance
-from flray.runs.loop import NullProgress, Progress, RoundLoop, RoundRecorder, logged
+from flray.runs.loop import Progress, RoundLoop, RoundRecorder, logged
+from flray.runs.progress import RunProgress, shown
 from flray.runs.session import (
     NOTE,
     POSITIVE,
@@ -127,7 +128,7 @@ def run(
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **settings: Any,
 ) -> Result:
     """Run a federation.
@@ -140,8 +141,8 @@ def run(
         ``key=value``, as on the command line.
     address : str, optional
         A running Ray cluster; without it Ray is started on this machine.
-    progress : Progress, optional
-        Display; nothing is shown without.
+    progress : Progress or bool, optional
+        A display, or whether to show one; without, on a terminal and in a notebook.
     **settings
         Parts of the experiment to replace, for example ``algorithm={"name": "fedskc"}``.
 
@@ -158,10 +159,10 @@ def run(
 
 
 def start(
-    config: Config, *, address: str | None = None, progress: Progress | None = None
+    config: Config, *, address: str | None = None, progress: Progress | bool | None = None
 ) -> Result:
     """Run a federation from a checked configuration; see `run`."""
-    experiment, progress = config.experiment, progress or NullProgress()
+    experiment, progress = config.experiment, shown(progress, RunProgress)
     say = logged(progress.say)
     if uses_ray(experiment):
         address = chosen_address(address, say)
@@ -188,7 +189,7 @@ def resume(
     folder: Path,
     *,
     address: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
     other_code: bool = False,
@@ -222,8 +223,9 @@ def resume(
         runs it, or what it has learnt depends on the number of rounds it began with.
     """
     config = resume_checks.load_config(folder, plugins)
+    progress = shown(progress, RunProgress)
     if uses_ray(config.experiment):
-        address = chosen_address(address, logged((progress or NullProgress()).say))
+        address = chosen_address(address, logged(progress.say))
     check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds
@@ -243,7 +245,7 @@ def resume(
         resume_checks.check_extendable(spec, before)
         resume_checks.record_rounds(folder, config)
         labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
-    return _run_to_end(spec, folder, address, progress or NullProgress(), labels, other_cpu)
+    return _run_to_end(spec, folder, address, progress, labels, other_cpu)
 
 
 def data_identity(spec: FederationSpec) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from runner import MIB, option, show
 from flray.config.loader import load
 from flray.records import directory
 from flray.records.journal import JOURNAL, Journal
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from flray.runs.runner import run
 from flray.runs.session import RunSession, tracking
 from flray.tracking.exporter import MlflowExporter

@@ -13,7 +13,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 from tests.helpers import printed, written

@@ -8,7 +8,7 @@ import pytest
 
 from flray import api
 from flray.runs import runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 
 
 def seen(uri: str, experiment: str, metric: str) -> set[int]:

@@ -15,7 +15,8 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.records.journal import Journal
-from flray.runs.loop import NullProgress, RoundLoop, RoundRecorder
+from flray.runs.loop import RoundLoop, RoundRecorder
+from flray.runs.progress import NullProgress
 from tests.helpers import Clock, built
 from tests.messages import refused
 

@@ -14,7 +14,8 @@ from flray.federation.ray_backend import losses
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal
 from flray.runs import runner
-from flray.runs.loop import NullProgress, RoundLoop, RoundRecorder
+from flray.runs.loop import RoundLoop, RoundRecorder
+from flray.runs.progress import NullProgress
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
 from tests.messages import refused

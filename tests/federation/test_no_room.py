@@ -10,7 +10,7 @@ import ray
 from flray import api
 from flray.federation.ray_backend import nodes
 from flray.runs import runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from tests.clusters import joined_cluster
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 from flray import api
 from flray.runs import runner
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from tests.clusters import Gates, joined_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

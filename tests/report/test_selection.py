@@ -11,7 +11,7 @@ from flray.records.journal import Journal
 from flray.reporting.build import markdown
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult, build_table
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders

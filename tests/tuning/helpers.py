@@ -14,7 +14,7 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
 

@@ -93,11 +93,9 @@ def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
 def test_in_a_log_a_line_is_said_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flray.cli import display
-
     progress = SweepProgress()
     progress.standing("1 of 4 trials ended")
-    monkeypatch.setattr(display, "_STANDING_SECONDS", 0.0)
+    monkeypatch.setattr("flray.runs.progress._STANDING_SECONDS", 0.0)
     progress.standing("2 of 4 trials ended")
     said = capsys.readouterr().out
     assert "2 of 4" in said and "1 of 4" not in said

@@ -23,7 +23,7 @@ from flray.records.directory import (
     checkpoints,
     remove_old_checkpoints,
 )
-from flray.runs.loop import NullProgress
+from flray.runs.progress import NullProgress
 from flray.tuning import trial as trial_module
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
