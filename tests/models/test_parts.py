@@ -72,15 +72,6 @@ def test_batch_norm_in_shortcuts_is_found_by_type(resnet: nn.Module) -> None:
     assert "features.stage2.0.sum.shortcut.conv.weight" not in select(resnet, "batch_norm")
 
 
-def test_torchvisions_shortcut_norms_are_found_too() -> None:
-    from torchvision.models import resnet18
-
-    with torch.device("meta"):
-        model = resnet18(weights=None)
-    assert "layer2.0.downsample.1.weight" in select(model, "batch_norm")
-    assert len(batch_norm_modules(model)) == 20
-
-
 def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
     bare = nn.BatchNorm1d(2, affine=False, track_running_stats=False)
     model = nn.ModuleDict({"norm": bare, "norm2": nn.Linear(1, 1), "bn2": nn.GroupNorm(1, 2)})
