@@ -5,6 +5,7 @@ part of a method: initial values, data, and in which order samples come.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ def two_norms(shape: tuple[int, ...], num_classes: int, *, width: int = 6) -> nn
     return SplitModel(features, nn.Linear(width, num_classes, bias=False))
 
 
+ROUNDS = 3
 CLIENTS = tiny.gaussian_clients((11, 10, 14), classes=4)
 
 
@@ -40,6 +42,27 @@ def fresh(options: dict[str, Any], **settings: Any) -> Federation:
     """Return a federation of the released variant of a method, of networks with two norms and four classes."""
     made = {"clients": CLIENTS, "model": "two-norms", **settings}
     return tiny.fresh({"variant": "released", **options}, classes=4, **made)
+
+
+def side_by_side(
+    method: str,
+    loop: Callable[[Federation, Any], Any],
+    options: Mapping[str, Any],
+    other: Mapping[str, Any] | None,
+    **settings: Any,
+) -> Iterator[tuple[Federation, Any, Mapping[str, float]]]:
+    """Yield a federation, a loop and what is measured after each round; `other` are options of flray's alone.
+
+    The loop is given the federation and the options with the values that follow from the variant.
+    """
+    options = {"variant": "released", **options}
+    hp = registry.algorithms.params(method)(**options).resolved()
+    federation = fresh({"name": method, **options, **(other or {})}, **settings)
+    made = loop(federation, hp)
+    for number in range(ROUNDS):
+        metrics = federation.step().metrics
+        made.run(number)
+        yield federation, made, metrics
 
 
 def networks(federation: Federation) -> list[nn.Module]:
@@ -65,12 +88,14 @@ def private_batches(
     return [list(torch.randperm(count, generator=generator).split(size)) for _ in range(epochs)]
 
 
-def assert_same(found: dict[str, Tensor], model: nn.Module, counters: bool = True) -> None:
-    """Compare all parameters and buffers to 1e-12."""
+def assert_same(
+    found: dict[str, Tensor], model: nn.Module, counters: bool = True, atol: float = 1e-12
+) -> None:
+    """Compare all parameters and buffers."""
     wanted = model.state_dict()
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         if value.is_floating_point() or counters:
             torch.testing.assert_close(
-                found[name], value, rtol=0, atol=1e-12, msg=partial("{}: {}".format, name)
+                found[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name)
             )

@@ -1,6 +1,7 @@
-"""LG-Mix: rounds by hand, and its features, and whole loops of the released code."""
+"""LG-Mix: its features, and whole loops of the paper and of the released code."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,62 +17,11 @@ from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 
-# Updates are formed in float64, so that the ends are exact for float32 models.
-SINGLE = {"precision": "float32"}
-FULL = tiny.full("scaled", epochs=2)
-NAMES = ("features.layer.weight", "classifier.weight")
-
-
-@registry.register_model("scaled")
-def scaled(shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Two linear layers without bias, so that features depend on the weights and gradients stay short."""
-    features = nn.Sequential()
-    features.add_module("layer", nn.Linear(shape[0], 4, bias=False))
-    return SplitModel(features, nn.Linear(4, num_classes, bias=False))
-
-
-def step(model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    return tiny.gradient_step(
-        model, lambda w: nn.functional.cross_entropy(x @ w[NAMES[0]].T @ w[NAMES[1]].T, y)
-    )
-
-
-def trace(model: dict[str, Tensor], x: Tensor) -> float:
-    """Return the trace of h^T h, of features h."""
-    return float((x @ model[NAMES[0]].T).square().sum())
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"server_lr": 0.5}, {"history": "none"}, {"ratio": 0.3}], ids=str
-)
-def test_four_rounds_by_hand(options: dict[str, Any]) -> None:
-    clients = tiny.gaussian_clients((10, 9, 12))
-    federation = tiny.fresh({"name": "lgmix", **options}, clients, **FULL)
-    u, data = tiny.start(federation), tiny.as_tensors(clients)
-    own, ratios = [u] * 3, [[] for _ in clients]
-    for _ in range(4):
-        metrics = federation.step().metrics
-        updates = []
-        for i, (x, y) in enumerate(data):
-            first = step(own[i], x, y)
-            local, common = trace(own[i], x) + trace(first, x), 2 * trace(u, x)
-            ratios[i].append(options.get("ratio", local / (local + common)))
-            end = step(first, x, y)
-            updates.append({name: end[name] - own[i][name] for name in NAMES})
-        mean = tiny.mean_of(updates, (10, 9, 12))
-        moved = {name: options.get("server_lr", 1.0) * mean[name] for name in NAMES}
-        u = {name: u[name] + moved[name] for name in NAMES}
-        for i, update in enumerate(updates):
-            earlier = ratios[i][:-1] or ratios[i]
-            share = float(np.mean(ratios[i][-1:] if "history" in options else earlier))
-            assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(share, rel=1e-9)
-            own[i] = {n: own[i][n] + share * update[n] + (1 - share) * moved[n] for n in NAMES}
-            tiny.close(tiny.state_of(federation, i)["own"], own[i])
-        tiny.close(federation.server.model, u)
-
 
 def test_at_ratio_zero_every_own_model_is_fedavg_s() -> None:
-    settings: dict[str, Any] = {"rounds": 4, "model": tiny.DROPOUT, "local": SINGLE}
+    """Of float32: updates are formed in float64, so that the ends are exact."""
+    local = {"precision": "float32"}
+    settings: dict[str, Any] = {"rounds": 3, "model": tiny.DROPOUT, "local": local}
     mixed = tiny.run({"name": "lgmix", "ratio": 0}, **settings)
     own = {trees.sha256(tiny.state_of(mixed, i)["own"]) for i in range(3)}
     assert own == {trees.sha256(tiny.run("fedavg", **settings).server.model)}
@@ -104,7 +54,7 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     rows = data.clients[0].train
     x = torch.from_numpy(data.x[rows]).double().flatten(1) / 255 * scale + shift
     loss = lambda w: nn.functional.cross_entropy(  # noqa: E731
-        x @ w[NAMES[1]].T + w["classifier.bias"], torch.from_numpy(data.y[rows])
+        x @ w[tiny.V].T + w["classifier.bias"], torch.from_numpy(data.y[rows])
     )
     tiny.close(federation.server.model, tiny.gradient_step(start, loss))
 
@@ -183,95 +133,87 @@ def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.Monkey
         assert sorted(h[:, 0].tolist()) == pytest.approx(sorted(pooled[:, 0].tolist()), rel=1e-12)
 
 
-# --- the released code -----------------------------------------------------------------------------
-# Whole loops of med-air/HeteroPFL, in plain PyTorch and float64: what its `train`, `_get_eig_vals`, `train_epoch`
-# and `communication_grad` do, written anew; nothing of flray's formulas is used.
+# --- whole loops -----------------------------------------------------------------------------------
+# What `train`, `_get_eig_vals`, `train_epoch` and `communication_grad` of med-air/HeteroPFL do, and what the paper's
+# equations say where they differ from it, in plain PyTorch and float64; nothing of flray's formulas is used.
 
 
-LR, BATCH, ROUNDS = 0.1, 4, 3
+LR, BATCH = 0.1, 4
 
 
-class ReleasedLoop:
-    """A server model and personalised ones; an epoch's training is undone before the next one."""
+class Loop:
+    """A server model and personalised ones; `hp` says in which of the two ways."""
 
-    def __init__(self, federation: Federation, epochs: int) -> None:
-        self.federation, self.epochs = federation, epochs
+    def __init__(self, federation: Federation, hp: Any) -> None:
+        self.federation, self.hp = federation, hp
+        self.epochs = int(federation.spec.config.local.epochs)
         self.models = released.networks(federation)
         self.server = copy.deepcopy(self.models[0])
         self.data = [released.private(federation, i) for i in range(3)]
-        self.optimizers = [torch.optim.SGD(m.parameters(), lr=LR) for m in self.models]
         self.shares: list[list[float]] = [[], [], []]
 
     def run(self, number: int) -> None:
-        updates, local, common = [], [], []
+        updates = []
         for i, model in enumerate(self.models):
-            before = copy.deepcopy(model.state_dict())
+            before, own, other = copy.deepcopy(model.state_dict()), list[Tensor](), list[Tensor]()
             for batches in released.private_batches(self.federation, i, number, BATCH, self.epochs):
-                own, other = self.train(i, batches)
-                after = model.state_dict()
-                update = {n: after[n] - before[n] for n in before if "tracked" not in n}
-                model.load_state_dict(before)
-            updates.append(update)
-            local.append(eigenvalues(own))
-            common.append(eigenvalues(other))
-        self.communicate(updates, local, common)
+                if self.hp.update == "last_epoch":  # an epoch's training is undone before the next
+                    model.load_state_dict(before)
+                    own, other = [], []
+                self.train(i, batches, own, other)
+            after = model.state_dict()
+            updates.append({n: after[n] - before[n] for n in before if "tracked" not in n})
+            model.load_state_dict(before)
+            local, common = (self.trace(torch.cat(features)) for features in (own, other))
+            ratio = local / (local + common) if self.hp.ratio is None else self.hp.ratio
+            self.shares[i].append(ratio)
+        self.communicate(updates)
 
-    def train(self, i: int, batches: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """One epoch over whole batches; return both models' features of all its samples."""
+    def train(self, i: int, batches: list[Tensor], own: list[Tensor], other: list[Tensor]) -> None:
+        """One epoch; add both models' features before each step."""
         model, (x, y) = self.models[i].train(), self.data[i]
         self.server.eval()
-        own, other = [], []
-        for rows in (rows for rows in batches if len(rows) == BATCH):
-            self.optimizers[i].zero_grad()
+        for rows in (rows for rows in batches if len(rows) == BATCH or not self.hp.drop_last):
             features = model.features(x[rows])
             other.append(self.server.features(x[rows]).detach())
-            nn.functional.cross_entropy(model.classifier(features), y[rows]).backward()
-            self.optimizers[i].step()
+            loss = nn.functional.cross_entropy(model.classifier(features), y[rows])
+            tiny.descend(torch.optim.SGD(model.parameters(), lr=LR), loss)
             own.append(features.detach())
-        return torch.cat(own), torch.cat(other)
 
-    def communicate(
-        self, updates: list[dict[str, Tensor]], local: list[Tensor], common: list[Tensor]
-    ) -> None:
-        sizes = [len(y) for _, y in self.data]
-        states = [model.state_dict() for model in self.models]
-        server = self.server.state_dict()
-        for i, (mine, theirs) in enumerate(zip(local, common, strict=True)):
-            own, other = (float(values[:-1].sum()) for values in (mine, theirs))
-            self.shares[i].append(own / (own + other))
-        means = tiny.mean_of(updates, sizes)
-        for name in means:
-            mean = means[name]
-            server[name] += mean
-            for i, state in enumerate(states):
-                share = sum(self.shares[i]) / len(self.shares[i])
-                state[name] += (1 - share) * mean + share * updates[i][name]
+    def trace(self, features: Tensor) -> float:
+        """Return the sum of the eigenvalues of all samples' covariance, the smallest left out or not."""
+        centred = features - features.mean(0) if self.hp.centred else features
+        covariance = sum((torch.outer(h, h) for h in centred), torch.zeros(())) / len(centred)
+        values = torch.linalg.svd(covariance)[1]
+        return float(values[: -1 if self.hp.drop_smallest else None].sum())
 
-
-def eigenvalues(features: Tensor) -> Tensor:
-    """Return those of the covariance of all samples, largest first."""
-    centred = features - features.mean(0)
-    covariance = sum((torch.outer(h, h) for h in centred), torch.zeros(())) / len(centred)
-    return torch.linalg.svd(covariance)[1]
+    def communicate(self, updates: list[dict[str, Tensor]]) -> None:
+        kept = {"all": slice(None), "earlier": slice(-1), "none": slice(-1, None)}[self.hp.history]
+        used = [shares[kept] or shares for shares in self.shares]
+        self.used = [sum(shares) / len(shares) for shares in used]
+        states, server = [model.state_dict() for model in self.models], self.server.state_dict()
+        for name, mean in tiny.mean_of(updates, [len(y) for _, y in self.data]).items():
+            moved = self.hp.server_lr * mean
+            server[name] += moved
+            for share, state, update in zip(self.used, states, updates, strict=True):
+                state[name] += (1 - share) * moved + share * update[name]
 
 
-def fresh(epochs: int, **changes: Any) -> Federation:
+def compare(epochs: int = 1, other: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """Run both, and compare after every round; the counters of batch norms are not trained with.
+
+    `other` are options that the loop does not have.
+    """
     local = {"lr": LR, "batch_size": BATCH, "epochs": epochs}
-    return released.fresh({"name": "lgmix", **changes}, local=local)
-
-
-def compare(epochs: int = 1, **changes: Any) -> None:
-    """Run both, and compare after every round; the counters of batch norms are not trained with."""
-    federation = fresh(epochs, **changes)
-    loop = ReleasedLoop(federation, epochs)
-    for number in range(ROUNDS):
-        metrics = federation.step().metrics
-        loop.run(number)
+    for federation, loop, metrics in released.side_by_side(
+        "lgmix", Loop, options, other, local=local
+    ):
         released.assert_same(federation.server.model, loop.server, counters=False)
         for i, model in enumerate(loop.models):
             released.assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
-            found = metrics[f"train/lgmix/lambda_of_round/client/client{i}"]
-            assert abs(found - loop.shares[i][-1]) < 1e-12, "not close"
+            for name, share in (("lambda", loop.used[i]), ("lambda_of_round", loop.shares[i][-1])):
+                found = metrics[f"train/lgmix/{name}/client/client{i}"]
+                assert abs(found - share) < 1e-12, "not close"
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -279,12 +221,8 @@ def test_whole_loops_of_the_released_code(epochs: int) -> None:
     compare(epochs)
 
 
-def test_traces_of_an_epoch_are_not_those_of_its_batches() -> None:
-    """Centred batch by batch, the traces lose what batches differ by: lambda is another."""
-    federation = fresh(1)
-    loop = ReleasedLoop(federation, 1)
-    (batches,) = released.private_batches(federation, 0, 0, BATCH, 1)
-    own, other = loop.train(0, batches)
-    parts = [sum(float(eigenvalues(part).sum()) for part in h.split(BATCH)) for h in (own, other)]
-    found = federation.step().metrics["train/lgmix/lambda_of_round/client/client0"]
-    assert abs(found - parts[0] / sum(parts)) > 1e-5
+@pytest.mark.parametrize(
+    "options", [{}, {"server_lr": 0.5}, {"history": "none"}, {"ratio": 0.3}], ids=str
+)
+def test_whole_loops_of_the_paper(options: dict[str, Any]) -> None:
+    compare(2, variant="paper", **options)

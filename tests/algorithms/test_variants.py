@@ -2,19 +2,14 @@
 
 A row says which options it consists of, with the paper's and the released code's value. That
 `variant: released` changes all of these options and no other, and that each can be set alone, is
-asserted for every row; what the difference is, by hand, in the methods' own tests. A row without
-options is not a matter of the method: its test says where the difference lies.
+asserted for every row; what the difference is, by hand, in the methods' own tests.
 """
 
 from typing import Any
 
-import pandas as pd
 import pytest
-from torch import nn
 
-from flray import models, registry
-from flray.config.loader import load
-from flray.metrics.summary import trajectory
+from flray import registry
 from tests.algorithms import helpers as tiny
 from tests.algorithms import test_fccl, test_fedco2, test_fedskc, test_lgmix
 
@@ -30,16 +25,12 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fedskc", "sample without prototype"): {"without_prototype": ("skip", "own")},
     ("fedskc", "aggregation"): {"gda": (True, False)},
     ("fedskc", "knowledge taken"): {"knowledge": ("after", "last_epoch")},
-    ("fedskc", "reported value"): {},
     ("fedskc", "GPR on BN statistics"): {"review_buffers": (False, True)},
     ("fedskc", "classes that GPR compares"): {"review_classes": ("both", "each")},
-    ("fcclplus", "mu"): {},
-    ("fcclplus", "tau^2 factor on FNTD"): {},
     ("fcclplus", "M"): {"shrunk": (False, True)},
     ("fcclplus", "batch public"): {"public_batch_size": (512, 256)},
     ("fcclplus", "batch private"): {"batch_size": (None, 128)},
     ("fcclplus", "lr 0.001"): {"lr_schedule": ("constant", "linear")},
-    ("fcclplus", "local epochs / public passes"): {},
     ("fcclplus", "optimiser"): {
         "public_optimizer": ("kept", "fresh"),
         "weight_decay": (None, 1e-5),
@@ -55,7 +46,6 @@ ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fedco2", "mutual phase in round 1"): {"first_mutual": (True, False)},
     ("fedco2", "label skew: weights"): {"weights": ("uniform", "samples")},
     ("fedco2", "label skew: BN"): {"statistics": ("personal", "averaged")},
-    ("fedco2", "Digits network"): {},
     ("lgmix", "trace"): {"centred": (False, True), "drop_smallest": (False, True)},
     ("lgmix", "history"): {"history": ("earlier", "all")},
     ("lgmix", "input"): {"inputs": ("normalised", "unit")},
@@ -74,6 +64,24 @@ ROWS["rhfl", "public batches, private epochs"] = {
     "private_epochs": ("local", "balanced"),
 }
 """By method and name of the row: options with the paper's and the released code's value."""
+
+FCCL = {"off_diagonal": 0.0051, "public_passes": 1, "average": False}
+SAME: dict[str, dict[str, Any]] = {
+    "fedskc": {"tau": 0.08, "neighbours": 1, "sample_scale": "raw", "review": "paper"},
+    "fccl": {**FCCL, "pretrain_epochs": 50},
+    "fcclplus": {
+        **FCCL,
+        "omega": 3.0,
+        "mu": 0.02,
+        "tau": 3.0,
+        "kd_share": 0.0,
+        "teacher": "previous",
+    },
+    "fedco2": {"mu": 1.0, "mutual_epochs": 1, "intra": "both", "inter": "both"},
+    "lgmix": {"server_lr": 1.0, "ratio": None},
+    "rhfl": {"a": 0.1, "b": 1.0, "eta": 0.5},
+}
+"""By method: values that are equal in both columns, with feature skew; a table of FCCL+ has mu = 0.002."""
 
 OPTIONS = [(method, row, option) for (method, row), options in ROWS.items() for option in options]
 METHODS = sorted({method for method, _ in ROWS})
@@ -101,6 +109,9 @@ def test_the_switch_changes_the_rows_and_nothing_else(method: str) -> None:
     assert changed == {"variant", *table(method, 0)}
     for values, column in ((paper, 0), (released, 1)):
         assert {name: values[name] for name in table(method, column)} == table(method, column)
+    for variant in ("paper", "released"):
+        params = registry.algorithms.params(method)(variant=variant).resolved().model_dump()
+        assert SAME[method].items() <= params.items()
 
 
 @pytest.mark.parametrize(("method", "row", "option"), OPTIONS)
@@ -136,14 +147,12 @@ OTHERS += [("fccl", "pretrain_schedule", "constant"), ("fccl", "pretrain_weight_
 def test_with_another_value_it_is_not_the_loop_of_the_released_code(
     method: str, option: str, value: Any
 ) -> None:
-    compare, how = getattr(LOOPS.get(method), "compare", test_fccl.compare), dict[str, Any]()
+    how: dict[str, Any] = {"epochs": 3} if option == "update" else {}
     if method not in LOOPS:
-        how = {"name": method, "averaged": option == "average_after"}
-        how["pretrain"] = 3 if option.startswith("pretrain") else 0
-    elif option == "update":
-        how = {"epochs": 3}
+        how = {"name": method, "average": option == "average_after"}
+        how["pretrain_epochs"] = 3 if option.startswith("pretrain") else 0
     with pytest.raises(AssertionError, match=r"not close|not equal"):
-        compare(**how, **{option: value})
+        getattr(LOOPS.get(method), "compare", test_fccl.compare)(**how, other={option: value})
 
 
 CHANGES: list[tuple[str, str, tuple[Any, Any]]] = [
@@ -165,43 +174,3 @@ def test_values_change_what_is_learnt(method: str, option: str, values: tuple[An
         local = {"batch_size": 32, "lr": 0.01, "precision": "float32"}
         found.append(tiny.run(options, data=data, model="lenet", local=local).sha256())
     assert found[0] != found[1]
-
-
-def test_fedskc_local_lr() -> None:
-    """Null is the experiment's rate, 0.01 unless given: the paper's."""
-    content = {"data": "random", "model": "lenet", "algorithm": "fedskc"}
-    assert load({"experiment": content}).experiment.local.lr == 0.01
-    settings = {"clients": tiny.gaussian_clients((6, 9, 12)), "rounds": 2}
-    paper, fast, same = (
-        tiny.run({"name": "fedskc", "lr": lr}, local={"lr": rate}, **settings).sha256()
-        for lr, rate in ((None, 0.01), (0.1, 0.01), (None, 0.1))
-    )
-    assert paper != fast == same
-
-
-# --- rows that are no option of the method --------------------------------------------------------
-
-
-def test_fedskc_reported_value() -> None:
-    """Top-1 of the last round, whose mean over seeds tables show, and the maximum over rounds stand side by side."""
-    history = pd.DataFrame({"round": [1, 2, 3], "global/common/accuracy": [0.5, 0.7, 0.6]})
-    went = trajectory(history, "global/common/accuracy", 1)
-    assert (went.last, went.best) == (0.6, 0.7)
-
-
-def test_fcclplus_mu_local_epochs_and_public_passes() -> None:
-    """Equal in both columns; a table of the paper has mu = 0.002, and scenarios set passes, omega and tau."""
-    for variant in ("paper", "released"):
-        values = resolved("fcclplus", variant=variant)
-        assert (values["mu"], values["public_passes"]) == (0.02, 1)
-    office_home = {"public_passes": 2, "omega": 1.0, "tau": 1.0, "mu": 0.002}
-    assert office_home.items() <= resolved("fcclplus", variant="released", **office_home).items()
-
-
-@pytest.mark.parametrize("layers", [4, 3])
-def test_fedco2_digits_network(layers: int) -> None:
-    """The network is the experiment's choice: four convolutions in the paper, three in the released code."""
-    options = {"norm": "batch", "classifier_norm": True, "split": "fc", "width": 0.1}
-    network = models.build("digit-cnn", (3, 28, 28), 10, {"layers": layers, **options}, 0)
-    kinds = [type(module) for module in network.modules()]
-    assert (kinds.count(nn.Conv2d), kinds.count(nn.Linear)) == (layers, 3)
