@@ -2,7 +2,7 @@
 
 import importlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from flray.config.experiment import Config
 from flray.data.types import DataSet, Domain
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
+from flray.federation.messages import TaskBlock
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
@@ -120,6 +121,18 @@ def spec_of(
     return build_spec(Config.model_validate({"experiment": content}).experiment)
 
 
+class Noting(InlineExecutor):
+    """Notes the blocks of each call."""
+
+    def __init__(self, spec: FederationSpec) -> None:
+        super().__init__(spec)
+        self.calls: list[Sequence[TaskBlock]] = []
+
+    def run_blocks(self, blocks: Sequence[TaskBlock], *rest: Any, **named: Any) -> Iterator[Any]:
+        self.calls.append(blocks)
+        return super().run_blocks(blocks, *rest, **named)
+
+
 def federation_of(spec: FederationSpec, executor: Any = None) -> Federation:
     executor = InlineExecutor(spec) if executor is None else executor
     return Federation(spec, executor, warn=lambda line: None)
@@ -167,8 +180,11 @@ def kept(federation: Federation, client: int) -> dict[str, Tensor]:
 
 
 def personal_sha(federation: Federation) -> str:
-    """Return the digest of what all clients keep of the model."""
-    return trees.sha256(*(kept(federation, client) for client in range(len(federation.states))))
+    """Return the digest of each client's own model, or of the part of the model that it keeps."""
+    states = [state_of(federation, client) for client in range(len(federation.states))]
+    return trees.sha256(
+        *(next(state[key] for key in ("v", "own", "personal") if key in state) for state in states)
+    )
 
 
 def settings_for(name: str) -> dict[str, Any]:

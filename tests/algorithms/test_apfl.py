@@ -39,21 +39,6 @@ def test_alpha_moves_once_a_round_and_stays_a_share() -> None:
     assert {tiny.state_of(still, i)["alpha"] for i in range(3)} == {0.7}
 
 
-@pytest.mark.parametrize(
-    "local",
-    [{"momentum": 0.9, "weight_decay": 0.1, "epochs": 2}, {"optimizer": "adam", "clip_norm": 0.1}],
-    ids=["momentum", "adam"],
-)
-def test_personal_models_end_at_fedavg_s_and_local_s(local: dict[str, object]) -> None:
-    def losses(algorithm: object, view: str) -> list[float]:
-        metrics = tiny.run(algorithm, rounds=2, model=tiny.DROPOUT, local=local).evaluate()
-        return [metrics[f"{view}/local/loss/client/client{i}"] for i in range(3)]
-
-    fedavg, alone = losses("fedavg", "global"), losses("local", "personal")
-    assert losses(fixed(0.0), "personal") == fedavg and losses(fixed(1.0), "personal") == alone
-    assert losses("apfl", "personal") not in (fedavg, alone)
-
-
 def test_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
     federation = tiny.run("apfl", rounds=3, model="one-layer")
     for i, (x, _) in enumerate(tiny.tensors()):

@@ -119,16 +119,6 @@ def test_a_phase_of_so_many_steps_takes_the_first_batches_of_its_passes() -> Non
     assert len(found) == 12 and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_every_network_gets_the_weights_of_its_own_architecture() -> None:
-    """Architectures share a stage, but not its message: without training, clients send back what came."""
-    settings = {"models": {"client1": {"name": "two-layer", "width": 7}}, "local": {"epochs": 0}}
-    federation = tiny.run("fedavg", rounds=2, **settings)
-    before = tiny.federation_of(federation.spec)
-    assert len(before.server.models) == 2
-    for key, model in before.server.models.items():
-        tiny.close(federation.server.models[key], model, rtol=1e-12)
-
-
 ASIDE: list[dict[str, Any]] = []
 
 

@@ -1,7 +1,6 @@
 from typing import Any
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,16 +40,6 @@ def test_two_rounds_by_hand() -> None:
         tiny.close(federation.server.state["heads"][str(own)], {V: heads[own]})
         tiny.close(tiny.kept(federation, own), {V: heads[own]})
         tiny.has_loss(federation, own, sum(x @ body[W].T @ head.T for head in heads) / 3)
-
-
-def test_peers_matter_as_soon_as_they_are_trained() -> None:
-    """In the first round the heads are all the initial one, of which an ensemble is one head; the body differs."""
-    copa, fedavg = (tiny.fresh(name).evaluate() for name in ("copa", "fedavg"))
-    assert copa["personal/local/loss"] == pytest.approx(fedavg["global/local/loss"], rel=1e-12)
-    assert copa["personal/local/accuracy"] == fedavg["global/local/accuracy"]
-    first = tiny.run("copa")
-    assert tiny.models_sha(first) != tiny.digest("fedper")
-    assert torch.equal(first.server.model[V], tiny.start(first)[V])
 
 
 def test_the_last_known_heads_of_absent_clients_are_used() -> None:

@@ -99,15 +99,6 @@ def test_distillation_leaves_statistics_and_the_clients_models_alone() -> None:
     assert "ensemble" not in runs[1].server.state
 
 
-def test_alone_the_student_begins_as_its_teacher() -> None:
-    """One step: of more, Adam would make rounding noise grow."""
-    one = tiny.gaussian_clients((12,))
-    alone = tiny.run({"name": "feddf", "steps": 1}, one, model=tiny.DROPOUT)
-    plain = tiny.run("fedavg", one, model=tiny.DROPOUT)
-    tiny.close(alone.server.model, plain.server.model, rtol=1e-6)
-    assert abs(alone.server.metrics["feddf/loss/two-layer"]) < 1e-12
-
-
 def test_every_architecture_gets_a_student_of_all_clients() -> None:
     settings = {"models": tiny.OTHER, "model": tiny.DROPOUT}
     plain, distilled = (tiny.run({"name": "feddf", "steps": n}, **settings).server for n in (0, 5))

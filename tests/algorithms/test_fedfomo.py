@@ -108,15 +108,6 @@ def test_a_broken_peer_has_no_influence() -> None:
     assert len(set(digests[:3])) == 1 and digests[3] != digests[0]
 
 
-def test_equal_peers_leave_a_client_where_it_is() -> None:
-    """All three hold one model, so any weights that sum to 1 give it back."""
-    federation = tiny.run("fedfomo", [tiny.gaussian_clients((12,))[0]] * 3, **FULL)
-    pool = federation.server.state["models"]
-    federation.server.state["models"] = dict.fromkeys(pool, pool["0"])
-    federation.step()
-    tiny.close(tiny.state_of(federation, 0)["reference"][W], pool["0"][W], rtol=1e-12)
-
-
 def test_the_peers_that_gained_most_are_sent() -> None:
     federation = tiny.fresh({"name": "fedfomo", "peers": 2, "epsilon": 0}, FIVE, **FULL)
     algorithm, server = federation.spec.algorithm, federation.server

@@ -60,13 +60,6 @@ def test_each_form_approaches_fedavg(form: str, options: dict[str, float], rtol:
     tiny.close(found.server.model, expected.server.model, rtol=rtol, atol=rtol / 10)
 
 
-def test_first_adagrad_step_has_one_length_in_every_coordinate() -> None:
-    options = {"initial": 0.0, "tau": 1e-14, "beta1": 0.5, "server_lr": 0.2}
-    federation = tiny.run({"name": "fedadagrad", **options}, **STEP)
-    lengths = (federation.server.model[W] - tiny.start(federation)[W]).abs()
-    tiny.close(lengths, torch.full_like(lengths, 0.2 * 0.5), rtol=1e-8)
-
-
 def test_momentum_moves_the_weights_by_its_rate() -> None:
     update, m = {W: torch.tensor([2.0])}, {W: torch.tensor([1.0])}
     step, m = functional.momentum_step(update, m, 0.3, 0.5)

@@ -8,10 +8,6 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
 
-def test_the_first_round_is_fedavg_s() -> None:
-    assert tiny.digest("fedproc") == tiny.digest("fedavg")
-
-
 def test_prototypes_are_means_over_all_samples_of_a_class_and_stay_where_nobody_sends_one() -> None:
     """The features of a network whose body has no parameters are its inputs; client i lacks class i."""
     clients = tiny.tensors(skew=True)

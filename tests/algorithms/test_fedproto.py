@@ -14,11 +14,6 @@ from tests.algorithms.test_tasks import FEW_SHOT, world_of
 SKEWED = {"clients": tiny.gaussian_clients(skew=True), "classes": 4, "model": "one-layer"}
 
 
-def test_the_first_round_is_local_training() -> None:
-    proto, local = (tiny.run(name, model=tiny.DROPOUT) for name in ("fedproto", "local"))
-    assert tiny.personal_sha(proto) == tiny.personal_sha(local)
-
-
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_prototypes_are_means_over_the_clients_that_hold_the_class(weighting: str) -> None:
     federation = tiny.run({"name": "fedproto", "weighting": weighting}, **SKEWED)

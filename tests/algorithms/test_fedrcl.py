@@ -12,13 +12,6 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
 
-def test_a_threshold_above_1_switches_the_penalty_off() -> None:
-    options: tuple[dict[str, float], ...] = ({"beta": 0.0}, {"threshold": 1.1}, {})
-    without, off, on = (tiny.run({"name": "fedrcl", **one}, rounds=2) for one in options)
-    tiny.close(off.server.model, without.server.model, rtol=1e-12)
-    assert tiny.models_sha(on) != tiny.models_sha(without)
-
-
 def test_a_round_by_hand() -> None:
     """One full-batch step, pair by pair, on a body of two layers, both tapped."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5

@@ -23,14 +23,3 @@ def test_one_step_by_hand(graded: bool) -> None:
         a = (0.25 + 0.75 * counts / counts.max() if graded else binary)[:, None]
         ends.append({V: w - 0.1 * a * tiny.softmax_gradient(a * w, x, y)})
     tiny.close(federation.server.model, tiny.mean_of(ends, tiny.SIZES))
-
-
-def test_alpha_zero_leaves_the_rows_of_missing_classes() -> None:
-    alone = tiny.run(rs(0.0), SKEWED[:1], model="one-layer", rounds=2)
-    before, after = tiny.start(alone)[V], alone.server.model[V]
-    assert torch.equal(before[0], after[0]) and not torch.equal(before[1:], after[1:])
-
-
-def test_the_graded_rule_differs_from_fedavg_where_all_clients_hold_all_classes() -> None:
-    uneven = tiny.gaussian_clients((11, 9, 13))
-    assert tiny.digest(rs(0.5, graded=True), uneven) != tiny.digest("fedavg", uneven)

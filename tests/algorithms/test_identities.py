@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from flray import trees
-from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 
@@ -62,6 +60,12 @@ MORE: list[tuple[Options, Options, Options]] = [
     (opt("fedrs", alpha=0.0), FEDAVG, {}),  # all clients hold all classes
     (opt("fedopt"), opt("fedadam"), {}),
     (opt("fedskc", lcl=False, gda=False, gpr=False), FEDAVG, {}),
+    # sizes that saturate the sigmoid make the average uniform
+    (
+        opt("fedskc", lcl=False, gpr=False),
+        FEDAVG,
+        {"aggregation": UNIFORM, "clients": tiny.gaussian_clients((45, 60, 50))},
+    ),
     (opt("lgmix", ratio=0), FEDAVG, {"local": {"precision": "float32"}}),
 ]
 """The same; not repeated on actors."""
@@ -100,6 +104,11 @@ MORE_PERSONAL: list[tuple[Options, Options, Options]] = [
         for without in ({"fisl": False}, {"omega": 0})
     ),
     (opt("lgmix", ratio=1), opt("local"), {"local": {"precision": "float32"}}),
+    (
+        opt("apfl", alpha=1.0, adaptive=False),
+        opt("local"),
+        {"local": {"optimizer": "adam", "clip_norm": 0.1}},
+    ),
 ]
 
 SKEWED = {"clients": tiny.gaussian_clients((6, 9, 15), skew=True)}
@@ -138,13 +147,6 @@ def label(value: object) -> str:
     )
 
 
-def personal_sha(federation: Federation) -> str:
-    states = [tiny.state_of(federation, client) for client in range(3)]
-    return trees.sha256(
-        *(next(state[key] for key in ("v", "own", "personal") if key in state) for state in states)
-    )
-
-
 @pytest.mark.parametrize(("method", "other", "settings"), [*GLOBAL, *MORE], ids=label)
 def test_global_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, "rounds": 3, **settings}
@@ -154,7 +156,7 @@ def test_global_models_are_equal(method: Options, other: Options, settings: Opti
 @pytest.mark.parametrize(("method", "other", "settings"), [*PERSONAL, *MORE_PERSONAL], ids=label)
 def test_personal_models_are_equal(method: Options, other: Options, settings: Options) -> None:
     settings = {"model": NORMED, "rounds": 3, **settings}
-    found, wanted = (personal_sha(tiny.run(name, **settings)) for name in (method, other))
+    found, wanted = (tiny.personal_sha(tiny.run(name, **settings)) for name in (method, other))
     assert found == wanted
 
 
@@ -162,5 +164,5 @@ def test_personal_models_are_equal(method: Options, other: Options, settings: Op
 def test_by_default_they_differ(method: str, other: str) -> None:
     settings = {"model": NORMED, "rounds": 2, **DIFFERENT[method, other]}
     one, two = (tiny.run(name, **settings) for name in (method, other))
-    digest = personal_sha if other in ("local", "fccl") else tiny.models_sha
+    digest = tiny.personal_sha if other in ("local", "fccl") else tiny.models_sha
     assert digest(one) != digest(two)

@@ -84,27 +84,6 @@ def test_each_phase_leaves_the_other_part_as_it_is(
     assert len({s[2] for s in common}) == 3 and {s[1] for s in common} == {own[-1][1]}
 
 
-def test_fedper_averages_the_body_and_no_heads() -> None:
-    federation, fedavg = tiny.run("fedper"), tiny.run("fedavg")
-    for name, value in federation.server.model.items():
-        other = tiny.start(federation) if name.startswith("classifier") else fedavg.server.model
-        assert torch.equal(value, other[name]), name
-    heads = [{V: tiny.kept(federation, i)[V]} for i in range(3)]
-    tiny.close(fedavg.server.model, tiny.mean_of(heads, tiny.SIZES))
-
-
-def test_joined_groups_stay_at_the_client_together() -> None:
-    names = tiny.kept(tiny.run({"name": "fedper", "personal": "classifier+batch_norm"}), 0).keys()
-    assert {name.rsplit(".", 1)[0] for name in names} == {"classifier", "features.middle"}
-    assert len(names) == 7
-
-
-@pytest.mark.parametrize("name", ["fedper", "fedalt", "fedsim"])
-def test_only_the_shared_part_travels(name: str) -> None:
-    metrics = tiny.run({"name": name, "personal": "features"}).step().metrics
-    assert metrics["bytes/up"] == metrics["bytes/down"] == 3 * 8 * (5 * 3 + 3)
-
-
 def test_fedrep_without_body_epochs_keeps_the_initial_body() -> None:
     federation = tiny.run(rep(3, 0), rounds=2)
     assert trees.sha256(federation.server.model) == trees.sha256(tiny.start(federation))

@@ -72,15 +72,6 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
             tiny.close(tiny.kept(federation, i)[W], w.detach())
 
 
-def test_equal_clients_teach_each_other_nothing() -> None:
-    same = [tiny.gaussian_clients((12,))[0]] * 3
-    settings: dict[str, Any] = {"model": "one-layer", "local": {"epochs": 0}, "rounds": 2}
-    federation = tiny.run("rhfl", same, **settings)
-    for i in range(3):
-        tiny.close(tiny.kept(federation, i)[W], federation.server.model[W], rtol=0, atol=1e-15)
-    assert federation.server.metrics["rhfl/confidence/client/client0"] == pytest.approx(1 / 3)
-
-
 def test_who_joins_later_counts_as_neither_improving_nor_worsening() -> None:
     federation = tiny.fresh("rhfl", model="one-layer", participation={"clients": 2}, rounds=6)
     seen: set[int] = set()

@@ -1,7 +1,5 @@
 """SCAFFOLD: its update by hand, its identities, and what it refuses."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -62,16 +60,3 @@ def test_its_first_round_is_uniform_fedavg_and_alone_all_are_sequential_sgd() ->
     one = tiny.gaussian_clients((10,))
     found, expected = (tiny.run(name, one, rounds=3) for name in ("scaffold", "fedavg"))
     tiny.close(found.server.model, expected.server.model)
-
-
-def test_c_covers_parameters_and_is_the_mean_of_all_c_i_under_full_participation() -> None:
-    federation = tiny.run("scaffold", rounds=3)
-    own = [tiny.state_of(federation, i)["c"] for i in range(3)]
-    names = {name for name, _ in federation.spec.build("two-layer").named_parameters()}
-    assert set(federation.server.state["c"]) == names == set(own[0])
-    tiny.close(federation.server.state["c"], tiny.mean_of(own, [1, 1, 1]))
-
-
-@pytest.mark.parametrize("local", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_option_one_takes_what_option_two_refuses(local: dict[str, Any]) -> None:
-    assert tiny.run({"name": "scaffold", "option": "I"}, local=local).rounds_done == 1
