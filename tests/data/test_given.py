@@ -122,11 +122,14 @@ local: {epochs: 1, lr: 0.1}
 
 def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
     Path("x.yaml").write_text(WRITTEN)
-    printed("data", "show", "x.yaml", "--split", "split.json")
+    shown = printed("data", "show", "x.yaml", "--split", "split.json")
+    space = "space={local.lr: {grid: [0.1, 0.2]}, partition.clients: {grid: [2, 3]}}"
+    said = json.loads(printed("data", "show", "x.yaml", "--json", space))
+    assert [(len(one["clients"]), len(one["runs"])) for one in said] == [(2, 2), (3, 2)]
     file = ["partition={name: file, path: split.json}", "evaluation.validation=0"]
     first, again = load(Path("x.yaml")), load(Path("x.yaml"), file)
     parts = [divide(config.experiment).partition_fingerprint for config in (first, again)]
-    assert parts[0] == parts[1]
+    assert parts[0] == parts[1] and parts[0] in shown
     whole, other = runner.run(Path("x.yaml")), runner.run(Path("x.yaml"), file)
     assert other.sha256 == whole.sha256
 

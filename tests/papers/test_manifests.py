@@ -1,7 +1,5 @@
 """What each client of a suite's runs holds and does, as its paper and its released code have it."""
 
-import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from flray.config.loader import experiment_at, load
 from flray.data import FederatedData
 from flray.federation.manifest import digests, manifest
 from flray.tuning.space import enumerate_settings, resolve_sweep
-from tests.helpers import printed
 from tests.papers.protocols.facts import divided
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
@@ -68,13 +65,6 @@ lgmix/table1 data=Office-Caltech10 method=fedavg rounds=200 epochs=1
   dslr 95 31 31 0.0625 3
   webcam 177 59 59 0.1165 6
 """
-FEDBN = {
-    "MNIST": (56_000, 14_000),
-    "SVHN": (79_431, 19_858),
-    "USPS": (7_438, 1_860),
-    "SynthDigits": (391_162, 97_791),
-    "MNIST_M": (56_000, 14_000),
-}
 """FedBN's data_preprocess.py: images of each domain's training and test part."""
 
 
@@ -151,45 +141,3 @@ def moved(data: FederatedData) -> FederatedData:
     labels = data.y.copy()
     labels[data.clients[0].train[0]] += 1
     return replace(data, y=labels)
-
-
-def grey(count: int, shape: tuple[int, ...]) -> Any:
-    levels = np.arange(count) % 2 * 100
-    return np.broadcast_to(
-        levels.astype(np.uint8).reshape(-1, *(1 for _ in shape)), (count, *shape)
-    ).copy()
-
-
-def test_suites_read_fedbns_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their full number, as the command prints it; images of 8x8."""
-    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    for folder, sizes in FEDBN.items():
-        home = tmp_path / "archives" / "digits5" / folder
-        (home / "partitions").mkdir(parents=True)
-        shape = (8, 8) if folder in ("MNIST", "USPS") else (8, 8, 3)
-        labels = [np.arange(size) % 10 for size in sizes]
-        for part, y in zip(("train", "test"), labels, strict=True):
-            content = pickle.dumps((grey(len(y), shape), y))
-            (home / f"{part}_stratified.pkl").write_bytes(content)
-        (home / "test.pkl").symlink_to(home / "test_stratified.pkl")
-        for i in range(10):
-            count = int(743.8 * (i + 1)) - int(743.8 * i)
-            content = pickle.dumps((grey(count, shape), np.arange(count) % 10))
-            (home / "partitions" / f"train_part{i}.pkl").write_bytes(content)
-
-    def sizes_of(*arguments: str) -> list[tuple[int, int, int]]:
-        (found,) = json.loads(printed("data", "show", *arguments, "--json"))
-        return [(one["train"], one["val"], one["test"]) for one in found["clients"]]
-
-    blocks = {
-        name: clients
-        for name, arms, _, clients in written()
-        if arms.get("data") in (None, "Digits5")
-    }
-    whole = (
-        *("lgmix/table1", "arms.data.Digits5.data.size=8"),
-        'sweep.only={"data": ["Digits5"], "method": ["lgmix"]}',
-    )
-    tenth = ("fedco2/table7", "data.size=8", 'sweep.only={"method": ["fedavg"]}')
-    for arguments in (whole, tenth):
-        assert sizes_of(*arguments) == [tuple(map(int, c[1:4])) for c in blocks[arguments[0]]]

@@ -53,16 +53,6 @@ def test_kept_results_are_those_of_their_suite(path: Path) -> None:
     assert (partitions == 1).all(), "methods were compared on different partitions"
 
 
-@each
-def test_their_table_can_be_made_again(path: Path) -> None:
-    frame = read_export(path)
-    # of several metrics all are means over clients, on their own test parts
-    column = "own" if frame["metric"].nunique() > 1 else "value"
-    for label, row in build_export_table(frame).rows.items():
-        values = frame[frame[f"{PREFIX}method"] == label][column]
-        assert (row[0].mean, row[0].std) == pytest.approx((values.mean(), values.std()))
-
-
 _NUMBER = r"(-?\d+\.\d\d?)"
 _INTERVAL_OF = rf"\((?:95 % interval (?:for all pairs )?)?{_NUMBER}\s+to\s+{_NUMBER}"
 _INTERVAL = re.compile(_INTERVAL_OF)

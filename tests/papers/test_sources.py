@@ -58,29 +58,3 @@ def test_what_is_wrong_with_a_source_is_named(value: object, source: str, named:
     found = faults("lgmix", value, source)
     assert len(found) == bool(named)
     assert not named or re.search(named, found[0])
-
-
-@pytest.mark.parametrize(
-    ("paper", "name", "arms", "field", "changed"),
-    [
-        *((paper, "table1", {}, "lr", 0.02) for paper in ("fedco2", "fedskc", "lgmix")),
-        ("fcclplus", "table8", {}, "lr", 0.002),
-        ("fcclplus", "table8", {"method": "fcclplus"}, "tau", 4.0),
-        ("fedskc", "table1", {"method": "fedskc"}, "tau", 0.07),
-        ("fedco2", "table3", {"method": "moon"}, "tau", 0.6),
-        ("fedco2", "table7", {}, "images", [744] * 5),
-    ],
-)
-def test_a_changed_fact_of_a_suite_is_named(
-    paper: str, name: str, arms: dict[str, str], field: str, changed: object
-) -> None:
-    row = read(paper).suites[name].expected(arms)
-    assert wrong(paper, row) == []
-    if field in row:
-        row[field] = (changed, row[field][1])
-    else:
-        value, source = row["method"]
-        assert isinstance(value, dict) and field in value
-        row["method"] = ({**value, field: changed}, source)
-    (fault,) = wrong(paper, row)
-    assert fault.startswith(f"{field}: [" if field in row else "method: [")
