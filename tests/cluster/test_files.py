@@ -50,27 +50,32 @@ def test_the_choices_in_the_comments_of_a_manifest_fit_its_indentation(name: str
         assert "enableInTreeAutoscaling" not in content["spec"]["rayClusterSpec"]
 
 
+def checkout(folder: Path, *names: str, **programs: str) -> Path:
+    """Copy files of the checkout into a folder, with programs of its environment; return the log that these write."""
+    copied = {name: (ROOT / name).read_text() for name in names}
+    made = {
+        f".venv/bin/{name}": f"#!/usr/bin/env bash\n{text}\n" for name, text in programs.items()
+    }
+    for name, text in (copied | made).items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return folder / "log"
+
+
 def test_mlflow_on_the_head_takes_its_store_from_a_file_and_shows_no_password(
     tmp_path: Path,
 ) -> None:
-    node = tmp_path / "cluster" / "node"
-    node.mkdir(parents=True)
-    for name in ("head", "environment", "stop"):
-        (node / name).write_text((CLUSTER / "node" / name).read_text())
-        (node / name).chmod(0o755)
-    programs, log = tmp_path / ".venv" / "bin", tmp_path / "log"
-    programs.mkdir(parents=True)
-    (programs / "ray").write_text("#!/bin/sh\n")
-    (programs / "mlflow").write_text(
-        f'#!/bin/sh\n{{ echo "$@"; env; }} > {log}.part; mv {log}.part {log}\n'
-    )
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    names = [f"cluster/node/{name}" for name in ("head", "environment", "stop")]
+    shown = f'{{ echo "$@"; env; }} > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/log'
+    log = checkout(tmp_path, *names, ray="", mlflow=shown)
 
     def started(**given: str) -> tuple[str, dict[str, str]]:
         log.unlink(missing_ok=True)
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "RAY_AUTH_TOKEN": "x"}
-        subprocess.run(["bash", node / "head"], env=environment | given, check=True, timeout=60)
+        head = ["bash", tmp_path / names[0]]
+        subprocess.run(head, env=environment | given, check=True, timeout=60)
         end = time.monotonic() + 120
         while not log.exists():
             assert time.monotonic() < end
@@ -240,17 +245,10 @@ until [ "$(grep -c . "$LOG")" = 2 ]; do sleep 0.1; done""",
 
 def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     """Ray's /tmp/ray is its first user's, and Ray would count on all memory of the node."""
-    for name in ("cluster/slurm.sh", "cluster/node/environment"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text())
+    log = checkout(tmp_path, "cluster/slurm.sh", "cluster/node/environment", **SLURM_STUBS)
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "setup.sh").write_text("")
-    programs = tmp_path / ".venv" / "bin"
-    programs.mkdir(parents=True)
-    for name, script in SLURM_STUBS.items():
-        (programs / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
-        (programs / name).chmod(0o755)
-    job, log = f"{os.getpid()}0001", tmp_path / "log"
+    job = f"{os.getpid()}0001"
     slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": job, "JOB_NODELIST": "two"}
     slurm |= {"CPUS_PER_TASK": "8", "MEM_PER_NODE": "10240", "GPUS_ON_NODE": "2"}
     given = {"LOG": str(log), **{f"SLURM_{name}": value for name, value in slurm.items()}}
@@ -279,13 +277,8 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
 
 def test_a_node_installs_nothing_for_development(tmp_path: Path) -> None:
     """A GPU node is paid for while it installs; an environment for development is enough for it."""
-    for name in ("cluster/node/setup", "scripts/setup.sh", "pyproject.toml", "constraints.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text((ROOT / name).read_text())
-    python, log = tmp_path / ".venv" / "bin" / "python", tmp_path / "log"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
-    python.chmod(0o755)
+    names = ("cluster/node/setup", "scripts/setup.sh", "pyproject.toml", "constraints.txt")
+    log = checkout(tmp_path, *names, python=f'echo "$@" >> {tmp_path}/log')
 
     def installed(script: str) -> list[str]:
         log.write_text("")
@@ -313,14 +306,12 @@ def test_the_sweeps_that_the_launch_checks_start_are_taken(script: str, trials: 
 
 def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     """`ray stop` would end every Ray of the user; ours ends what carries this checkout's mark."""
-    checkout = tmp_path / "flray"
-    (checkout / "cluster" / "node").mkdir(parents=True)
-    stop = checkout / "cluster" / "node" / "stop"
-    stop.write_text((CLUSTER / "node" / "stop").read_text())
+    checkout(tmp_path, "cluster/node/stop")
+    stop = tmp_path / "cluster" / "node" / "stop"
     lasting = "import signal, time; {}; print('up', flush=True); time.sleep(3600)"
     sleep = [sys.executable, "-c", lasting.format("pass")]
     deaf = [sys.executable, "-c", lasting.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)")]
-    marks = {"FLRAY_NODE": str(checkout)}, {"FLRAY_NODE": "/elsewhere"}
+    marks = {"FLRAY_NODE": str(tmp_path)}, {"FLRAY_NODE": "/elsewhere"}
     cases = ((sleep, marks[0]), (deaf, marks[0]), (sleep, marks[1]), (sleep, {}))
     started = [
         subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.PIPE)
