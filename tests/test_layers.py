@@ -2,6 +2,7 @@
 
 import ast
 import compileall
+import functools
 import os
 import re
 import shutil
@@ -14,12 +15,8 @@ import flray
 from tests.helpers import python, small
 
 ROOT = Path(flray.__file__).parent
-WITHOUT_RAY = (
-    *("algorithms", "config", "data", "functional", "metrics", "models", "tasks"),
-    *("errors.py", "registry.py", "rng.py", "trees.py", "federation/checkpoint.py"),
-    *("federation/evaluation.py", "federation/federation.py", "federation/spec.py"),
-    "federation/worker",
-)
+USERS = {"ray": ("federation/ray_backend/", "tuning/"), "mlflow": ("tracking/", "runs/export.py")}
+"""Where packages may be imported, for type checkers too."""
 BYTE_CODE = """
 import flray.config.loader, flray.registry
 for entries in flray.registry.ALL.values():
@@ -40,31 +37,20 @@ ABOVE = {
 """What may not be imported, by folder."""
 
 
-def modules(part: str) -> list[Path]:
-    path = ROOT / part
-    found = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    assert found, f"there is no {part}"
-    return found
-
-
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path, typing_only: bool = False) -> set[str]:
-    """Return what a module imports, in functions too; on request also what only type checkers see."""
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return all nodes of a module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def imports(path: Path) -> set[str]:
+    """Return what a module imports, in functions and for type checkers too."""
     names: set[str] = set()
-    tree = ast.parse(path.read_text())
-    left_out = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-        if not typing_only
-    }
-    for node in ast.walk(tree):
-        if id(node) in left_out:
-            continue
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -88,10 +74,7 @@ def test_no_import_circle() -> None:
     """Neither between modules nor between folders, not even by an import within a function or for type checkers."""
     paths = {module_name(path): path for path in ROOT.rglob("*.py")}
     graph = {
-        name: {
-            module if module in paths else module.rpartition(".")[0]
-            for module in imports(path, typing_only=True)
-        }
+        name: {module if module in paths else module.rpartition(".")[0] for module in imports(path)}
         & paths.keys()
         for name, path in paths.items()
     }
@@ -119,12 +102,14 @@ def test_it_is_imported_from_byte_code_alone(tmp_path: Path) -> None:
     assert Path(done.stdout.strip()) == copy / "__init__.pyc"
 
 
-def test_ray_is_imported_in_its_backend_and_in_tuning_alone() -> None:
+@pytest.mark.parametrize(("package", "users"), USERS.items())
+def test_ray_and_mlflow_are_imported_by_their_users_alone(
+    package: str, users: tuple[str, ...]
+) -> None:
     for path in ROOT.rglob("*.py"):
-        place = path.relative_to(ROOT).as_posix()
-        if not place.startswith(("federation/ray_backend/", "tuning/")):
-            roots = {name.split(".")[0] for name in imports(path, typing_only=True)}
-            assert "ray" not in roots, path
+        if not path.relative_to(ROOT).as_posix().startswith(users):
+            roots = {name.split(".")[0] for name in imports(path)}
+            assert package not in roots, path
 
 
 def test_the_root_is_small() -> None:
@@ -135,23 +120,18 @@ def test_a_client_s_task_is_made_in_one_place() -> None:
     made = {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         if ast.unparse(node.func).rpartition(".")[2] in ("ClientTask", "TaskInput")
     }
     assert made == {"federation/state.py"}
 
 
-@pytest.mark.parametrize("part", WITHOUT_RAY)
-def test_no_import_of_ray_or_mlflow(part: str) -> None:
-    for path in modules(part):
-        roots = {name.split(".")[0] for name in imports(path)}
-        assert not roots & {"ray", "mlflow"}, path
-
-
 @pytest.mark.parametrize("lower", ABOVE)
 def test_imports_point_downwards(lower: str) -> None:
-    for path in modules(lower):
+    found = sorted((ROOT / lower).rglob("*.py"))
+    assert found, f"there is no {lower}"
+    for path in found:
         parts = {name.split(".")[1] for name in imports(path) if name.startswith("flray.")}
         assert not parts & {*ABOVE[lower]}, path
 
@@ -161,7 +141,7 @@ def test_files_are_read_at_the_border() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("read_bytes", "read_text")
     }
     own = {"config/yaml_files.py", "runs/identity.py", "tuning/callback.py", "new/__main__.py"}
