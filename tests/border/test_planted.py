@@ -87,6 +87,19 @@ def put(key: str, *folders: str) -> None:
         store.put_object(Bucket="flray-test", Key=key, Body=b"planted")
 
 
+def put_planted(name: str, prefix: str, chosen: Path, folders: list[Path]) -> str:
+    """Put runs with an object in one of them below a key of the bucket, and return the address of that key."""
+    plant, output = planted.BUCKETS[name], f"s3://flray-test/{prefix}"
+    for folder in folders:
+        planted.edit("config.yaml", "experiment", "output", value=output)(folder)
+    if callable(plant):
+        plant(chosen)
+    put(prefix, *(f"{one.parent.name}/{one.name}" for one in Path("runs").glob("*/*")))
+    if isinstance(plant, str):
+        put(f"{prefix}/{chosen.relative_to('runs')}/{plant}")
+    return output
+
+
 def refusal(name: str) -> str:
     """Return what a resume says of an object in a bucket."""
     part = name.partition(":")[0]
@@ -105,14 +118,7 @@ def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -
 def test_in_a_bucket(
     name: str, bucket: None, place: Path, listener: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant, prefix = planted.BUCKETS[name], f"{name.replace(' ', '-').replace(':', '')}"
-    output = f"s3://flray-test/{prefix}"
-    planted.edit("config.yaml", "experiment", "output", value=output)(RUN)
-    if callable(plant):
-        plant(RUN)
-    put(prefix, "m/001", "ok/001")
-    if isinstance(plant, str):
-        put(f"{prefix}/m/001/{plant}")
+    output = put_planted(name, name.replace(" ", "-").replace(":", ""), RUN, [RUN])
     shutil.rmtree(RUN)
     assert wrong(over_run("m", "--output", output)[:-1]) == []
     assert not listener

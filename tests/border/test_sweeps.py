@@ -10,7 +10,7 @@ import yaml
 from flray.cli.main import invoke
 from flray.records import directory
 from tests.border import planted
-from tests.border.test_planted import OVER_ALL, put, refusal, wrong
+from tests.border.test_planted import OVER_ALL, put_planted, refusal, wrong
 from tests.hostile.values import GOOD
 
 SWEEP = Path("runs/w/001")
@@ -117,16 +117,11 @@ def test_in_a_bucket(
     listener: list[bytes],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plant, prefix = planted.BUCKETS[name], f"{where}-{name.replace(' ', '-').replace(':', '')}"
-    output = f"s3://flray-test/{prefix}"
-    for folder in (SWEEP, SWEEP.with_name("002"), *SWEEP.parent.glob("*/trials/*")):
-        planted.edit("config.yaml", "experiment", "output", value=output)(folder)
-    chosen = SWEEP if where == "sweep" else TRIAL
-    if callable(plant):
-        plant(chosen)
-    put(prefix, "w/001", "w/002")
-    if isinstance(plant, str):
-        put(f"{prefix}/{chosen.relative_to('runs')}/{plant}")
+    shutil.rmtree("runs/m")
+    shutil.rmtree("runs/ok")
+    prefix = f"{where}-{name.replace(' ', '-').replace(':', '')}"
+    folders = [SWEEP, SWEEP.with_name("002"), *SWEEP.parent.glob("*/trials/*")]
+    output = put_planted(name, prefix, SWEEP if where == "sweep" else TRIAL, folders)
     shutil.rmtree("runs/w")
     named = [one for one in over_sweep("--output", output) if one[0] != "ls"]
     assert wrong([*named, ["tune", "w.yaml", f"output={output}", "--plan"]]) == []

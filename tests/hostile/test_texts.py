@@ -1,5 +1,6 @@
 """What a bad setting, file or call is told, word by word: the texts that no other test triggers, as a table."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import flray
 from flray.config.loader import load
 from flray.config.shapes import read_partition
 from flray.data.partitions import builtin
+from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.spec import load_start
 from flray.files import border
@@ -134,3 +136,15 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_call(name: str, tmp_cwd: Path) -> None:
     refused(*CALLS[name]())
+
+
+ONE = ConfigError("experiment.local.lr", "-1", "above 0")
+
+
+@pytest.mark.parametrize(
+    "error", [ONE, ConfigErrors([ONE, ONE]), DataError("no file"), FlrayError("no")], ids=repr
+)
+def test_an_error_crosses_from_process_to_process(error: FlrayError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)
+    assert vars(again).keys() == vars(error).keys()
