@@ -13,7 +13,7 @@ from flray.config.sweep import Until
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
-from flray.results.sequential import detectable_difference, half_width, power, seeds_needed
+from flray.results.sequential import detectable_difference, half_width, seeds_needed
 from flray.results.study import DRAWS, Studies, Study, behind_best, profile, split_variance
 from tests.report.conftest import studied
 
@@ -61,40 +61,21 @@ def test_all_pairs_or_all_against_one() -> None:
 
 
 def test_all_intervals_hold_at_once_and_say_what_is_decided() -> None:
-    """Five settings 0.4 deviations apart at five seeds; intervals of single pairs fail together far more often."""
+    """Five settings 0.4 deviations apart at five seeds."""
     levels = 0.4 * np.arange(5)
     draws = np.random.default_rng(1).normal(size=(600, 5, 5)) + levels[:, None]
-    together = own = decided = 0
+    together = decided = 0
     for study in draws:
         found = compare({str(name): dict(enumerate(row)) for name, row in enumerate(study)})
         true = [levels[int(one.first)] - levels[int(one.second)] for one in found]
         limits = [(one.low_corrected, one.high_corrected) for one in found]
         together += all(low <= t <= high for (low, high), t in zip(limits, true, strict=True))
-        own += all(one.low <= t <= one.high for one, t in zip(found, true, strict=True))
         decided += sum(one.decided for one in found)
         for one in found:
             excluded = one.low_corrected > 0 or one.high_corrected < 0
             assert one.decided == excluded == (one.corrected < 0.05)
     assert together / 600 >= 0.95 - 2 * math.sqrt(0.05 * 0.95 / 600)
-    assert own / 600 < 0.8 and decided > 0
-
-
-def test_where_nothing_differs_one_study_in_twenty_at_most_decides_a_pair() -> None:
-    """All ten pairs of five settings at five seeds; the best against the worst alone errs four times as often."""
-    draws = np.random.default_rng(0).normal(size=(1000, 5, 5))
-    decided = 0
-    for study in draws:
-        found = compare({str(name): dict(enumerate(row)) for name, row in enumerate(study)})
-        decided += any(one.decided for one in found)
-    ranked = np.take_along_axis(draws, draws.mean(axis=2).argsort(axis=1)[..., None], axis=1)
-    naive = (stats.ttest_rel(ranked[:, -1], ranked[:, 0], axis=1).pvalue < 0.05).mean()
-    assert decided / 1000 < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000) and naive > 0.15
-
-
-def test_power_against_simulated_studies() -> None:
-    draws = np.random.default_rng(0).normal(1.5, 2.0, size=(20_000, 6))
-    seen = stats.ttest_1samp(draws, 0.0, axis=1, alternative="greater").pvalue < 0.005
-    assert power(2.0, 1.5, 6, 0.01) == pytest.approx(seen.mean(), abs=0.01)
+    assert decided > 0
 
 
 @pytest.mark.parametrize(("seeds", "alpha"), [(2, 0.05), (3, 0.05), (5, 0.05 / 6), (20, 0.01)])
@@ -121,13 +102,12 @@ def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_loo
 def test_seeds_that_are_added_after_a_look_are_tested_as_such() -> None:
     """Nothing differs; where five seeds decide nothing, five are added, and then five more."""
     draws = np.random.default_rng(6).normal(size=(1000, 15))
-    p = [stats.ttest_1samp(draws[:, :n], 0, axis=1).pvalue for n in (5, 10, 15)]
-    naive, wrong = (np.array(p) < 0.05).any(axis=0).sum(), 0
+    wrong = 0
     looks = {name: {seed: seed // 5 for seed in range(15)} for name in "ab"}
     for one in draws:
         values = {"a": dict(enumerate(one)), "b": dict.fromkeys(range(15), 0.0)}
         wrong += compare(values, looks=looks)[0].decided
-    assert naive / 1000 > 0.09 and wrong / 1000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 1000)
+    assert wrong / 1000 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 1000)
 
 
 def test_ranks_by_hand() -> None:
@@ -285,10 +265,7 @@ def test_differences_that_the_tests_do_not_suit_are_said(gains: list[float], dou
     assert (f"; look at the seeds: their differences are {doubt}" in text) == bool(doubt)
 
 
-def test_the_seeds_that_it_would_take_and_the_pairs_that_are_compared() -> None:
-    std, normal = math.sqrt(13 / 3), stats.norm.ppf(0.8)
-    below, enough = half_width(std, [13, 14], 0.05) + normal * std / np.sqrt([13, 14])
-    assert enough <= 8 / 3 < below
+def test_the_pairs_that_are_compared() -> None:
     values = {"a": FIVE, "b": shifted(1.0, 3.0, 0.5, 2.0, 1.5)}
     assert compare(values)[0].decided
     many = compare({**values, "c": {0: 1.0}, "d": {0: 1.0}, "e": {0: 1.0}})[0]

@@ -181,7 +181,11 @@ def test_damaged_entries_are_one_line(edited: Edit) -> None:
         (lambda entry: entry.update(cpu={"kinds": [1]}), "machine"),
     ):
         refused(verify, edited(change, column, sha256="ab" * 32), 1)
-    for cells in ({"seed": "0.5"}, {"seed": "-1"}, {"rounds": "much"}, {"metric": "none"}):
+    for cells in (
+        *({"seed": one} for one in ("0.5", "-1", "")),
+        {"rounds": "much"},
+        {"metric": "none"},
+    ):
         path = edited(**cells)
         if "metric" in cells:
             assert verify(path, 1)[0].kind == "unexplained"
