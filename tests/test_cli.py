@@ -17,9 +17,7 @@ from flray import registry
 from flray.cli.main import app
 from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
-from flray.config.loader import load
 from flray.config.schema import schema
-from flray.federation.building import build_spec
 from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.segmentation import Segmentation
@@ -73,14 +71,6 @@ def test_a_plan_of_what_optuna_will_suggest_says_so(file: str) -> None:
     space = "space={local.lr: {loguniform: [0.01, 1]}}"
     typed = ("sweep.search=optuna", "sweep.samples=5", "sweep.seeds=[0, 1]", space)
     assert "10 trials, none of which is known yet: " in printed("tune", file, "--plan", *typed)
-
-
-def test_a_partition_is_shown_and_drawn(file: str, tmp_cwd: Path) -> None:
-    partition = "partition={name: dirichlet, clients: 3, alpha: 0.3}"
-    shown = printed("data", "show", file, partition, "--plot", "p.png")
-    assert "partition fingerprint: " in shown
-    assert (tmp_cwd / "p.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert build_spec(load(file, [partition]).experiment).data.partition_fingerprint in shown
 
 
 def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
@@ -172,18 +162,6 @@ def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_suite_and_a_method_without_its_kind_are_refused() -> None:
     refused(show_papers, "nope")
     refused(show_list, "fedavg", None)
-
-
-def test_a_plan_of_a_search_says_how_many_it_will_suggest() -> None:
-    settings = ["sweep.search=optuna", "sweep.samples=3", "sweep.seeds=[0, 1]", "tracking.uri=null"]
-    file = Path("x.yaml")
-    file.write_text(
-        "experiment: {data: digits-sklearn, model: linear, algorithm: fedavg, rounds: 1}\n"
-        "space: {local.lr: {loguniform: [0.01, 0.1]}}\n"
-    )
-    assert "6 trials, none of which is known yet: optuna" in printed(
-        "tune", str(file), "--plan", *settings
-    )
 
 
 def test_suites_with_their_runs_data_and_what_is_missing() -> None:

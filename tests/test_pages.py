@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 import ray
 import typer
-import yaml
 from PIL import Image
 
 import flray
 from flray import functional, registry
 from flray.cli.main import app, invoke
 from flray.config import loader, suites, yaml_files
-from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
 from tests.helpers import ended
@@ -204,16 +202,6 @@ def test_the_commands_that_are_shown_can_be_typed(folder: Path) -> None:
     assert len(commands) > 50
     problems = {" ".join(words): typed_wrong(words) for words in commands}
     assert {words: problem for words, problem in problems.items() if problem} == {}
-
-
-def test_settings_that_are_shown_alone_are_settings(tmp_cwd: Path) -> None:
-    alone = [block for block in BLOCKS if block.language == "yaml" and not block.file]
-    assert alone
-    for block in alone:
-        for file in re.findall(r"[\w.-]+\.pth", block.text):
-            (tmp_cwd / file).touch()
-        named = {"data": "random", "model": "lenet", "algorithm": "fedavg"}
-        Experiment.model_validate(named | yaml.safe_load(block.text))
 
 
 def test_links_lead_to_files() -> None:

@@ -128,13 +128,3 @@ def test_generators_leave_the_global_states_alone() -> None:
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])  # type: ignore[index]
     assert before[2] == random.getstate()
-
-
-def test_the_same_key_gives_the_same_numbers() -> None:
-    one, two = (
-        torch.randn(5, generator=rng.torch_generator(3, "noise", round=2)) for _ in range(2)
-    )
-    assert torch.equal(one, two)
-    assert rng.numpy_generator(3, "noise").integers(1 << 30) == rng.numpy_generator(
-        3, "noise"
-    ).integers(1 << 30)
