@@ -123,15 +123,17 @@ def tiny_imagenet(root: Path) -> Written:
 
 
 def fundus(root: Path) -> Written:
+    """Images and masks are enlarged; a mask gets no new values by it."""
     retina(root / "archives" / "fundus")
+    images = [Image.fromarray(pixels_of(n, 16)) for n in range(30)]
+    keys = [key(np.asarray(one.resize((32, 32), Image.Resampling.BILINEAR))) for one in images]
     known = {}
-    for n in range(30):
-        mask = eye(n, white=False)
+    for n, image in enumerate(keys):
+        mask = eye(n, white=False).repeat(2, 0).repeat(2, 1)
         both = np.stack([mask >= 128, mask == 255]).astype(np.uint8)
-        known[numbered(n, 16)] = f"domain{n // 5 + 1}", both.tobytes()
-    return Written(
-        known, {numbered(n, 16) for n in range(30) if n % 5 > 2}, {"size": 16}, {"samples": 2}
-    )
+        known[image] = f"domain{n // 5 + 1}", both.tobytes()
+    test = {image for n, image in enumerate(keys) if n % 5 > 2}
+    return Written(known, test, {"size": 32}, {"samples": 2})
 
 
 def cifar10(root: Path) -> Written:
@@ -163,9 +165,10 @@ def fc100(root: Path) -> Written:
 
 
 def jpegs(root: Path) -> Written:
-    jpeg_archive(root / "c.npz")
+    """The file numbers the classes in an order of its own."""
+    jpeg_archive(root / "c.npz", CIFAR10[::-1])
     known = {
-        np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[v // 12 % 10])
+        np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[9 - v // 12 % 10])
         for v in range(0, 240, 12)
     }
     return Written(known, set(list(known)[10:]), {"path": str(root / "c.npz")}, {"samples": 5})
@@ -192,15 +195,18 @@ def emnist(root: Path) -> Written:
     return divided(x.swapaxes(1, 2), [names[label] for label in y], "emnist", 47)
 
 
+def cropped(folder: Path, file: str, x: NDArray[Any], y: NDArray[Any], first_test: int) -> None:
+    """Write SVHN's two files: images [H, W, C, n], and 10 for the digit 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", slice(first_test)), ("test", slice(first_test, None))):
+        labels = np.where(y[rows] == 0, 10, y[rows])[:, None]
+        savemat(folder / file.format(name), {"X": x[rows].transpose(1, 2, 3, 0), "y": labels})
+
+
 def svhn(root: Path) -> Written:
-    x, y = pixels(30, 3, 32, 32), np.arange(30) * 3 % 10
-    (root / "archives" / "svhn").mkdir(parents=True)
-    for name, rows in (("train", slice(20)), ("test", slice(20, 30))):
-        savemat(
-            root / f"archives/svhn/{name}_32x32.mat",
-            {"X": x[rows].transpose(2, 3, 1, 0), "y": np.where(y[rows] == 0, 10, y[rows])[:, None]},
-        )
-    return divided(x, [str(label) for label in y], "svhn", 20)
+    x, y = pixels(30, 32, 32, 3), np.arange(30) * 3 % 10
+    cropped(root / "archives" / "svhn", "{}_32x32.mat", x, y, 20)
+    return divided(np.moveaxis(x, -1, 1), [str(label) for label in y], "svhn", 20)
 
 
 FEDBN = {name: name.lower().replace("_", "") for name in FEDBN_SHAPES}
@@ -225,24 +231,32 @@ def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
     return write
 
 
+def digits_of(
+    there: Written, domain: str, x: NDArray[Any], y: NDArray[Any], first_test: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Add images [n, H, W, C] of digits to what lies on disk, and return them with their labels."""
+    colour = to_colour(x[..., 0]) if x.shape[-1] == 1 else np.moveaxis(x, -1, 1)
+    keys = [image.tobytes() for image in fit_to_shape(colour, (3, 32, 32))]
+    there.known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
+    assert there.test is not None
+    there.test.update(keys[first_test:])
+    return x, y
+
+
 def digit_five(root: Path) -> Written:
-    folder = root / "archives" / "digit-five"
-    folder.mkdir(parents=True)
-    known: Known = {}
-    test: set[bytes] = set()
+    folder, there = (
+        root / "archives" / "digit-five",
+        Written({}, set(), {"size": 32}, {"samples": 5}),
+    )
 
-    def halves(domain: str, shape: tuple[int, ...], step: int) -> tuple[Any, Any]:
-        x, y = pixels(20, *shape), np.arange(20) * step % 10
-        colour = to_colour(x[..., 0]) if shape[-1] == 1 else np.moveaxis(x, -1, 1)
-        keys = [image.tobytes() for image in colour]
-        known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
-        test.update(keys[10:])
-        return x, y
+    def halves(domain: str, channels: int, step: int) -> tuple[Any, Any]:
+        return digits_of(there, domain, pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10)
 
-    (x, y), (u, z) = (halves(name, (32, 32, 1), 3) for name in ("mnist", "usps"))
+    (x, y), (u, z) = (halves(name, 1, 3) for name in ("mnist", "usps"))
     steps = {"mnistm": 7, "synthdigits": 9, "svhn": 1}
-    (m, n), (s, t), (v, w) = (halves(name, (32, 32, 3), step) for name, step in steps.items())
+    (m, n), (s, t), (v, w) = (halves(name, 3, step) for name, step in steps.items())
     hot = np.eye(10)
+    cropped(folder, "svhn_{}_32x32.mat", v, w, 10)
     for file, names, images, labels in (
         # as some name it; its images may have any size
         ("mnist_data", ("train_28", "label_train", "test_32", "label_test"), x, hot[y]),
@@ -251,41 +265,25 @@ def digit_five(root: Path) -> Written:
     ):
         parts = (images[:10], labels[:10], images[10:], labels[10:])
         savemat(folder / f"{file}.mat", dict(zip(names, parts, strict=True)))
-    for name, rows in (("train", slice(10)), ("test", slice(10, 20))):
-        savemat(
-            folder / f"svhn_{name}_32x32.mat",
-            {"X": v[rows].transpose(1, 2, 3, 0), "y": np.where(w[rows] == 0, 10, w[rows])[:, None]},
-        )
     cells = np.empty((2, 2), dtype=object)
     for row, rows in enumerate((slice(10), slice(10, 20))):
         cells[row, 0], cells[row, 1] = u[rows, None, :, :, 0] / 255, z[rows, None]
     savemat(folder / "usps_28x28.mat", {"dataset": cells})
-    return Written(known, test, {"size": 32}, {"samples": 5})
+    return there
 
 
 def digits4(root: Path) -> Written:
     """FCCL+'s folder: three sets as torchvision fetches them, and SYN in folders of digits."""
-    home = root / "archives" / "digits4"
-    known: Known = {}
-    test: set[bytes] = set()
-
-    def both(domain: str, channels: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        side = 16 if domain == "usps" else 32
-        x, y = pixels(30, side, side, channels) // 2 * 2, np.arange(30) * 7 % 10
-        colour = to_colour(x[..., 0]) if channels == 1 else np.moveaxis(x, -1, 1)
-        keys = [image.tobytes() for image in fit_to_shape(colour, (3, 32, 32))]
-        known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
-        test.update(keys[20:])
-        return x, y
-
+    home, there = root / "archives" / "digits4", Written({}, set(), {}, {"samples": 10})
     (m, n), (u, z), (v, w), (s, t) = (
-        both(name, channels)
-        for name, channels in (("mnist", 1), ("usps", 1), ("svhn", 3), ("syn", 3))
+        digits_of(there, name, pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
+        for name, shape in (
+            *(("mnist", (32, 32, 1)), ("usps", (16, 16, 1))),
+            *((name, (32, 32, 3)) for name in ("svhn", "syn")),
+        )
     )
-    for part, name, file, rows in (
-        ("train", "train", "usps", slice(20)),
-        ("t10k", "test", "usps.t", slice(20, 30)),
-    ):
+    cropped(home, "{}_32x32.mat", v, w, 20)
+    for part, file, rows in (("train", "usps", slice(20)), ("t10k", "usps.t", slice(20, 30))):
         idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
         idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
         # a little above the whole number, which is rounded down
@@ -295,15 +293,11 @@ def digits4(root: Path) -> Written:
             for row, label in zip(values, z[rows], strict=True)
         ]
         (home / f"{file}.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
-        savemat(
-            home / f"{name}_32x32.mat",
-            {"X": v[rows].transpose(1, 2, 3, 0), "y": np.where(w[rows] == 0, 10, w[rows])[:, None]},
-        )
     for row, (image, label) in enumerate(zip(s, t, strict=True)):
         path = home / "syn" / ("train" if row < 20 else "val") / str(label) / f"{row}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)
-    return Written(known, test, {}, {"samples": 10})
+    return there
 
 
 def cached(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from flray.data.datasets.small_images import CIFAR10
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES, read_pickled_arrays
@@ -36,15 +35,6 @@ def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> 
     assert np.array_equal(dataset.domains[0].train_y, fine)
     coarse = load_dataset("cifar-100", {"labels": "coarse"}, tmp_path)
     assert np.array_equal(coarse.domains[0].test_y, fine // 5)
-
-
-def test_jpegs_are_told_from_cifar10_by_name_and_sorted_by_class_name(tmp_path: Path) -> None:
-    jpeg_archive(tmp_path / "c.npz", CIFAR10[::-1])
-    dataset = load_dataset("cifar10-jpeg", {"path": str(tmp_path / "c.npz")}, tmp_path)
-    (domain,) = dataset.domains
-    assert dataset.name == "cifar10-jpeg"
-    assert domain.train_y.tolist() == list(range(9, -1, -1))
-    assert np.abs(domain.test_x[3].astype(int) - 12 * 13).max() <= 2
 
 
 def cut_short(path: Path) -> None:

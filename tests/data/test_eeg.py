@@ -74,14 +74,6 @@ def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
         assert not domain.train_x[:, used:].any()
 
 
-def test_no_trial_is_in_both_parts_and_another_seed_draws_others() -> None:
-    parts = [eeg.dataset_of("eeg", sources(), seed).domains[0] for seed in (0, 0, 1)]
-    rows = (*parts[0].train_x, *parts[0].test_x)
-    assert len({tuple(row) for row in np.round(rows, 5)}) == 40
-    assert np.array_equal(parts[0].test_x, parts[1].test_x)
-    assert not np.array_equal(parts[0].test_x, parts[2].test_x)
-
-
 def test_a_source_without_a_class_is_named() -> None:
     x, y = sources()["AlexMI"]
     refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones_like(y))}, 0)

@@ -20,7 +20,6 @@ from tests.data.pictures import (
     net,
     office,
     picture,
-    pixels_of,
     retina,
     tiny,
     tissue,
@@ -153,26 +152,3 @@ def test_domainnet_without_lists_is_split_by_the_seed(tmp_path: Path) -> None:
         assert not set(train) & set(test)
         assert train | test == {33 * k + 3 * c + i: c for c in range(10) for i in range(3)}
         assert sorted(test.values()) == list(range(10))
-
-
-@pytest.mark.parametrize("white", [True, False])
-def test_masks_are_resized_without_new_values_and_stay_with_their_image(
-    white: bool, tmp_path: Path
-) -> None:
-    dataset = load("fundus", tmp_path, retina(tmp_path, white), size=32)
-    assert (dataset.task, dataset.classes) == ("segmentation", ("disc", "cup"))
-    known = {}
-    for n in range(30):
-        image = Image.fromarray(pixels_of(n, 16)).resize((32, 32), Image.Resampling.BILINEAR)
-        known[np.asarray(image).tobytes()] = n
-    seen = []
-    for part in ("train", "test"):
-        for domain in dataset.domains:
-            x, y = getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y")
-            assert (y.dtype, y.shape) == (np.uint8, (len(x), 2, 32, 32))
-            for image, both in zip(x, y, strict=True):
-                number = known[np.moveaxis(image, 0, -1).tobytes()]
-                seen.append((number, part))
-                mask = eye(number, False).repeat(2, 0).repeat(2, 1)
-                assert np.array_equal(both, [mask >= 128, mask == 255])
-    assert sorted(seen) == [(n, "train" if n % 5 < 3 else "test") for n in range(30)]

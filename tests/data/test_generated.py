@@ -14,33 +14,6 @@ from flray.data.loading import take_subset
 NOWHERE = Path("/nonexistent")
 
 
-def test_sklearn_digits_have_four_disjoint_domains() -> None:
-    dataset = load_dataset("digits-sklearn", root=NOWHERE)
-    assert [(d.name, len(d.train_y), len(d.test_y)) for d in dataset.domains] == [
-        ("plain", 360, 90),
-        ("inverted", 359, 90),
-        ("rotated", 359, 90),
-        ("photo", 359, 90),
-    ]
-    plain, photo = dataset.domains[0], dataset.domains[3]
-    for domain in dataset.domains:
-        assert domain.train_x.shape[1:] == (3, 32, 32)
-        assert domain.train_x.dtype == np.uint8
-        assert np.bincount(domain.train_y, minlength=10).min() >= 20
-    assert np.array_equal(plain.train_x[:, 0], plain.train_x[:, 2])
-    assert not np.array_equal(photo.train_x[:, 0], photo.train_x[:, 2])
-    assert plain.origin == "real"
-    assert {d.origin for d in dataset.domains[1:]} == {"composed"}
-    assert dataset.public is not None
-    assert dataset.public.shape == (1000, 3, 32, 32)
-
-
-def test_a_smaller_cap_is_a_subset_of_a_larger_one() -> None:
-    small, large = (load_dataset("digits-sklearn", {"samples": n}).domains[0] for n in (20, 60))
-    assert np.array_equal(small.train_x, large.train_x[:20])
-    assert np.array_equal(small.test_y, large.test_y)
-
-
 def test_random_has_the_shape_asked_for() -> None:
     dataset = load_dataset("random", {"samples": 1000, "shape": [1, 8, 8], "classes": 4})
     (domain,) = dataset.domains

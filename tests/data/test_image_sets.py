@@ -117,11 +117,3 @@ def test_an_altered_cache_is_noticed(pacs: Path, tmp_path: Path) -> None:
     raw[-1] ^= 1
     file.write_bytes(raw)
     refused(load, pacs, tmp_path, True)
-
-
-def test_a_domain_is_split_alike_whatever_domains_are_taken(pacs: Path, tmp_path: Path) -> None:
-    options = {"path": str(pacs), "size": 8, "domains": ["cartoon"]}
-    (alone,) = load_dataset("pacs", options, tmp_path).domains
-    among = load(pacs, tmp_path, False).domains[2]
-    assert among.name == "cartoon"
-    assert np.array_equal(alone.test_x, among.test_x)

@@ -3,7 +3,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from flray.data import DataSet, Domain
 from flray.data.loading import validate_dataset
@@ -15,15 +14,6 @@ from flray.data.sources.images import (
     resize,
 )
 from tests.messages import refused
-
-
-def test_resize_agrees_with_pillow() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    expected = [
-        np.asarray(Image.fromarray(image).resize((32, 32), Image.Resampling.BILINEAR))
-        for image in images
-    ]
-    assert np.abs(resize(images, 32).astype(int) - np.stack(expected)).max() <= 1
 
 
 def test_resize_by_hand() -> None:
