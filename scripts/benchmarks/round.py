@@ -9,9 +9,10 @@ import json
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+import psutil
 import runner
 import torch
 from bare import OneProcess, SeveralProcesses
@@ -34,6 +35,7 @@ class Options:
     model: str = runner.option("lenet", "a registered one, for images of 3x32x32")
     hidden: Sequence[int] | None = runner.option(None, "layers of an mlp", nargs="+", type=int)
     format: str = runner.option("channels_last", choices=("channels_last", "contiguous"))
+    evaluate: int = runner.option(0, "flray evaluates every so many rounds; 0: never")
     peer: Sequence[str] | None = runner.option(
         None,
         "also time scripts/benchmarks/peers/NAME.py with this interpreter, for example "
@@ -53,6 +55,7 @@ def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
         local=local,
         participation={"clients": options.cohort},
         resources=resources,
+        evaluation={"every": options.evaluate or runner.FOREVER},
     )
 
 
@@ -75,6 +78,28 @@ def bare(options: Options) -> dict[str, Any]:
         "lr": RATE,
         "channels_last": options.format == "channels_last",
     }
+
+
+class Busy:
+    """Runs rounds, and keeps the CPU seconds of the client actors and of all processes in each of them."""
+
+    def __init__(self, steps: runner.Steps, clients: Sequence[int]) -> None:
+        self._steps, self._clients = steps, clients
+        self.seconds: list[tuple[float, float]] = []
+
+    def __call__(self) -> float:
+        before, seconds, after = self._times(), self._steps(), self._times()
+        used = {pid: after[pid] - before.get(pid, 0.0) for pid in after}
+        self.seconds.append((sum(used[pid] for pid in self._clients), sum(used.values())))
+        return seconds
+
+    @staticmethod
+    def _times() -> dict[int, float]:
+        here, found = psutil.Process(), dict[int, float]()
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                found[process.pid] = sum(process.cpu_times()[:2])
+        return found
 
 
 def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
@@ -112,9 +137,11 @@ def main(options: Options) -> None:
             stack.callback(several.close)
             stack.enter_context(ray_session(None))
             pool = {"executor": "ray", "actors": options.actors}
-            there = runner.Steps(runner.on_actors(settings(options, pool), local_resources()))
-            stack.callback(there.federation.close)
-            turns = {bare_many: several.round, flray_many: there, **turns}
+            federation = runner.on_actors(settings(options, pool), local_resources())
+            stack.callback(federation.close)
+            there = runner.Steps(federation)
+            busy = Busy(there, federation.client_pids())
+            turns = {bare_many: several.round, flray_many: busy, **turns}
         times = runner.take_turns(turns, options.rounds, options.warmup)
     pairs = ((flray_many, bare_many), (flray_one, bare_one))
     ratios = {one: runner.ratio(times[one], times[own]) for one, own in pairs if one in times}
@@ -137,8 +164,13 @@ def main(options: Options) -> None:
         return
     measured = there.metrics[options.warmup :]
     phases = {phase: median(metrics[f"time/{phase}"] for metrics in measured) for phase in PHASES}
+    clients, everyone = map(fmean, zip(*busy.seconds[options.warmup :], strict=True))
     sent = {way: measured[-1][f"bytes/{way}"] for way in ("down", "up")}
     shown = ", ".join(f"{phase} {seconds:.4f}" for phase, seconds in phases.items())
     print(f"flray with actors, seconds per phase: {shown}")
+    print(
+        f"CPU seconds per actor in a round of {fmean(times[flray_many]):.4f} s: of the actors "
+        f"{clients / options.actors:.4f}, of all processes {everyone / options.actors:.4f}"
+    )
     print(f"bytes per round: down {sent['down']:,.0f}, up {sent['up']:,.0f}")
     runner.write_json(options.json, {**found, "phases": phases, "bytes": sent})
