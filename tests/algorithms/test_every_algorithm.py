@@ -10,7 +10,7 @@ import torch
 
 from flray import registry, trees
 from flray.federation import checkpoint
-from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput
+from flray.federation.messages import TaskBlock, TaskInput
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
@@ -39,6 +39,20 @@ def test_one_client_finishes(name: str) -> None:
     assert all(bool(torch.isfinite(v).all()) for v in weights)
 
 
+@every
+def test_schedules_a_named_optimiser_and_a_sampler_that_asks_are_taken(name: str) -> None:
+    """A warmup and a schedule over half epochs, then so many steps instead of epochs."""
+    method = {"name": name, "option": "I"} if name == "scaffold" else name
+    settings = {**tiny.settings_for(name), **tiny.partial_participation(name)}
+    if some := settings.get("participation"):
+        settings["participation"] = {**some, "sampler": {"name": "power-of-choice"}}
+    rates = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
+    for local in (rates, {"steps": 2, "epochs": 7}):
+        named = {"optimizer": "rmsprop", "lr": 0.01, **local}
+        federation = tiny.run(method, rounds=2, local=named, **settings)
+        assert federation.rounds_done == 2 and (not some or len(federation.server.cohort) == 2)
+
+
 class Permuted(InlineExecutor):
     """Runs the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
 
@@ -46,12 +60,10 @@ class Permuted(InlineExecutor):
         super().__init__(spec)
         self._calls = 0
 
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
+    def run_blocks(self, blocks: Sequence[TaskBlock], *rest: Any, **named: Any) -> Iterator[Any]:
         self._calls += 1
         order = np.random.default_rng(self._calls).permutation(len(blocks))
-        found = super().run_blocks([blocks[i] for i in order], timeout, idle)
+        found = super().run_blocks([blocks[i] for i in order], *rest, **named)
         results = dict(zip(order, found, strict=True))
         return iter([results[i] for i in range(len(blocks))])
 
@@ -102,15 +114,13 @@ class Watched(InlineExecutor):
 
     client_tasks = 0
 
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
+    def run_blocks(self, blocks: Sequence[TaskBlock], *rest: Any, **named: Any) -> Iterator[Any]:
         def given(job: TaskInput) -> str:
             parts = (job.common, job.private, job.state)
             return trees.sha256(*(trees.unpack(part) for part in parts if part))
 
         before = [given(block.jobs[0]) for block in blocks]
-        results = super().run_blocks(blocks, timeout, idle)
+        results = super().run_blocks(blocks, *rest, **named)
         for block, digest, result in zip(blocks, before, results, strict=True):
             assert result.results[0].outcome.failure is None, result.results[0].outcome.failure
             stage = block.jobs[0].client_task.stage.name
@@ -201,7 +211,6 @@ def test_counters_are_exact_and_bytes_are_those_of_the_method_s_description(name
 
 
 FRESH = {"name": "fcclplus", "epoch_optimizer": "fresh"}
-PAIRS = {"data": {"name": "random", "shape": [2, 12, 12]}, "model": "simple-cnn"}
 RELEASED = {"name": "fcclplus", "variant": "released"}
 COIN = {"name": "l2sgd", "coin": True, "p": 0.5, "lam": 0.5}
 

@@ -12,10 +12,17 @@ from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.optimizers import SGD, Adam
 from flray.config.experiment import Local
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.helpers import python
 from tests.messages import refused
 
+
+def named(name: str, **settings: Any) -> Any:
+    """Return what makes an optimiser by its name in the settings."""
+    local = Local.model_validate({"optimizer": name, "lr": 0.1, **settings})
+    return lambda parameters: make_optimizer(parameters, local, 0, 1)
+
+
+OWN = ("sgd", "momentum", "adam", "adamw")
 KINDS: dict[str, Any] = {
     "sgd": (
         lambda p: SGD(p, lr=0.1, momentum=0.0, weight_decay=0.0),
@@ -33,6 +40,16 @@ KINDS: dict[str, Any] = {
         lambda p: Adam(p, 0.01, decoupled=True, weight_decay=1e-2),
         lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
     ),
+    "nesterov": (
+        named("nesterov", momentum=0.9),
+        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),
+    ),
+    "rmsprop": (
+        named("rmsprop", weight_decay=0.1),
+        lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.1),
+    ),
+    "adagrad": (named("adagrad"), lambda p: torch.optim.Adagrad(p, 0.1)),
+    "nadam": (named("nadam", betas=[0.8, 0.9]), lambda p: torch.optim.NAdam(p, 0.1, (0.8, 0.9))),
 }
 
 
@@ -70,7 +87,7 @@ def test_steps_and_memory_are_torchs(kind: str, dtype: torch.dtype) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OWN)
 def test_a_plug_in_can_use_it_as_torchs(kind: str) -> None:
     """Further groups, hooks, and a state that goes out and comes back."""
     make, _ = KINDS[kind]
@@ -135,31 +152,6 @@ def raises_on_use(parameters: Any, lr: float) -> Any:
     raise ValueError("no such luck")
 
 
-NAMED: dict[str, tuple[dict[str, Any], Any]] = {
-    "nesterov": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True)),
-    "rmsprop": ({"weight_decay": 0.1}, lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.1)),
-    "adagrad": ({}, lambda p: torch.optim.Adagrad(p, 0.1)),
-    "nadam": ({"betas": [0.8, 0.9]}, lambda p: torch.optim.NAdam(p, 0.1, (0.8, 0.9))),
-}
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_a_named_optimiser_is_torchs(name: str) -> None:
-    settings, make = NAMED[name]
-    local = Local.model_validate({"optimizer": name, "lr": 0.1, **settings})
-    generator = torch.Generator().manual_seed(0)
-    start, gradients = torch.randn(5, generator=generator), torch.randn(4, 5, generator=generator)
-    ends = []
-    for how in (lambda p: make_optimizer(p, local, 0, 1), make):
-        parameter = nn.Parameter(start.clone())
-        optimizer = how([parameter])
-        for gradient in gradients:
-            parameter.grad = gradient.clone()
-            optimizer.step()
-        ends.append(parameter.detach())
-    assert torch.equal(*ends)
-
-
 def test_an_own_optimiser_takes_its_option_and_is_part_of_the_settings() -> None:
     named = {"optimizer": {"name": "plain-steps", "times": 2.0}, "lr": 0.05}
     doubled, plain = (
@@ -170,15 +162,6 @@ def test_an_own_optimiser_takes_its_option_and_is_part_of_the_settings() -> None
     dumped = Local.model_validate(named).model_dump(mode="json")["optimizer"]
     assert dumped == {"name": "plain-steps", "times": 2.0}
     assert Local.model_validate({"optimizer": dumped}).optimizer == Local(**named).optimizer
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_methods_take_it_or_say_why_not(name: str) -> None:
-    settings = {"local": {"optimizer": "rmsprop", "lr": 0.01}, **tiny.settings_for(name)}
-    if name == "scaffold":
-        refused(tiny.spec_of, name, **settings)
-        return
-    assert tiny.run(name, rounds=2, **settings).rounds_done == 2
 
 
 def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:

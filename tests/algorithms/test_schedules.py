@@ -11,7 +11,6 @@ from flray.config.experiment import Local, Participation
 from flray.federation import checkpoint
 from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.messages import refused
 
 
@@ -29,18 +28,6 @@ def test_the_learning_rate_of_each_round() -> None:
     assert rates(4, schedule="cosine") == pytest.approx(expected, rel=1e-15)
     warm = [0.2, 0.4, *expected]
     assert rates(6, schedule="cosine", warmup=2) == pytest.approx(warm, rel=1e-15)
-
-
-def test_one_step_is_as_long_as_the_rate_says() -> None:
-    """One full batch of SGD: the update is proportional to the learning rate."""
-    moves = []
-    for warmup in (0, 2):
-        local = {"steps": 1, "batch_size": 12, "lr": 0.1, "warmup": warmup}
-        done = tiny.run("fedavg", tiny.gaussian_clients((12,)), local=local)
-        start, (trained,) = tiny.start(done), done.server.parameter_names.values()
-        moves.append({n: done.server.model[n] - start[n] for n in trained})
-    tiny.close(moves[1], {n: w / 2 for n, w in moves[0].items()})
-    assert max(w.abs().max() for w in moves[0].values()) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -89,14 +76,6 @@ def test_a_schedule_that_depends_on_the_number_of_rounds_is_not_extended() -> No
 def test_whole_numbers_stay_what_they_are() -> None:
     settings = [Local(epochs=value).model_dump(mode="json") for value in (2, 2.0)]
     assert settings[0] == settings[1] and repr(settings[0]["epochs"]) == "2"
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_every_method_takes_them(name: str) -> None:
-    """A warmup and a schedule over half epochs, then so many steps instead of epochs."""
-    rates = {"schedule": "cosine", "warmup": 1, "epochs": 1 if name == "l2sgd" else 0.5}
-    for local in (rates, {"steps": 2, "epochs": 7}):
-        assert tiny.run(name, rounds=2, local=local, **tiny.settings_for(name)).rounds_done == 2
 
 
 def works(federation: Any) -> dict[str, float]:

@@ -83,17 +83,6 @@ def assert_told(folder: Path, history: Any) -> None:
     assert told == list(zip(history["round"], history["train/loss"], strict=True))
 
 
-def test_a_driver_that_is_killed_and_resumed_calls_once_per_round(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
-    killed(inline(digits, callbacks=["lines"], rounds=4)["experiment"], PLUGIN)
-    folder = tmp_cwd / "runs" / "digits" / "001"
-    assert [line[0] for line in (folder / "lines.txt").read_text().splitlines()] == ["1", "2"]
-    result = runner.resume(folder)
-    assert_told(folder, result.history)
-    assert runner.run(inline(digits, rounds=4)).sha256 == result.sha256
-
-
 def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:

@@ -51,15 +51,27 @@ def test_builtin_metrics_are_those_of_other_libraries() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedco2"])
 def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str) -> None:
-    views = {"others": True, "pooled": True, "validation": 0.25}
-    measured = {**views, "metrics": [{"name": "hits", "times": 2}]}
-    plain, federation = (tiny.fresh(method, evaluation=one) for one in (views, measured))
+    views = {"others": True, "validation": 0.25}
+    measured = {**views, "pooled": True, "metrics": [{"name": "hits", "times": 2}], "top_k": 2}
+    clients = tiny.gaussian_clients(classes=4)
+    plain, federation = (
+        tiny.fresh(method, clients, classes=4, evaluation=one) for one in (views, measured)
+    )
     plain.step()
-    metrics = federation.step().metrics
+    federation.step()
+    before, metrics = plain.evaluate(), federation.evaluate()
+    assert {name: metrics[name] for name in before} == before
     twice = {name: 2 * value for name, value in metrics.items() if "/accuracy" in name}
     assert len(twice) > 12
     found = {name: metrics[name.replace("accuracy", "hits")] for name in twice}
     assert found == pytest.approx(twice, rel=1e-12)
+    top = {name: metrics[name.replace("accuracy", "top2")] for name in twice if "/std" not in name}
+    assert all(twice[name] / 2 <= value <= 1 for name, value in top.items())
+    assert any(twice[name] / 2 < value for name, value in top.items())
+    added = {name for name in metrics if "/pooled/" in name}
+    added |= {name.replace("accuracy", other) for name in twice for other in ("hits", "top2")}
+    assert metrics.keys() - before.keys() == added
+    assert bool({name for name in added if "/pooled/" in name}) == (method != "fedavg")
     assert plain.sha256() == federation.sha256()
 
 

@@ -11,18 +11,19 @@ from sklearn.datasets import load_diabetes
 from sklearn.metrics import f1_score, mean_absolute_error, r2_score, roc_auc_score
 from torch import Tensor
 
-from flray import register_dataset, register_task, registry
+from flray import register_task, registry
 from flray.config.loader import load
-from flray.data import DataSet, Domain, load_dataset
+from flray.data import load_dataset
 from flray.data.federated import federate
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import identity, runner
 from flray.tasks import Task, make_task
+from tests.algorithms import test_tasks  # noqa: F401  (two-numbers)
 from tests.algorithms.helpers import close
-from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
-from tests.extensions.test_callbacks import PLUGIN, killed
+from tests.extensions.test_callbacks import PLUGIN, assert_told, killed
+from tests.extensions.test_losses import OWN as OWN_LOSS
 from tests.helpers import built, inline, printed, small, written
 from tests.messages import mistyped, refused
 
@@ -76,25 +77,6 @@ REGRESSION = table("regression", "target")
 LABELS = table("multi-label", ["heavy", "high", "fat"], columns=["age", "s1", "s2", "s3", "s4"])
 
 
-@register_dataset("two-numbers")
-def two_numbers(root: Path, *, kind: str = "right", task: str = "regression") -> DataSet:
-    generator = np.random.default_rng(0)
-    domains = []
-    for client in range(3):
-        x = generator.normal(size=(12, 4)) + client
-        y: Any = x @ np.array([[1.0, 0.0], [-1.0, 2.0], [0.5, 0.0], [0.0, 1.0]]) + 0.1
-        if kind == "nan":
-            y[0, 0] = np.nan
-        y = {
-            "line": y[:, 0],
-            "flags": (y > 0).astype(np.uint8),
-            "twos": np.full((12, 2), 2, np.uint8),
-        }.get(kind, y)
-        domains.append(Domain(f"c{client}", "random", x, y, x, y))
-    names = ("first", "second", "third")[: 3 if kind == "names" else 2]
-    return DataSet("two-numbers", tuple(domains), names, (0.0,), (1.0,), task=task)
-
-
 def numbers(method: str, model: Any = "two-layer", **settings: Any) -> Any:
     local = {"precision": "float64", "lr": 0.05, "batch_size": 4, **settings.pop("local", {})}
     named = {"data": "two-numbers", "model": model, "algorithm": method, "local": local}
@@ -140,21 +122,6 @@ def test_a_round_is_gradient_descent_on_least_squares() -> None:
         x, y = torch.from_numpy(domain.train_x), torch.from_numpy(domain.train_y)
         steps.append(start - 0.05 * (x @ start.T - y).T @ x / len(x))
     close(federation.server.model["classifier.weight"], sum(steps) / 3)
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_each_method_learns_numbers_or_says_that_it_needs_classes(name: str) -> None:
-    method = registry.algorithms.get(name)
-    extra = {"evaluation": {"validation": 0.25}} if "validation" in method.needs else {}
-    if method.needs & {"classification", "labels"}:
-        refused(numbers, name, **extra)
-        return
-    spec = numbers(name, **extra)
-    federation = Federation(spec, InlineExecutor(spec))
-    federation.step()
-    metrics = federation.step().metrics
-    views = {"global": "global/common/r2", "personal": "personal/local/r2"}
-    assert all(np.isfinite(metrics[views[view]]) for view in spec.algorithm.views)
 
 
 def test_partitions_divide_by_tenths_and_by_the_rarest_label(tmp_cwd: Path) -> None:
@@ -335,15 +302,22 @@ def test_a_task_in_a_file_is_short_listed_and_part_of_the_identity(tmp_cwd: Path
     )
 
 
-def test_a_run_of_an_own_task_that_is_killed_and_resumed_has_the_same_bits(tmp_cwd: Path) -> None:
+def test_a_run_of_an_own_task_and_loss_that_is_killed_and_resumed(tmp_cwd: Path) -> None:
+    """It has the bits of one that was not, and a callback is called once per round."""
     diabetes()
     data = table("counts", "visits", scale="columns")
-    settings = small(rounds=6, data=data, local={"lr": 0.1}, plugins=["own.py"], name="x")
-    killed(settings, PLUGIN + OWN, 3)
-    resumed = runner.resume(Path("runs/x/001"))
+    local = {"lr": 0.1, "loss": {"name": "sharp", "heat": 0.5}}
+    settings = small(rounds=6, data=data, local=local, plugins=["own.py"], name="x")
+    settings["callbacks"] = ["lines"]
+    killed(settings, PLUGIN + OWN_LOSS + OWN, 3)
+    folder = Path("runs/x/001")
+    assert [line[0] for line in (folder / "lines.txt").read_text().splitlines()] == ["1", "2", "3"]
+    resumed = runner.resume(folder)
+    assert_told(folder, resumed.history)
     whole = runner.run(inline({**settings, "name": "y"}))
     assert resumed.sha256 == whole.sha256
-    assert whole.metrics["global/common/explained"] > 0.2
+    plain = runner.run(inline({**settings, "name": "z", "local": {"lr": 0.1}}))
+    assert plain.sha256 != whole.sha256 and plain.metrics["global/common/explained"] > 0.2
 
 
 def test_both_executors_give_the_same_bits_and_numbers(pools: Pools) -> None:

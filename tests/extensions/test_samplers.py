@@ -12,7 +12,6 @@ from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.samplers import Sampling, choose
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
 from tests.messages import refused
 
@@ -115,14 +114,6 @@ def test_bytes_of_those_who_were_only_asked_count_apart_and_in_the_sum() -> None
     assert asking["bytes/up"] == plain["bytes/up"] + 4 * numbers
 
 
-@pytest.mark.parametrize("name", [one for one in BUILT_IN if tiny.partial_participation(one)])
-def test_every_method_runs_with_power_of_choice(name: str) -> None:
-    made = federation(POWER, name, **tiny.settings_for(name))
-    for _ in range(2):
-        assert made.step().metrics["cohort/asked"] == 2
-        assert len(made.server.cohort) == 2
-
-
 def test_who_drops_out_does_not_answer() -> None:
     made = federation({"name": "power-of-choice", "candidates": 5}, participation={"dropout": 0.4})
     for number in range(6):
@@ -149,11 +140,18 @@ def test_a_resumed_federation_chooses_as_one_that_was_not(sampler: Any, tmp_path
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_actors_give_the_bits_of_one_process(pools: Pools, method: str) -> None:
-    inline = federation(POWER, method)
+def test_actors_give_the_bits_and_values_of_one_process(pools: Pools, method: str) -> None:
+    """Of clients that are chosen by their loss, minimise another one, and of one that is kept out."""
+    settings: dict[str, Any] = {"model": tiny.DROPOUT, "evaluation": {"adapt_steps": 2}}
+    settings["local"] = {"loss": {"name": "focal", "gamma": 1, "weights": "balanced"}}
+    inline = federation(POWER, method, participation={"unseen": ["client1"]}, **settings)
     for _ in range(3):
-        inline.step()
-    assert pools[2].run_federation(inline.spec).sha256() == inline.sha256()
+        metrics = inline.step().metrics
+    there = pools[2].run_federation(inline.spec)
+    assert there.sha256() == inline.sha256()
+    unseen = {name for name in metrics if "/unseen/" in name}
+    found = there.evaluate()
+    assert unseen and {n: found[n] for n in unseen} == {n: metrics[n] for n in unseen}
 
 
 @pytest.mark.parametrize("key", ANSWERS)

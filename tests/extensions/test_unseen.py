@@ -1,6 +1,5 @@
 """Unseen clients: nothing of theirs in training, whatever the method and the sampler, and what is measured on them."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,11 @@ from flray import api, registry
 from flray.config.loader import load
 from flray.errors import ConfigError
 from flray.federation.building import dataset_for
-from flray.federation.federation import Federation
-from flray.federation.messages import TaskBlock, TaskBlockResult
 from flray.federation.spec import FederationSpec
-from flray.federation.worker.client_runner import InlineExecutor
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.end_to_end.pool import Pools
 from tests.messages import refused
 
 SIZES = (12, 9, 15, 6, 10)
@@ -40,19 +35,10 @@ def spec_with(method: Any = "fedavg", unseen: Any = None, **settings: Any) -> Fe
     )
 
 
-class Recorded(InlineExecutor):
-    """Keeps which clients were sent which kind of task."""
-
-    def __init__(self, spec: FederationSpec) -> None:
-        super().__init__(spec)
-        self.sent: set[tuple[str, int]] = set()
-
-    def run_blocks(
-        self, blocks: Sequence[TaskBlock], timeout: float | None = None, idle: float | None = None
-    ) -> Iterator[TaskBlockResult]:
-        tasks = [job.client_task for block in blocks for job in block.jobs]
-        self.sent |= {(task.kind, task.client) for task in tasks}
-        return super().run_blocks(blocks, timeout, idle)
+def sent(executor: tiny.Noting) -> set[tuple[str, int]]:
+    """Return which clients were sent which kind of task."""
+    tasks = [job.client_task for call in executor.calls for block in call for job in block.jobs]
+    return {(task.kind, task.client) for task in tasks}
 
 
 def without_samples(spec: FederationSpec) -> FederationSpec:
@@ -71,14 +57,14 @@ def unseen_metrics(metrics: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize("name", SHARING)
 def test_no_method_learns_anything_of_them(name: str) -> None:
     spec = spec_with(name)
-    executor = Recorded(spec)
+    executor = tiny.Noting(spec)
     federation = tiny.federation_of(spec, executor)
     blind = tiny.federation_of(without_samples(spec))
     for _ in range(2):
         metrics = federation.step().metrics
         blind.step()
-    assert {client for kind, client in executor.sent if kind == "unseen"} == {3, 4}
-    assert {client for kind, client in executor.sent if kind != "unseen"} <= {-1, 0, 1, 2}
+    assert {client for kind, client in sent(executor) if kind == "unseen"} == {3, 4}
+    assert {client for kind, client in sent(executor) if kind != "unseen"} <= {-1, 0, 1, 2}
     assert federation.sha256() == blind.sha256()
     # What was trained without them in memory, and then tested on them, has the same values.
     later = tiny.federation_of(spec)
@@ -107,7 +93,7 @@ def test_a_method_that_shares_no_weights_says_so(name: str) -> None:
 )
 def test_no_sampler_sees_them(sampler: str) -> None:
     spec = spec_with(participation={"clients": 2, "sampler": sampler})
-    executor = Recorded(spec)
+    executor = tiny.Noting(spec)
     federation = tiny.federation_of(spec, executor)
     assert [info.name for info in federation.server.clients] == ["client0", "client2", "client4"]
     cohorts = set()
@@ -115,7 +101,7 @@ def test_no_sampler_sees_them(sampler: str) -> None:
         federation.step()
         cohorts.update(federation.server.cohort)
     assert cohorts <= {0, 1, 2}
-    assert {kind for kind, client in executor.sent if client > 2} == {"unseen"}
+    assert {kind for kind, client in sent(executor) if client > 2} == {"unseen"}
 
 
 def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_it() -> None:
@@ -180,15 +166,6 @@ def test_without_the_setting_nothing_is_kept_out() -> None:
 )
 def test_what_is_wrong_is_told_in_one_line(unseen: Any, settings: dict[str, Any]) -> None:
     refused(spec_with, unseen=unseen, **settings)
-
-
-def test_actors_give_the_values_of_one_process(pools: Pools) -> None:
-    spec = spec_with(model={"name": "two-layer", "dropout": 0.2})
-    inline: Federation = tiny.federation_of(spec)
-    for _ in range(spec.config.rounds):
-        metrics = inline.step().metrics
-    on_actors = pools[2].run_federation(spec)
-    assert unseen_metrics(on_actors.evaluate()) == unseen_metrics(metrics)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from sklearn.metrics import f1_score, recall_score, roc_auc_score
 from flray.tasks import make_task
 from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
-from tests.algorithms.helpers import gaussian_clients, run, spec_of
+from tests.algorithms.helpers import spec_of
 from tests.messages import refused
 
 
@@ -133,22 +132,6 @@ def test_a_diverged_network_is_never_right() -> None:
     logits = torch.tensor([[math.nan, 1.0, 0.0]])
     assert not among_largest(logits, torch.tensor([1]), 1).any()
     assert among_largest(logits, torch.tensor([1]), 2).all()
-
-
-def test_it_stands_beside_accuracy_and_changes_nothing_else() -> None:
-    clients = gaussian_clients((12, 9, 15), classes=4)
-    settings: dict[str, Any] = {"classes": 4, "rounds": 1, "local": {"epochs": 2}}
-    plain = run("fedbn", clients, **settings)
-    more = run("fedbn", clients, **settings, evaluation={"top_k": 2, "others": True})
-    assert plain.sha256() == more.sha256()
-    found, before = more.evaluate(), plain.evaluate()
-    assert {name: found[name] for name in before} == before
-    added = {name for name in found if "/top2" in name}
-    assert {n.replace("top2", "accuracy") for n in added} == {n for n in found if "accuracy" in n}
-    for name in added:
-        if not name.endswith("/std"):
-            assert found[name.replace("top2", "accuracy")] <= found[name] <= 1
-    assert any(found[name.replace("top2", "accuracy")] < found[name] for name in added)
 
 
 @pytest.mark.parametrize("k", [3, 5])
