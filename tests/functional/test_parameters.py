@@ -242,18 +242,6 @@ def test_ratio() -> None:
     assert fn.trace_ratio(3.0, 1.0).item() == 0.75
 
 
-def test_mixing_by_hand_leaves_counters_and_inputs() -> None:
-    start, local, common = (
-        {"w": torch.tensor(w, dtype=torch.float64), "n": torch.tensor(n)}
-        for w, n in (([1.0, 2.0], 3), ([1.0, -1.0], 9), ([0.0, 4.0], 9))
-    )
-    mixed = fn.mix_updates(start, local, common, 0.25)
-    assert mixed["w"].tolist() == [1.25, 4.75] and mixed["n"].item() == 3
-    assert start["w"].tolist() == [1.0, 2.0]
-    half = fn.mix_updates(start["w"], local["w"], common["w"], torch.tensor(0.5))
-    assert half.tolist() == [1.5, 3.5]
-
-
 def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
     start, new, common = (normal(1000, seed=s).float() for s in range(3))
     broken = torch.full_like(start, float("nan"))
