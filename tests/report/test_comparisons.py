@@ -99,17 +99,6 @@ def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_loo
     assert seeds_needed(100.0, 0.1) is None and seeds_needed(1.0, 0.0) is None
 
 
-def test_seeds_that_are_added_after_a_look_are_tested_as_such() -> None:
-    """Nothing differs; where five seeds decide nothing, five are added, and then five more."""
-    draws = np.random.default_rng(6).normal(size=(400, 15))
-    wrong = 0
-    looks = {name: {seed: seed // 5 for seed in range(15)} for name in "ab"}
-    for one in draws:
-        values = {"a": dict(enumerate(one)), "b": dict.fromkeys(range(15), 0.0)}
-        wrong += compare(values, looks=looks)[0].decided
-    assert wrong / 400 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 400)
-
-
 def test_ranks_by_hand() -> None:
     found = rank(
         {
