@@ -4,6 +4,8 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from email import message_from_string
 from pathlib import Path
@@ -74,6 +76,23 @@ def test_workflows_run_pinned_actions_and_scripts_that_exist(file: Path) -> None
             assert os.access(ROOT / script, os.X_OK)
         # A name that others choose never stands within a command.
         assert "${{ github." not in step.get("run", "")
+
+
+def test_the_programs_that_workflows_run_start() -> None:
+    """They get no path but what their command gives them."""
+    runs = [step.get("run", "") for file in WORKFLOWS for step in steps_of(file)]
+    commands = [run for run in runs if "python scripts/" in run]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    for command in commands:
+        subprocess.run(
+            ["bash", "-c", f"{command} --help"],
+            cwd=ROOT,
+            env={**os.environ, "PATH": path, "PYTHONPATH": ""},
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=120,
+        )
+    assert commands
 
 
 def test_a_page_without_links_stays_as_it_is() -> None:
