@@ -61,12 +61,13 @@ def ray_here() -> dict[str, float]:
     """
     import ray
 
+    from flray.federation.ray_backend import private
+
     if ray.is_initialized() and ray.cluster_resources().get("CPU") != 5:
         ray.shutdown()  # that of a test before, which needed another
     if not ray.is_initialized():
-        ray.init(
-            address="local", include_dashboard=False, num_cpus=5, num_gpus=0, logging_level="ERROR"
-        )
+        with private.on_one_machine():
+            ray.init(address="local", num_cpus=5, num_gpus=0, logging_level="ERROR")
     return {**ray.cluster_resources(), "CPU": 4.0}
 
 

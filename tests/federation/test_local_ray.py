@@ -198,12 +198,15 @@ def test_who_asks_again_before_ray_is_ended_leaves_no_process_of_it(
 
 
 @pytest.mark.slow
-def test_ray_keeps_no_record_of_tasks(short: Path) -> None:
+def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Path) -> None:
     """Its control process (gcs_server) would grow by about 9 MiB here."""
     with ray_session(None):
         import ray
 
         found = psutil.Process().children(recursive=True)
+        started = " ".join(part for process in of_folder(short) for part in process.cmdline())
+        assert "log_monitor.py" in started and "--minimal" in started
+        assert "dashboard.py" not in started and "/monitor.py" not in started
         (control,) = [process for process in found if process.name() == "gcs_server"]
         actor = ray.remote(type("Actor", (), {"answer": lambda self: 1})).remote()
 

@@ -26,7 +26,7 @@ def test_the_installed_ray_has(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [private.CLUSTER, private.NODE, private.TRIAL_STARTS, private.TRIAL_STEPS]
+    "name", [*private.ON_ONE_MACHINE, private.NODE, private.TRIAL_STARTS, private.TRIAL_STEPS]
 )
 def test_what_is_replaced_comes_back(name: str) -> None:
     before = private.member(name)

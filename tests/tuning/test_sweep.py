@@ -16,6 +16,7 @@ from rich.console import Console
 
 from flray import api
 from flray.cli.main import invoke
+from flray.federation.ray_backend import private
 from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
@@ -392,9 +393,8 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
     content["space"], content["sweep"]["concurrency"] = {}, "auto"
     progress = _Free()
     ray.shutdown()  # the one without a GPU
-    ray.init(
-        address="local", num_cpus=2, num_gpus=1, include_dashboard=False, logging_level="ERROR"
-    )
+    with private.on_one_machine():
+        ray.init(address="local", num_cpus=2, num_gpus=1, logging_level="ERROR")
     try:
         result = api.tune(content, progress=progress)
         assert ray.is_initialized()

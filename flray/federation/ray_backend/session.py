@@ -98,9 +98,7 @@ def _refused(why: str) -> str:
 def _start(folder: Path, resources: dict[str, float]) -> None:
     import ray
 
-    # Ray gives its node, and with it every socket, an address that other machines can reach, unless
-    # it takes this machine for one that can be in no cluster: its switch for macOS and Windows.
-    with private.replaced(private.CLUSTER, lambda _: False):
+    with private.on_one_machine():
         ray.init(
             address="local",
             include_dashboard=False,
