@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from flray import registry
 from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
 from flray.records import directory
@@ -135,8 +137,8 @@ def _render(template: str, table: Table, **values: object) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    filters = {"measured": format_measured, "printed": printed_reference, "comment": _comment}
-    environment.filters |= filters
+    filters = {"measured": format_measured, "printed": printed_reference}
+    environment.filters |= {**filters, "comment": _comment, "in_print": _in_print}
     values |= {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
     values |= {"table": table, "concluded": CONCLUSIONS}
     return environment.get_template(template).render(values)
@@ -144,6 +146,18 @@ def _render(template: str, table: Table, **values: object) -> str:
 
 def _comment(text: str) -> Markup:
     return Markup(one_line(text))
+
+
+def _in_print(label: str) -> str:
+    """Return a row's label with its method as papers write it, such as Fed-CO2, the first word of its module."""
+    method, _, rest = label.partition(" ")
+    if method in registry.algorithms.names():
+        item = registry.algorithms.outline(method)
+        module = getattr(sys.modules.get(item.__module__), "__doc__", None) or ""
+        for name in (*re.findall(r"^[\w+-]+", module), item.__name__):
+            if name.replace("-", "").replace("+", "plus").lower() == method:
+                return f"{name} {rest}".rstrip()
+    return label
 
 
 # What Markdown reads as markup: everywhere, and where a line begins. An underscore between letters

@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from flray import registry
 from flray.cli import comparison
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.journal import Journal, read_events
-from flray.reporting.build import markdown, render_page
+from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
@@ -210,6 +211,22 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert (none.reached, cost_row(none)[1]) == (0, NOT_REACHED)
     assert format_measured(Cell({0: math.inf, 1: 4.0, 2: 6.0})) == "5.00 (2 of 3 seeds)"
     assert format_measured(Cell({0: math.inf, 1: math.inf})) == NOT_REACHED
+
+
+def test_latex_names_methods_as_papers_do(source: ResultSet) -> None:
+    table = build_table(source)
+    written = {
+        "fedco2": "Fed-CO2", "fcclplus lr=0.1": "FCCL+ lr=0.1", "fedavgm": "FedAvgM", "local": "Local",
+        "LCL alone": "LCL alone", "fedco": "fedco", "moon_x": r"moon\_x",
+    }  # fmt: skip
+    named = replace(table, rows=dict.fromkeys(written, table.rows["none"]))
+    lines = [
+        line.partition(" & 71.00")[0] for line in latex(named).splitlines() if " & 71.00" in line
+    ]
+    assert lines == list(written.values())
+    ours = [name for name in registry.algorithms.names() if not registry.algorithms.is_own(name)]
+    assert len(ours) > 30  # a method's file begins with its name
+    assert [name for name in ours if _in_print(name) == name] == []
 
 
 def test_latex_of_a_wide_table_is_small_and_across_columns(source: ResultSet) -> None:
