@@ -103,7 +103,7 @@ class TrialResources:
         near = (n for of, n in self._planned if of == structure and size <= n < self._reach * size)
         key = structure, min(near, default=size)
         if key not in self._planned:
-            spec = build_spec(experiment, self._load(experiment))
+            spec = build_spec(experiment, self.dataset(experiment))
             for chosen in self._metrics:
                 check_metric(spec, score_metric(chosen, spec.primary_metric), "sweep.metric")
             planner = PoolPlanner(spec, self._available, held=self._held)
@@ -127,10 +127,6 @@ class TrialResources:
             # Server and only client actor in one process: identical results, no waiting.
             return [plan.bundle]
         return [{"GPU": plan.server_gpu} if plan.server_gpu else {}, *[plan.bundle] * plan.actors]
-
-    def fingerprint(self, experiment: Experiment) -> str:
-        """Return the fingerprint of a trial's data set."""
-        return self._load(experiment).fingerprint
 
     def gpus(self, experiment: Experiment) -> list[GpuIdentity] | None:
         """Return the kinds of GPU that a trial would compute on; None if this process cannot know them."""
@@ -168,7 +164,8 @@ class TrialResources:
                 ]
         return self._references
 
-    def _load(self, experiment: Experiment) -> SharedDataset:
+    def dataset(self, experiment: Experiment) -> SharedDataset:
+        """Return a trial's data set."""
         key = data_key(experiment)
         if key not in self._data:
             self._data[key] = SharedDataset.of(dataset_for(experiment))

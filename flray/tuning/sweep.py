@@ -182,11 +182,16 @@ class Sweep:
         for trial in trial_folders(folder):
             if trial.status == "failed":
                 directory.update(trial.path, status="waiting")
-        for name, digest in {
-            (point.experiment.data.name, self._resources.fingerprint(point.experiment))
+        for name, digest, origins in {
+            (
+                point.experiment.data.name,
+                held.fingerprint,
+                tuple(d.origin for d in held.outline.domains),
+            )
             for point in self._points.values()
+            for held in (self._resources.dataset(point.experiment),)
         }:
-            session.journal.data(name, digest, "see the trials", {})
+            session.journal.data(name, digest, ", ".join(dict.fromkeys(origins)), {})
         begun = iter(run_directories(folder)[1:])
         uri, notify = experiment.tracking.uri, self._notify
         every = rounds_between(self._total, experiment)
@@ -234,7 +239,10 @@ class Sweep:
 
     def _sought(self, point: space.TrialSpec) -> Sought:
         experiment = point.experiment
-        data, metric = self._resources.fingerprint(experiment), metric_of(self._config, point)
+        data, metric = (
+            self._resources.dataset(experiment).fingerprint,
+            metric_of(self._config, point),
+        )
         identity, gpus = run_identity(experiment, metric, data), self._resources.gpus(experiment)
         return Sought(identity, gpus, code_of(experiment))
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pandas as pd
 import pytest
@@ -272,6 +273,11 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
         steps = [one.step for one in client.get_metric_history(run.info.run_id, "score")]
         assert "mlflow.parentRunId" not in run.data.tags or steps == [2, 4, 5]
     assert all(rounds == 5 for rounds in result.results["rounds"])
+    held = [
+        one.dataset for run in client.search_runs([experiment]) for one in run.inputs.dataset_inputs
+    ]
+    origins = {mlflow.data.get_source(one).to_dict()["tags"]["origin"] for one in held}
+    assert len(held) == 1 + 2 + 4 and origins == {"real, composed"}
     for trial in trial_folders(tmp_path / "runs" / "small" / "001"):
         assert trial.rounds_recorded() == 5
 
