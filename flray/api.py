@@ -21,12 +21,9 @@ from flray.results.study import forecast
 from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
 from flray.runs.code import check_code
-from flray.runs.loop import Progress
-from flray.runs.progress import NullProgress, shown
-from flray.runs.progress import SweepProgress as SweepDisplay
+from flray.runs.progress import Progress, SweepProgress, shown
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep
-from flray.tuning.summary import SweepProgress
 from flray.tuning.sweep import Sweep
 from flray.tuning.trial_store import TERMINAL_STATUSES, trial_folders
 
@@ -59,7 +56,7 @@ def tune(
     overrides: Iterable[str] = (),
     *,
     address: str | None = None,
-    progress: SweepProgress | bool | None = None,
+    progress: Progress | bool | None = None,
     smoke: bool = False,
     **replaced: Any,
 ) -> SweepResult:
@@ -74,7 +71,7 @@ def tune(
         ``key=value``, as on the command line.
     address : str, optional
         A running Ray cluster; without it Ray is started on this machine.
-    progress : SweepProgress or bool, optional
+    progress : Progress or bool, optional
         A display, or whether to show one; without, on a terminal and in a notebook.
     smoke : bool
         Only prove that everything runs; see `flray.config.suites.smoke`.
@@ -91,7 +88,7 @@ def tune(
     config = _resolved(source, overrides, smoke, replaced)
     experiment = config.experiment
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, shown(progress, SweepDisplay), stack)
+        sweep = Sweep(config, address, shown(progress, SweepProgress), stack)
         sweep.check()
         check(experiment.tracking.uri)
         sweep.start_ray()
@@ -148,7 +145,7 @@ def plan(
     """
     config = _resolved(source, overrides, smoke, replaced)
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, NullProgress(), stack)
+        sweep = Sweep(config, address, Progress(), stack)
         sweep.check()
         found = sweep.find()
         courses = sweep.courses([point for point, taken in found if taken is None])
@@ -213,7 +210,7 @@ def resume(
     base: str | Path = "runs",
     address: str | None = None,
     progress: Progress | bool | None = None,
-    sweep_progress: SweepProgress | bool | None = None,
+    sweep_progress: Progress | bool | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
     other_code: bool = False,
@@ -231,7 +228,7 @@ def resume(
         Folder of runs and sweeps, for names.
     address : str, optional
         As in `tune`.
-    progress, sweep_progress : Progress or bool, SweepProgress or bool, optional
+    progress, sweep_progress : Progress or bool, optional
         As in `flray.run` and `tune`, for the one or the other.
     plugins : sequence of str
         Your files that replace those that the settings name; see
@@ -251,8 +248,12 @@ def resume(
         If the user stopped it again.
     """
     folder = directory.find(str(what), base)
-    shared: dict[str, Any] = {"address": address, "plugins": plugins}
-    shared |= {"other_cpu": other_cpu, "other_code": other_code}
+    shared: dict[str, Any] = {
+        "address": address,
+        "plugins": plugins,
+        "other_cpu": other_cpu,
+        "other_code": other_code,
+    }
     if directory.folder_kind(folder) == "run":
         return runner.resume(folder, progress=progress, rounds=rounds, **shared)
     if rounds is not None:
@@ -266,7 +267,7 @@ def resume_sweep(
     folder: Path,
     *,
     address: str | None = None,
-    progress: SweepProgress | bool | None = None,
+    progress: Progress | bool | None = None,
     plugins: Sequence[str] = (),
     other_cpu: bool = False,
     other_code: bool = False,
@@ -275,7 +276,7 @@ def resume_sweep(
     config = resolve_sweep(resume_checks.load_config(folder, plugins))
     resume_checks.check_unchanged(folder, config)
     with contextlib.ExitStack() as stack:
-        sweep = Sweep(config, address, shown(progress, SweepDisplay), stack)
+        sweep = Sweep(config, address, shown(progress, SweepProgress), stack)
         if directory.read(folder)["status"] == "finished" and all(
             trial.status in TERMINAL_STATUSES for trial in trial_folders(folder)
         ):

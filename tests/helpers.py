@@ -15,7 +15,7 @@ from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 
 INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
 
@@ -69,7 +69,7 @@ class Clock:
         return self.now
 
 
-class StopAfter(NullProgress):
+class StopAfter(Progress):
     """Ctrl-C after a round; keeps the lines that were said."""
 
     def __init__(self, last: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import flray
 from flray.runs import progress
-from flray.runs.progress import NullProgress, RunProgress, SweepProgress, shown
+from flray.runs.progress import Progress, RunProgress, SweepProgress, shown
 from tests.helpers import small
 
 
@@ -46,9 +46,9 @@ def test_a_run_shows_its_rounds_on_a_terminal(
 def test_a_sweep_is_shown_as_a_run_and_the_callers_own_display_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = NullProgress()
+    own = Progress()
     assert shown(own, SweepProgress) is own
-    assert isinstance(shown(None, SweepProgress), NullProgress)
+    assert isinstance(shown(None, SweepProgress), Progress)
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert isinstance(shown(None, SweepProgress), SweepProgress)
 

@@ -269,7 +269,7 @@ def verify_command(
     def tell(verdict: Verdict) -> None:
         display.console.print(f"{verdict.row}: {verdict.text}")
 
-    verdicts = verify(file, rows, overrides or (), progress=display.RunProgress, tell=tell)
+    verdicts = verify(file, rows, overrides or (), progress=True, tell=tell)
     if as_json:
         display.print_json([verdict._asdict() for verdict in verdicts])
     found = Counter(verdict.kind for verdict in verdicts)

@@ -11,7 +11,6 @@ from rich.table import Table
 from flray.errors import NO_TEXT, one_line
 from flray.metrics.names import VIEWS, lower_is_better
 from flray.runs import progress
-from flray.runs.progress import RunProgress as RunProgress
 from flray.runs.progress import console as console
 
 if TYPE_CHECKING:

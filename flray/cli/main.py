@@ -52,8 +52,7 @@ def run_command(
     with gc_disabled("flray.runs.runner"):
         from flray.runs import runner
 
-    with display.RunProgress() as progress:
-        result = runner.start(config, address=address, progress=progress)
+    result = runner.start(config, address=address, progress=True)
     display.show_result(result, as_json)
 
 
@@ -109,8 +108,8 @@ def tune_command(
         suggested = config.sweep.samples * max(1, len(config.sweep.seeds))
         display.show_plan(planned, as_json, suggested)
         return
-    with display.SweepProgress() as progress:
-        result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
+    progress = display.SweepProgress()
+    result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
     _show_sweep(result, progress.has_values, as_json, yaml_files.locate(file))
 
 
@@ -174,18 +173,18 @@ def resume_command(
         from flray.runs import resume_checks, runner
 
     display.to_stderr(as_json)
-    with display.RunProgress() as progress, display.SweepProgress() as sweep_progress:
-        result = api.resume(
-            target,
-            base=output,
-            address=address,
-            progress=progress,
-            sweep_progress=sweep_progress,
-            plugins=plugin or (),
-            other_cpu=other_cpu,
-            other_code=other_code,
-            rounds=resume_checks.parse_rounds(settings or ()),
-        )
+    sweep_progress = display.SweepProgress()
+    result = api.resume(
+        target,
+        base=output,
+        address=address,
+        progress=True,
+        sweep_progress=sweep_progress,
+        plugins=plugin or (),
+        other_cpu=other_cpu,
+        other_code=other_code,
+        rounds=resume_checks.parse_rounds(settings or ()),
+    )
     if isinstance(result, runner.Result):
         display.show_result(result, as_json)
     else:

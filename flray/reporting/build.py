@@ -138,14 +138,14 @@ def _render(template: str, table: Table, **values: object) -> str:
         trim_blocks=True,
     )
     filters = {"measured": format_measured, "printed": printed_reference}
-    environment.filters |= {**filters, "comment": _comment, "in_print": _in_print}
+    environment.filters |= {
+        **filters,
+        "comment": lambda text: Markup(one_line(text)),
+        "in_print": _in_print,
+    }
     values |= {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
     values |= {"table": table, "concluded": CONCLUSIONS}
     return environment.get_template(template).render(values)
-
-
-def _comment(text: str) -> Markup:
-    return Markup(one_line(text))
 
 
 def _in_print(label: str) -> str:
@@ -178,12 +178,10 @@ _NAMES = {"lamda": "lambda", "phi": "varphi"}
 """LaTeX's names of letters where they are not Unicode's."""
 
 
-def _letter_name(letter: str) -> str:
-    name = unicodedata.name(letter).rpartition(" ")[2].lower()
-    return _NAMES.get(name, name)
-
-
-GREEK = {letter: _letter_name(letter) for letter in "αβγδεζηθκλμνξπρστφχψω"}
+GREEK = {
+    letter: _NAMES.get(name := unicodedata.name(letter).rpartition(" ")[2].lower(), name)
+    for letter in "αβγδεζηθκλμνξπρστφχψω"
+}
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     **{c: f"\\{c}" for c in "&%$#_{}"},

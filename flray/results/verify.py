@@ -8,7 +8,6 @@ import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +38,7 @@ from flray.results.result_set import (
 from flray.runs import runner
 from flray.runs.code import code_differences, describe_difference
 from flray.runs.identity import code_of
-from flray.runs.loop import Progress
+from flray.runs.progress import Progress
 
 Row = Mapping[str, Any]
 _TEXTS = ("algorithm", "data", "origins", "metric", "protocol")
@@ -213,7 +212,7 @@ def verify(
     rows: int | None = None,
     overrides: Iterable[str] = (),
     *,
-    progress: Callable[[], AbstractContextManager[Progress | None]] = contextlib.nullcontext,
+    progress: Progress | bool | None = None,
     tell: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
     """Run rows of a kept file again and compare.
@@ -230,8 +229,8 @@ def verify(
         So many of the rows, evenly spread over the file; default: all.
     overrides : iterable of str
         ``key=value``: folders of your data, your plug-ins, resources.
-    progress : callable
-        Returns the display of one run.
+    progress : Progress or bool, optional
+        As in `flray.run`, for each of the runs.
     tell : callable
         Called with each verdict.
 
@@ -252,8 +251,7 @@ def verify(
     verdicts, folders = [], []
     for row, experiment in plans:
         try:
-            with progress() as shown:
-                folders.append(_run(experiment, shown))
+            folders.append(_run(experiment, progress))
         except InterruptedRunError as stop:
             raise InterruptedRunError(
                 "stopped; the same command continues with the run that it was at", stop.code
@@ -320,7 +318,7 @@ def _values(config: Config, row: Row) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix(export.TUNED), _parsed(row, name)
 
 
-def _run(experiment: Experiment, progress: Progress | None) -> Path:
+def _run(experiment: Experiment, progress: Progress | bool | None) -> Path:
     """Run an experiment, or continue the run that a killed call left, and return its folder."""
     try:
         folder = directory.find(experiment.name, experiment.output)

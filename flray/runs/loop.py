@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from flray import registry
 from flray.callbacks import RunInfo
@@ -21,6 +21,7 @@ from flray.records.journal import Journal
 
 if TYPE_CHECKING:
     from flray.federation.ray_backend.handle import RayFederation
+    from flray.runs.progress import Progress
 
 
 class RoundRecorder:
@@ -140,22 +141,6 @@ def logged(say: Callable[[str], None]) -> Callable[[str], None]:
     return say_and_log
 
 
-class Progress(Protocol):
-    """Displays the progress of a run."""
-
-    def begin(self, spec: FederationSpec, done: int) -> None:
-        """Show that the rounds start after `done`."""
-
-    def round(self, finished: RoundResult, metric: str) -> None:
-        """Show a finished round."""
-
-    def say(self, line: str) -> None:
-        """Show a line for the user."""
-
-    def end(self) -> None:
-        """Close the display."""
-
-
 MAX_LOSSES = 3
 """Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
 
@@ -212,7 +197,7 @@ class RoundLoop:
         spec: FederationSpec,
         federation: "Federation | RayFederation",
         recorder: RoundRecorder,
-        progress: Progress,
+        progress: "Progress",
     ) -> None:
         self._spec, self._federation, self._recorder = spec, federation, recorder
         self._folder, self._progress = recorder.journal.path.parent, progress

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -20,15 +19,13 @@ if TYPE_CHECKING:
     from flray.federation.federation import RoundResult
     from flray.federation.spec import FederationSpec
 
-P = TypeVar("P")
 
-
-def _ignore(self: object, *info: Any) -> None:
+def _ignore(self: object, *info: Any, **more: Any) -> None:
     """Do nothing."""
 
 
-class NullProgress:
-    """A display that shows nothing, for runs and sweeps."""
+class Progress:
+    """A display of a run or sweep that shows nothing; derive yours, as `RunProgress` and `SweepProgress` do."""
 
     begin = trial_started = round = trial_done = standing = values = say = end = _ignore
 
@@ -78,8 +75,8 @@ class _Bar(progress.Progress):
             yield Text(self.below, no_wrap=True, overflow="ellipsis")
 
 
-class _Display:
-    """A bar on a terminal, one changing line in a notebook, otherwise lines; closed at the end of a ``with`` block."""
+class _Display(Progress):
+    """A bar on a terminal, one changing line in a notebook, otherwise lines."""
 
     def __init__(self) -> None:
         self._bar: _Bar | None = None
@@ -87,17 +84,6 @@ class _Display:
         self._cell: Any = None
         self._state: dict[str, Any] = {}
         self._printed = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
 
     def say(self, line: str) -> None:
         """Show a line for the user."""
@@ -148,11 +134,6 @@ class _Display:
 class RunProgress(_Display):
     """A bar on a terminal, otherwise a line per round (at most one a second) so that logs stay readable."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun = time.monotonic()
-        self._done_at_start = self._total = 0
-
     def begin(self, spec: FederationSpec, done: int) -> None:
         """Show that the rounds start after `done`."""
         self._total, self._done_at_start = spec.config.rounds, done
@@ -187,7 +168,6 @@ class SweepProgress(_Display):
 
     def __init__(self) -> None:
         super().__init__()
-        self._total = self._done = 0
         self._printed = 0.0
         self._stood = time.monotonic()
 
@@ -242,19 +222,19 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def shown(progress: P | bool | None, display: Callable[[], P]) -> P:
+def shown(progress: Progress | bool | None, display: type[Progress]) -> Progress:
     """Return the display of a run or sweep.
 
     Parameters
     ----------
-    progress : object, bool or None
+    progress : Progress, bool or None
         The caller's own; False for none, True for ours; None for ours if somebody looks on, which is
         on a terminal and in a notebook.
-    display : callable
-        Makes ours.
+    display : type
+        Ours.
     """
     if progress is None:
         progress = console.is_jupyter or sys.stdout.isatty()
-    if progress is True:
-        return display()
-    return cast(P, NullProgress()) if progress is False else progress
+    if isinstance(progress, bool):
+        return display() if progress else Progress()
+    return progress

@@ -39,8 +39,8 @@ from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code
 from flray.runs.identity import code_of, save_provenance
-from flray.runs.loop import Progress, RoundLoop, RoundRecorder, logged
-from flray.runs.progress import RunProgress, shown
+from flray.runs.loop import RoundLoop, RoundRecorder, logged
+from flray.runs.progress import Progress, RunProgress, shown
 from flray.runs.session import (
     NOTE,
     POSITIVE,

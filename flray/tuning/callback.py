@@ -18,11 +18,12 @@ from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCE
 from flray.federation.worker.diagnostics import save_encoded
 from flray.records import directory
 from flray.runs.loop import RoundRecorder, logged
+from flray.runs.progress import Progress
 from flray.runs.session import EndStatus, RunSession, record_data
 from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
-from flray.tuning.summary import Standing, SweepProgress
+from flray.tuning.summary import Standing
 from flray.tuning.trial_store import SettingRuns, TrialFolder
 
 # The result of a trial's step, with Tune's own values.
@@ -53,7 +54,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         Remaining rounds if no trial stops early.
     tracker : Tracker or None
         Sender of the journals.
-    progress : SweepProgress
+    progress : Progress
         The display.
     joined : bool
         Whether others may use the same Ray.
@@ -66,7 +67,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         points: Mapping[str, TrialSpec],
         left: int,
         tracker: Tracker | None,
-        progress: SweepProgress,
+        progress: Progress,
         joined: bool = False,
     ) -> None:
         self._config = config

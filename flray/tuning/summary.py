@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
@@ -130,38 +129,6 @@ def _list_trial(trial: TrialFolder) -> None:
 
             save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
         list_files(trial.path, journal)
-
-
-class SweepProgress(Protocol):
-    """Displays the progress of a sweep."""
-
-    def begin(self, total: int, done: int) -> None:
-        """Show that `done` of `total` trials have ended already."""
-
-    def trial_started(self, number: str, label: str, rounds_done: int) -> None:
-        """Show that a trial runs; `rounds_done` is above 0 if it resumes after an interruption."""
-
-    def round(
-        self, number: str, label: str, done: int, rounds: int, score: float, left: float
-    ) -> None:
-        """Show a trial's finished round: its score (NaN before the first), and seconds left for the whole sweep."""
-
-    def trial_done(
-        self, number: str, label: str, status: str, rounds_done: int, score: float
-    ) -> None:
-        """Show that a trial is finished, stopped (early) or failed."""
-
-    def standing(self, line: str) -> None:
-        """Show the status of the sweep; called again whenever a trial begins or ends."""
-
-    def values(self, result: SweepResult) -> None:
-        """Show the final table, before figures and report are made."""
-
-    def say(self, line: str) -> None:
-        """Show a line for the user."""
-
-    def end(self) -> None:
-        """Close the display."""
 
 
 class Standing:

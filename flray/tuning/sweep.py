@@ -25,6 +25,7 @@ from flray.runs import resume_checks
 from flray.runs.code import Code
 from flray.runs.identity import code_of, run_identity
 from flray.runs.loop import logged
+from flray.runs.progress import Progress
 from flray.runs.session import RunSession, recording_failure, tracking
 from flray.startup import gc_disabled
 from flray.tracking.background import Tracker, run_directories
@@ -32,7 +33,7 @@ from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.summary import SweepProgress, add_report, finish
+from flray.tuning.summary import add_report, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
     TrialFolder,
@@ -84,7 +85,7 @@ class Sweep:
         The sweep.
     address : str or None
         A Ray cluster.
-    progress : SweepProgress
+    progress : Progress
         The display.
     stack : ExitStack
         Closes opened resources.
@@ -98,11 +99,7 @@ class Sweep:
     """
 
     def __init__(
-        self,
-        config: Config,
-        address: str | None,
-        progress: SweepProgress,
-        stack: contextlib.ExitStack,
+        self, config: Config, address: str | None, progress: Progress, stack: contextlib.ExitStack
     ) -> None:
         self._config, self._progress, self._stack = config, progress, stack
         self._notify = logged(progress.say)

@@ -24,7 +24,7 @@ from runner import MIB, option, show
 from flray.config.loader import load
 from flray.records import directory
 from flray.records.journal import JOURNAL, Journal
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from flray.runs.runner import run
 from flray.runs.session import RunSession, tracking
 from flray.tracking.exporter import MlflowExporter
@@ -154,7 +154,7 @@ def booked(options: Options) -> tuple[float, ...]:
         RunSession(folder, config.experiment, name="sweep", params={}, tags={}).close()
         for point in specs:
             TrialFolder(folder, point.number).create(point, config)
-        progress = NullProgress()
+        progress = Progress()
         begun = time.perf_counter()
         every = rounds_between(len(specs), config.experiment)
         with tracking(folder, uri, print, iter(()), 3600.0, every) as tracker:

@@ -13,7 +13,7 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from tests.end_to_end.pool import Pools
 from tests.end_to_end.test_same_bits import inline_digest, world_of
 from tests.helpers import printed, written
@@ -169,7 +169,7 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     killed: list[int] = []
     lines: list[str] = []
 
-    class Killer(NullProgress):
+    class Killer(Progress):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
                 for process in psutil.Process().children(recursive=True):

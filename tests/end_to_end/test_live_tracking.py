@@ -8,7 +8,7 @@ import pytest
 
 from flray import api
 from flray.runs import runner
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 
 
 def seen(uri: str, experiment: str, metric: str) -> set[int]:
@@ -23,7 +23,7 @@ def seen(uri: str, experiment: str, metric: str) -> set[int]:
     }
 
 
-class Watched(NullProgress):
+class Watched(Progress):
     """Holds the run up after each round until MLflow shows the round."""
 
     def __init__(self, tracking: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.atomic import write_atomically
 from flray.records.journal import Journal
 from flray.runs.loop import RoundLoop, RoundRecorder
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from tests.helpers import Clock, built
 from tests.messages import refused
 
@@ -205,5 +205,5 @@ def test_writing_takes_a_tenth_of_the_time_at_most(
     federation = SlowlySaved(spec, clock, writing)
     with Journal(tmp_path / "journal.jsonl") as journal:
         recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
-        RoundLoop(spec, federation, recorder, NullProgress()).run()
+        RoundLoop(spec, federation, recorder, Progress()).run()
     assert federation.saved == saved

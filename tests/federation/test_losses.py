@@ -15,7 +15,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.records.journal import Journal
 from flray.runs import runner
 from flray.runs.loop import RoundLoop, RoundRecorder
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
 from tests.messages import refused
@@ -52,9 +52,7 @@ def run_federation(
     spec = built(content)
     journal = Journal(tmp_cwd / name / "journal.jsonl")
     recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
-    return RoundLoop(
-        spec, Dying(spec, dict(steps), **losses), recorder, NullProgress()
-    ).run(), journal
+    return RoundLoop(spec, Dying(spec, dict(steps), **losses), recorder, Progress()).run(), journal
 
 
 def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(

@@ -10,7 +10,7 @@ import ray
 from flray import api
 from flray.federation.ray_backend import nodes
 from flray.runs import runner
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from tests.clusters import joined_cluster
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def hold() -> Iterator[Callable[[int], Any]]:
         ray.kill(actor)
 
 
-class Said(NullProgress):
+class Said(Progress):
     """Keeps what is said; another job ends when something waits for it."""
 
     def __init__(self, other: Any = None) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from flray import api
 from flray.runs import runner
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from tests.clusters import Gates, joined_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -43,7 +43,7 @@ def nodes() -> Iterator[Any]:
             yield cluster
 
 
-class Seen(NullProgress):
+class Seen(Progress):
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.rounds: list[tuple[str, int]] = []

@@ -11,7 +11,7 @@ from flray.records.journal import Journal
 from flray.reporting.build import markdown
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult, build_table
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
@@ -57,7 +57,7 @@ def test_the_sweep_says_so_before_it_starts(
     class Stop(Exception):
         pass
 
-    class Heard(NullProgress):
+    class Heard(Progress):
         def say(self, line: str) -> None:
             said.append(line)
 

@@ -1,6 +1,5 @@
 """Rows of kept results are run again: each difference is named, and nothing that a kept file names is followed."""
 
-import contextlib
 import json
 import os
 import signal
@@ -203,7 +202,7 @@ def test_damaged_entries_are_one_line(edited: Edit) -> None:
 
 
 KILLED = """
-import os, signal, sys, contextlib
+import os, signal, sys
 from pathlib import Path
 from flray.results.verify import verify
 from tests.helpers import StopAfter
@@ -211,7 +210,7 @@ class Kill(StopAfter):
     def round(self, finished, metric):
         if finished.number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-verify(Path(sys.argv[1]), 1, progress=lambda: contextlib.nullcontext(Kill(1)))
+verify(Path(sys.argv[1]), 1, progress=Kill(1))
 """
 
 
@@ -224,7 +223,7 @@ def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
     assert len(list(Path("runs").glob("verify-*/001/run.json"))) == 1
     stopped = StopAfter(2)
     with pytest.raises(InterruptedRunError, match="the same command continues"):
-        verify(path, 1, progress=lambda: contextlib.nullcontext(stopped))
+        verify(path, 1, progress=stopped)
     assert len(list(Path("runs").glob("verify-*/*"))) == 1
     assert first(path).kind == "same"
 

@@ -14,7 +14,7 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
 
@@ -32,7 +32,7 @@ def begin(config: Config, folder: Path) -> None:
     directory.write(folder, "sweep", directory.new_identity())
 
 
-class Seen(NullProgress):
+class Seen(Progress):
     """Keeps the lines of a sweep, the trials that it started, and how it stood."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from flray.records.directory import (
     checkpoints,
     remove_old_checkpoints,
 )
-from flray.runs.progress import NullProgress
+from flray.runs.progress import Progress
 from flray.tuning import trial as trial_module
 from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
@@ -308,7 +308,7 @@ def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
     begin(config, tmp_path)
     folder = TrialFolder(tmp_path, point.number)
     folder.create(point, config)
-    recorder = TrialRecorder(tmp_path, config, {point.number: point}, 3, None, NullProgress())
+    recorder = TrialRecorder(tmp_path, config, {point.number: point}, 3, None, Progress())
     report = {
         "metric": "global/common/accuracy",
         "lines": [],
