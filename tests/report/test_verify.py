@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import yaml
 import flray
 from flray.cli import main
 from flray.config import yaml_files
+from flray.config.experiment import Experiment
 from flray.interrupts import InterruptedRunError
 from flray.results.export import export_runs, read_export, records
 from flray.results.load import load_folder
@@ -63,6 +65,17 @@ def edited(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Edit:
     return edit
 
 
+@pytest.fixture
+def as_kept(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run that is made again be a copy of the kept one, which takes no time."""
+
+    def ran(experiment: Experiment, _: object) -> Path:
+        (kept,) = runs.parent.glob(f"runs/*/{experiment.seed + 1:03d}")
+        return Path(shutil.copytree(kept, f"runs/{experiment.name}/001"))
+
+    monkeypatch.setattr("flray.results.verify._run", ran)
+
+
 def first(path: Path) -> Verdict:
     verdict = verify(path, 1)[0]
     assert verdict.row == "fedavg seed 0"
@@ -80,6 +93,7 @@ def test_the_same_bits_and_evenly_spread_rows(edited: Edit) -> None:
     assert len(verify(path, 5)) == 3
 
 
+@pytest.mark.usefixtures("as_kept")
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
@@ -96,6 +110,7 @@ def test_an_edited_cell_is_found(cells: dict[str, str], words: str, edited: Edit
     assert verdict.text.endswith("of the same bits: the row is not as it was kept")
 
 
+@pytest.mark.usefixtures("as_kept")
 def test_an_edited_setting_is_found(edited: Edit) -> None:
     path = edited()
     text = path.read_text().replace("algorithm,seed", "algorithm,local.lr,seed", 1)
@@ -103,6 +118,7 @@ def test_an_edited_setting_is_found(edited: Edit) -> None:
     assert verify(path, 1)[0].text.startswith("local.lr 0.7, here ")
 
 
+@pytest.mark.usefixtures("as_kept")
 def test_causes_of_other_bits_are_named(edited: Edit) -> None:
     other = {"sha256": "ab" * 32}
     assert first(edited(**other)).kind == "unexplained"
@@ -173,6 +189,7 @@ def test_nothing_that_a_kept_file_names_is_followed(edited: Edit, tmp_path: Path
     refused(verify, edited(), 1, ["output=s3://bucket/runs"])
 
 
+@pytest.mark.usefixtures("as_kept")
 def test_damaged_entries_are_one_line(edited: Edit) -> None:
     for change, column in (
         (lambda entry: entry.update(rounds=-1), "settings"),
