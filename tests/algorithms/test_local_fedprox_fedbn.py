@@ -60,6 +60,13 @@ def test_fedbn_keeps_every_batch_norm_entry_and_nothing_else() -> None:
     assert float(running.std(0).min()) > 0.01
 
 
+def test_fedbn_averages_the_rest_with_equal_weights() -> None:
+    clients, settings = tiny.gaussian_clients((6, 6, 20)), {"model": PLAIN}
+    uniform = tiny.digest("fedavg", clients, aggregation={"weights": "uniform"}, **settings)
+    assert tiny.digest("fedbn", clients, **settings) == uniform
+    assert uniform != tiny.digest("fedavg", clients, **settings)
+
+
 def test_fedbn_without_batch_norm_says_so() -> None:
     spec, lines = tiny.spec_of("fedbn", model=PLAIN), list[str]()
     federation = Federation(spec, InlineExecutor(spec), lines.append)
