@@ -200,9 +200,7 @@ def cap_samples(domain: Domain, samples: int | None, seed: int) -> Domain:
     """
     if samples is None or samples >= len(domain.train_y):
         return domain
-    rows = numpy_generator(seed, "data", extra=f"samples/{domain.name}").permutation(
-        len(domain.train_y)
-    )[:samples]
+    rows = images.cap_rows(domain.name, np.arange(len(domain.train_y)), samples, seed)
     return replace(domain, train_x=domain.train_x[rows], train_y=domain.train_y[rows])
 
 

@@ -1,11 +1,9 @@
-"""Custom images: in folders of classes, of the Hugging Face hub or in its formats; and the labels of custom data."""
+"""Custom images in folders of classes; and the labels of custom data."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
@@ -13,15 +11,12 @@ import numpy as np
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
-from flray.data.sources import image_sets
+from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
+from flray.data.sources import image_sets, images
 from flray.data.sources.archives import Source
-from flray.data.sources.images import decode
-from flray.data.types import Array, DataSet, Domain, Rows
-from flray.errors import DataError, brief, nearest
-from flray.files.border import FILE_BYTES, parse_json, read
-from flray.registry import register_dataset, require_package, tasks
-from flray.rng import numpy_generator
+from flray.data.types import Array, DataSet, Rows
+from flray.errors import DataError
+from flray.registry import register_dataset, tasks
 
 _TRAINING, _TEST = ("train", "training"), ("test", "testing")
 _NEGATIVE = ("0", "-1", "n", "no", "false", "neg", "negative")
@@ -155,23 +150,15 @@ class Labelling(NamedTuple):
         y = np.array([number[str(one) if named else one] for one in values], dtype=np.int64)
         return y, tuple(str(one) for one in found)
 
-    def domains(
-        self,
-        x: Array,
-        y: Array,
-        domains: Sequence[str],
-        parts: Sequence[str] | None,
-        share: float,
-        seed: int,
-    ) -> list[Domain]:
-        """Return the domains, by name.
+    def cut(
+        self, y: Array, domains: Sequence[str], parts: Sequence[str] | None, share: float, seed: int
+    ) -> list[tuple[str, Rows, Rows]]:
+        """Return the domains by name, each with the rows of its training and of its test part.
 
         Parameters
         ----------
-        x : ndarray [n, ...]
-            The samples.
         y : ndarray [n] or [n, k]
-            The class of each, or its targets.
+            The class of each sample, or its targets.
         domains : sequence of str
             The domain of each.
         parts : sequence of str or None
@@ -188,12 +175,13 @@ class Labelling(NamedTuple):
             If a part is neither train nor test, or a domain has no sample of one.
         """
         alike = y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
-        test, made = np.zeros(len(y), dtype=bool), []
-        named_domains = sorted(set(domains))
+        names = sorted(set(domains))
         # Numbers, because an array of texts has the length of the longest for each.
-        place = {domain: number for number, domain in enumerate(named_domains)}
-        of_domain = np.array([place[domain] for domain in domains])
-        if parts is not None:
+        place = {domain: number for number, domain in enumerate(names)}
+        of_domain = np.fromiter((place[domain] for domain in domains), np.int64, len(y))
+        if parts is None:
+            test = images.choose_test(self.name, names, of_domain, alike, share, seed)
+        else:
             said = [one.lower() for one in parts]
             wrong = sorted(set(said) - {*_TRAINING, *_TEST})
             if wrong:
@@ -201,22 +189,16 @@ class Labelling(NamedTuple):
                     f"{self.where} has the part {wrong[0]!r}; only train and test are known"
                 )
             test = np.array([one in _TEST for one in said])
-        for domain in named_domains:
-            inside = of_domain == place[domain]
-            for number_of in range(alike.max(initial=-1) + 1 if parts is None else 0):
-                rows = np.flatnonzero(inside & (alike == number_of))
-                key = f"{self.name}/split/{domain}/{number_of}"
-                order = numpy_generator(seed, "data", extra=key).permutation(rows)
-                test[order[: min(max(round(share * len(rows)), 1), max(len(rows) - 1, 0))]] = True
-            arrays = []
-            for part, chosen in (("training", ~test), ("test", test)):
-                rows = np.flatnonzero(inside & chosen)
-                if not len(rows):
+        made = []
+        for number, domain in enumerate(names):
+            inside = of_domain == number
+            rows = np.flatnonzero(inside & ~test), np.flatnonzero(inside & test)
+            for part, chosen in zip(("training", "test"), rows, strict=True):
+                if not len(chosen):
                     raise self.refused(
                         f"{domain!r} of {self.where} has no {part} samples; take it away, or join it with another"
                     )
-                arrays += [np.ascontiguousarray(x[rows]), y[rows]]
-            made.append(Domain(domain, "real", *arrays))
+            made.append((domain, *rows))
         return made
 
 
@@ -292,148 +274,3 @@ def _table(
     names = tuple(sorted(set(above)))
     numbers = np.array([names.index(name) for name in above], dtype=np.int64)
     return image_sets.Table(list(images), labels, numbers), names, classes
-
-
-@register_dataset("huggingface")
-def huggingface(
-    root: Path,
-    *,
-    path: Annotated[
-        str, Field(description="name on the hub, or a folder (save_to_disk, parquet, imagefolder)")
-    ],
-    config: Annotated[
-        str | None, Field(description="the set's configuration, if it has several")
-    ] = None,
-    revision: Annotated[
-        str | None,
-        Field(min_length=1, description="branch, tag or commit on the hub; null: the newest"),
-    ] = None,
-    image: Annotated[str, Field(description="column of the images")] = "image",
-    label: Annotated[str, Field(description="column of the classes")] = "label",
-    by: Annotated[
-        str | None, Field(description="column of the domain, such as the writer; each is a client")
-    ] = None,
-    splits: Annotated[
-        list[str],
-        Field(
-            min_length=1,
-            max_length=2,
-            description="the splits for training and test; without the second by the share test",
-        ),
-    ] = ["train", "test"],  # noqa: B006 - options are copied, and a list is what YAML has
-    size: Annotated[int, Field(ge=1, le=8192, description="height and width in pixels")] = 32,
-    test: Annotated[
-        float, Field(gt=0, lt=1, description="share for test, where there is no test split")
-    ] = 0.2,
-    seed: Seed = 0,
-    samples: SampleCap = None,
-    task: TaskName = "classification",
-    positive: Positive = None,
-) -> DataSet:
-    """Images of the Hugging Face hub, or of a folder in its formats; its code is never run.
-
-    Raises
-    ------
-    DataError
-        If the package is missing, the set cannot be had, or a column is not there or does not hold
-        images.
-    """
-    require_package("data set huggingface", "datasets", "huggingface")
-    import datasets
-
-    folder = Path(path).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise DataError(f"data set huggingface: {path} is a file; name the folder that it lies in")
-    cache = root / "huggingface"
-    if revision is not None:
-        if folder.exists():
-            why = f"which only sets on the hub have, and {path} is a folder here; leave it out"
-            raise DataError(f"data set huggingface: found data.revision {revision}, {why}")
-        # Without a hub the package takes the newest set of a cache, whatever its revision.
-        cache /= f"revisions/{hashlib.sha256(revision.encode()).hexdigest()[:16]}"
-    hub = logging.getLogger("huggingface_hub")
-    level = hub.level
-    hub.setLevel(logging.ERROR)  # five lines on each attempt to reach the hub
-    try:
-        if (folder / "state.json").is_file():  # Dataset.save_to_disk
-            found = {splits[0]: _saved(folder)}
-        elif (folder / "dataset_dict.json").is_file():  # DatasetDict.save_to_disk
-            there = sorted(one.parent.name for one in folder.glob("*/state.json"))
-            found = {name: _saved(folder / name) for name in splits if name in there}
-        else:
-            place = str(folder) if folder.exists() else path
-            found = datasets.load_dataset(place, config, cache_dir=str(cache), revision=revision)
-            there = list(found)
-    except DataError:
-        raise
-    except Exception as error:  # of many packages
-        raise DataError(f"data set huggingface: {path} cannot be loaded ({brief(error)})") from None
-    finally:
-        hub.setLevel(level)
-    parts = {name: found[name] for name in splits if name in found}
-    if splits[0] not in parts:
-        raise DataError(
-            f"data set huggingface: {path} has no split {splits[0]}; it has {', '.join(there)}; name "
-            "one or two in data.splits"
-        )
-    images, labels, domains, said = [], [], [], []
-    for part, rows in zip(("train", "test"), parts.values(), strict=False):
-        for column in (image, label, *([by] if by else [])):
-            if column not in rows.column_names:
-                raise DataError(
-                    f"data set huggingface: {path} has no column {column!r}"
-                    f"{nearest(column, rows.column_names)}; it has {', '.join(rows.column_names)}"
-                )
-        images += list(_pixels(path, rows, image, size))
-        labels += list(_names(rows, label))
-        domains += [str(one) for one in _names(rows, by)] if by else ["all"] * len(rows)
-        said += [part] * len(rows)
-    given = said if len(parts) > 1 else None
-    labelling = Labelling("huggingface", path, label, task, positive)
-    y, classes = labelling.encode(labels)
-    found_domains = labelling.domains(np.stack(images), y, domains, given, test, seed)
-    return assemble("huggingface", found_domains, classes, seed, samples, task=task)
-
-
-def _saved(folder: Path) -> Any:
-    """Return a data set that ``Dataset.save_to_disk`` wrote, from the Arrow files that ``state.json`` names."""
-    from datasets import Dataset
-
-    state = parse_json(read(folder / "state.json", FILE_BYTES))
-    for one in state["_data_files"]:
-        if (
-            Path(one["filename"]).name != one["filename"]
-            or not (folder / one["filename"]).is_file()
-        ):
-            raise DataError(
-                f"data set huggingface: {folder / 'state.json'} names the file {one['filename']!r}, which "
-                "is not a file beside it; save the set again"
-            )
-    return Dataset.load_from_disk(str(folder.resolve())).with_format(None)
-
-
-def _names(rows: Any, column: str) -> list[Any]:
-    """Return a column's values; names instead of numbers where the set knows them."""
-    feature = rows.features[column]
-    values: list[Any] = list(rows[column])
-    names = getattr(feature, "names", None)
-    return [names[value] for value in values] if names else values
-
-
-def _pixels(path: str, rows: Any, column: str, size: int) -> Iterator[Any]:
-    """Yield a column's images, decoded here: the package's own way fetches addresses and starts programs."""
-    from datasets import Image
-
-    if not isinstance(rows.features[column], Image):
-        raise DataError(
-            f"data set huggingface: column {column!r} of {path} holds "
-            f"{type(rows[0][column]).__name__} in row 0, not images"
-        )
-    for number, value in enumerate(rows.cast_column(column, Image(decode=False))[column]):
-        where = f"data set huggingface: row {number} of column {column!r} of {path}"
-        if value["bytes"] is None and not Path(str(value["path"])).is_file():
-            raise DataError(f"{where} has neither an image nor a file's name")
-        content = value["bytes"]
-        if content is None:
-            content = read(Path(value["path"]), FILE_BYTES)
-        yield decode(bytes(content), where, size).transpose(2, 0, 1)

@@ -161,7 +161,10 @@ def table(
         if target == "classes"
         else (_targets(file, frame, named, target), tuple(named))
     )
-    domains = labelling.domains(encoded.x, y, groups, parts, test, seed)
+    domains = [
+        Domain(name, "real", encoded.x[rows], y[rows], encoded.x[held], y[held])
+        for name, rows, held in labelling.cut(y, groups, parts, test, seed)
+    ]
     for name in named:
         _check_other_than_label(file, frame, used, name, target == "numbers")
     told = encoded.told + _fill(file, encoded, domains, gaps, fit)

@@ -5,6 +5,7 @@ are large.
 """
 
 import hashlib
+import math
 import os
 import threading
 import zipfile
@@ -22,11 +23,17 @@ from pydantic import Field
 
 from flray.data.sources.archives import Source, announce
 from flray.data.sources.cache import decoded
-from flray.data.sources.images import channel_counts, decode, statistics_of, upright_size
-from flray.data.types import Arrays, DataSet, Domain, Rows
+from flray.data.sources.images import (
+    cap_rows,
+    channel_counts,
+    choose_test,
+    decode,
+    statistics_of,
+    upright_size,
+)
+from flray.data.types import Array, Arrays, DataSet, Domain, Images, Rows
 from flray.errors import DataError
 from flray.files.border import FILE_BYTES, read, read_at_most
-from flray.rng import numpy_generator
 from flray.startup import usable_cpus
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
@@ -340,21 +347,13 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
         To compare files: those of the same bytes count as one and go to the same part, so that no
         image is in both. Not compared without.
     """
-    test = np.zeros(len(table.items), dtype=bool)
-    units = np.arange(len(test)) if store is None else content_groups(store, table.items)
-    for number, domain in enumerate(spec.domains):
-        for label in range(len(spec.classes)):
-            rows = np.flatnonzero((table.domains == number) & (table.labels == label))
-            extra = f"{spec.name}/split/{domain}/{label}"
-            _, first = np.unique(units[rows], return_index=True)
-            order = numpy_generator(spec.seed, "data", extra=extra).permutation(
-                units[rows][np.sort(first)]
-            )
-            count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
-            test[rows] = np.isin(units[rows], order[:count])
-    # Of the same bytes in several classes or domains.
-    _, same = np.unique(units, return_inverse=True)
-    test = (np.bincount(same, test) > np.bincount(same) / 2)[same]
+    units = None if store is None else content_groups(store, table.items)
+    test = choose_test(
+        spec.name, spec.domains, table.domains, table.labels, share, spec.seed, units
+    )
+    if units is not None:  # of the same bytes in several classes or domains
+        _, same = np.unique(units, return_inverse=True)
+        test = (np.bincount(same, test) > np.bincount(same) / 2)[same]
     return replace(table, test=test)
 
 
@@ -387,22 +386,36 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
                 f"{store.where}; put some there, or choose other domains with data.domains"
             )
     table = table.rows(np.concatenate(list(parts.values())))
-    bytes_of_images = len(table.items) * spec.size**2 * 3
-    mapped = spec.mapped if spec.mapped is not None else bytes_of_images > _free_memory() / 4
-    arrays = decoded(
+    arrays = keep_images(
         root / spec.name / _key(spec, table, store),
-        spec.name,
-        lambda folder: _decode(spec, table, store, folder),
-        ("x",) if mapped else (),
+        (spec.name, store.where, spec.mapped),
+        (len(table.items), spec.size, spec.size, 3),
+        lambda x: _decode(spec, table, store, x),
     )
-    ends = np.cumsum([len(rows) for rows in parts.values()])[:-1]
-    x = [np.moveaxis(part, -1, 1) for part in np.split(np.asarray(arrays["x"]), ends)]
-    y, count = np.split(arrays["y"], ends), len(spec.domains)
-    domains = tuple(
-        Domain(name, "real", x[number], y[number], x[count + number], y[count + number])
-        for number, name in enumerate(spec.domains)
-    )
+    sizes = [len(rows) for rows in parts.values()]
+    domains = tuple(domains_of(spec.domains, arrays["x"], arrays["y"], sizes))
     return DataSet(spec.name, domains, spec.classes, *statistics_of(arrays["counts"]), spec.task)
+
+
+def domains_of(names: Sequence[str], x: Array, y: Array, sizes: Sequence[int]) -> list[Domain]:
+    """Return domains whose training parts, then whose test parts, lie one after another in two arrays.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Their names.
+    x : ndarray of uint8 [n, H, W, C]
+        The images.
+    y : ndarray [n, ...]
+        Their labels or masks.
+    sizes : sequence of int
+        The samples of each training part, then of each test part.
+    """
+    ends = np.cumsum(sizes)[:-1]
+    images = [np.moveaxis(part, -1, 1) for part in np.split(np.asarray(x), ends)]
+    pairs = list(zip(images, np.split(y, ends), strict=True))
+    both = zip(names, pairs, pairs[len(names) :], strict=False)
+    return [Domain(name, "real", *train, *test) for name, train, test in both]
 
 
 def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
@@ -411,11 +424,8 @@ def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
     for part, is_test in (("train", False), ("test", True)):
         for domain, name in enumerate(spec.domains):
             rows = np.flatnonzero((table.domains == domain) & (table.test == is_test))
-            if not is_test and spec.samples is not None and spec.samples < len(rows):
-                order = numpy_generator(spec.seed, "data", extra=f"samples/{name}").permutation(
-                    len(rows)
-                )
-                rows = np.sort(rows[order[: spec.samples]])
+            if not is_test:
+                rows = np.sort(cap_rows(name, rows, spec.samples, spec.seed))
             parts[part, domain] = rows
     return parts
 
@@ -432,14 +442,43 @@ def _key(spec: ImageSet, table: Table, store: Store) -> str:
     return digest.hexdigest()[:16]
 
 
-def _decode(spec: ImageSet, table: Table, store: Store, folder: Path) -> Arrays:
-    announce.get()(f"{spec.name}: decoding {len(table.items)} images of {store.where}")
+def keep_images(
+    folder: Path,
+    of: tuple[str, Path | str, bool | None],
+    shape: tuple[int, ...],
+    fill: Callable[[Images], Arrays],
+) -> Arrays:
+    """Return decoded images ``x`` and what belongs to them; the first use decodes them onto the disk, image by image.
+
+    Parameters
+    ----------
+    folder : Path
+        Their folder in the data cache; it differs for other files or settings.
+    of : (str, Path or str, bool or None)
+        The data set's name, the place of its files, and `Mapped`.
+    shape : tuple of int
+        The shape of ``x``: samples, height, width, channels.
+    fill : callable
+        Fills ``x`` and returns the other arrays.
+    """
+    name, where, mapped = of
+    if mapped is None:
+        mapped = math.prod(shape) > _free_memory() / 4
+
+    def decode_into(place: Path) -> Arrays:
+        announce.get()(f"{name}: decoding {shape[0]} images of {where}")
+        x = np.lib.format.open_memmap(place / "x.npy", "w+", np.uint8, shape)
+        others = fill(x)
+        x.flush()
+        return others
+
+    return decoded(folder, name, decode_into, ("x",) if mapped else ())
+
+
+def _decode(spec: ImageSet, table: Table, store: Store, x: Images) -> Arrays:
     assert table.test is not None
-    shape = (len(table.items), spec.size, spec.size, 3)
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, shape)
     for row, pixels in enumerate(decode_images(store, table.items, spec.size)):
         x[row] = pixels
-    x.flush()
     counts = channel_counts(np.moveaxis(x[: np.count_nonzero(~table.test)], -1, 1))
     y = table.labels
     if spec.read_mask is not None:

@@ -1,7 +1,8 @@
-"""Tools for image sets: decoding, resizing, bundled photos, photo crops. Arrays are uint8 unless noted otherwise."""
+"""Tools for sets of images: decoding, resizing, bundled photos, choice of samples. Arrays are uint8 unless noted."""
 
 import contextlib
 import io
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flray.data.types import Array, Images
+from flray.data.types import Array, Images, Rows
 from flray.errors import DataError, one_line
+from flray.rng import numpy_generator
 
 # Standard deviation within a crop below which it counts as one colour: half of the bundled photos
 # is smooth background.
@@ -142,6 +144,66 @@ def photo_crops(n: int, size: int, generator: np.random.Generator, max_scale: in
                 break
         crop[:] = (patch[:, ::-1] if generator.integers(2) else patch).transpose(2, 0, 1)
     return crops
+
+
+def choose_test(
+    name: str,
+    domains: Sequence[str],
+    domain: Rows,
+    labels: Rows,
+    share: float,
+    seed: int,
+    units: Rows | None = None,
+) -> NDArray[np.bool_]:
+    """Return which samples are for test, a share of each class of each domain.
+
+    Parameters
+    ----------
+    name : str
+        The name of the data set, part of the keys.
+    domains : sequence of str
+        Their names, also part of the keys.
+    domain, labels : ndarray of int64 [n]
+        Domain and class of each sample.
+    share : float
+        In (0, 1). A class of two or more units in a domain has at least one in each part.
+    seed : int
+        Decides the samples.
+    units : ndarray of int64 [n], optional
+        Samples of one number go to the same part; by default each has its own.
+    """
+    test = np.zeros(len(labels), dtype=bool)
+    units = np.arange(len(labels)) if units is None else units
+    for number, place in enumerate(domains):
+        for label in range(labels.max(initial=-1) + 1):
+            rows = np.flatnonzero((domain == number) & (labels == label))
+            _, first = np.unique(units[rows], return_index=True)
+            order = numpy_generator(
+                seed, "data", extra=f"{name}/split/{place}/{label}"
+            ).permutation(units[rows][np.sort(first)])
+            count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
+            test[rows] = np.isin(units[rows], order[:count])
+    return test
+
+
+def cap_rows(domain: str, rows: Rows, samples: int | None, seed: int) -> Rows:
+    """Return at most `samples` of a domain's training rows in the order of choice, or all of them as they are.
+
+    Parameters
+    ----------
+    domain : str
+        Its name, part of the key.
+    rows : ndarray of int64
+        The rows.
+    samples : int or None
+        The limit; a larger choice contains every smaller one.
+    seed : int
+        The data set's seed.
+    """
+    if samples is None or samples >= len(rows):
+        return rows
+    order = numpy_generator(seed, "data", extra=f"samples/{domain}").permutation(len(rows))
+    return rows[order[:samples]]
 
 
 def resize(images: Array, size: int) -> Images:
