@@ -237,6 +237,15 @@ class LossChoice(Component):
     registry = registry.losses
 
 
+_UNFIT = {
+    "lbfgs": "evaluates the loss several times in a step, and flray's steps have one batch and one loss",
+    "muon": "changes matrices alone, no biases or convolutions",
+    "rprop": "needs the same batch in each step",
+    "sparseadam": "needs sparse gradients, which no network here has",
+}
+"""Why some of torch's optimisers are not taken."""
+
+
 class OptimizerChoice(Component):
     """An optimiser other than sgd, adam and adamw."""
 
@@ -245,9 +254,15 @@ class OptimizerChoice(Component):
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
         """Return the optimiser's options; those of the usual three are settings of ``local``."""
-        if name in ("sgd", "adam", "adamw"):
+        if name.lower() in ("sgd", "adam", "adamw"):
             raise FlrayError(
-                f"its options are settings of local (momentum, weight_decay, betas): write optimizer: {name}"
+                "its options are settings of local (momentum, weight_decay, betas): write optimizer: "
+                f"{name.lower()}"
+            )
+        why = _UNFIT.get(name.lower())
+        if why is not None and name not in cls.registry.names():
+            raise FlrayError(
+                f"torch's {name} {why}; take another (`flray list optimizers`) or register_optimizer yours"
             )
         return super().params(name)
 

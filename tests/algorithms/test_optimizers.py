@@ -48,8 +48,13 @@ KINDS: dict[str, Any] = {
         named("rmsprop", weight_decay=0.1),
         lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.1),
     ),
+    "adadelta": (named("adadelta"), lambda p: torch.optim.Adadelta(p, 0.1)),
+    "adafactor": (named("adafactor"), lambda p: torch.optim.Adafactor(p, 0.1)),
     "adagrad": (named("adagrad"), lambda p: torch.optim.Adagrad(p, 0.1)),
+    "adamax": (named("adamax", betas=[0.8, 0.9]), lambda p: torch.optim.Adamax(p, 0.1, (0.8, 0.9))),
+    "asgd": (named("asgd", weight_decay=0.2), lambda p: torch.optim.ASGD(p, 0.1, weight_decay=0.2)),
     "nadam": (named("nadam", betas=[0.8, 0.9]), lambda p: torch.optim.NAdam(p, 0.1, (0.8, 0.9))),
+    "radam": (named("radam", betas=[0.8, 0.9]), lambda p: torch.optim.RAdam(p, 0.1, (0.8, 0.9))),
 }
 
 
@@ -162,6 +167,15 @@ def test_an_own_optimiser_takes_its_option_and_is_part_of_the_settings() -> None
     dumped = Local.model_validate(named).model_dump(mode="json")["optimizer"]
     assert dumped == {"name": "plain-steps", "times": 2.0}
     assert Local.model_validate({"optimizer": dumped}).optimizer == Local(**named).optimizer
+
+
+def test_each_optimiser_of_torch_is_taken_or_refused_with_the_reason() -> None:
+    unfit = ("LBFGS", "Muon", "Rprop", "SparseAdam")
+    kinds = {n for n, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    taken = {name.lower() for name in kinds - {"Optimizer", *unfit}}
+    assert taken == {*KINDS} - {"momentum", "nesterov"}
+    for name in (*unfit, "AdamW", "RMSprop"):
+        refused(tiny.spec_of, "fedavg", local={"optimizer": name})
 
 
 def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:

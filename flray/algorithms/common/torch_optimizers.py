@@ -37,15 +37,33 @@ def rmsprop(
     return rms(parameters, lr, alpha, momentum=momentum, weight_decay=weight_decay)
 
 
-@register_optimizer("adagrad")
-def adagrad(parameters: Parameters, lr: float, weight_decay: float) -> Optimizer:
-    """Adagrad, whose memory begins anew in each round (torch.optim.Adagrad)."""
-    return torch.optim.Adagrad(parameters, lr, weight_decay=weight_decay)
+def _by_name(kind: str, moments: bool, summary: str) -> None:
+    """Register an optimiser of torch under its name in small letters."""
+
+    def plain(parameters: Parameters, lr: float, weight_decay: float) -> Optimizer:
+        made: Optimizer = getattr(torch.optim, kind)(parameters, lr, weight_decay=weight_decay)
+        return made
+
+    def with_moments(
+        parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> Optimizer:
+        made: Optimizer = getattr(torch.optim, kind)(
+            parameters, lr, betas=betas, weight_decay=weight_decay
+        )
+        return made
+
+    make = with_moments if moments else plain
+    make.__doc__ = f"{summary} (torch.optim.{kind})."
+    register_optimizer(kind.lower())(make)
 
 
-@register_optimizer("nadam")
-def nadam(
-    parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float
-) -> Optimizer:
-    """Adam with Nesterov's momentum (torch.optim.NAdam)."""
-    return torch.optim.NAdam(parameters, lr, betas, weight_decay=weight_decay)
+for _row in (
+    ("Adadelta", False, "Steps by the sizes of former steps; lr multiplies them, usually 1"),
+    ("Adafactor", False, "Adam with a memory of rows and columns, not of each weight"),
+    ("Adagrad", False, "Adagrad, whose memory begins anew in each round"),
+    ("Adamax", True, "Adam by the largest gradient so far, not by their squares"),
+    ("ASGD", False, "SGD whose rate falls slowly; its average of the weights is not used"),
+    ("NAdam", True, "Adam with Nesterov's momentum"),
+    ("RAdam", True, "Adam that begins with the steps of SGD"),
+):
+    _by_name(*_row)
