@@ -1,18 +1,15 @@
 """The same experiment ends with the same bits wherever and however its client tasks were run."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import flray
 from flray import registry
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.runs.runner import Result
 from tests.end_to_end.pool import Pools
 from tests.helpers import built
 
@@ -44,19 +41,6 @@ def test_the_server_may_be_an_actor_too(digits: dict[str, Any], ray_here: dict[s
     finally:
         federation.close()
     assert len(lines) == 1 and "algorithm.threshold=0.9" in lines[0]
-
-
-def test_clients_with_epochs_of_their_own_on_both_executors_and_resumed(
-    tmp_cwd: Path, digits: dict[str, Any], pools: Pools
-) -> None:
-    digits["participation"] = {"work": {"inverted": {"epochs": 3}, "photo": 0.5}}
-    digits["resources"] = {"executor": "inline"}
-    spec = built(digits)
-    begun = flray.run({"experiment": {**digits, "rounds": 1}})
-    resumed = flray.resume(begun.folder, rounds=spec.config.rounds)
-    assert isinstance(resumed, Result)
-    assert pools[2].run_federation(spec).sha256() == resumed.sha256 == inline_digest(spec)
-    assert begun.sha256 != resumed.sha256
 
 
 def test_shifted_data_and_ones_own_augmentation_reach_the_actors(
