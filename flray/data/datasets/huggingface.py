@@ -1,4 +1,4 @@
-"""Images of the Hugging Face hub or of a folder in its formats, of which a few rows at a time are in memory."""
+"""Images of the Hugging Face hub or of a folder in its formats; a few rows at a time are in memory."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class _Held:
     """A set on the hub or in a folder.
 
     The files of a folder are read one row after another. A set of the hub, or of ``save_to_disk``,
-    lies in Arrow files that are mapped into memory, of which the chosen rows alone are read.
+    lies in Arrow files that are mapped into memory; only the chosen rows are read.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _Held:
 
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
-        """Turn the errors of the package into one of ours, and keep its own lines back."""
+        """Turn the errors of the package into one of ours, and silence the lines that it prints."""
         loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
         levels = [one.level for one in loggers]
         try:

@@ -170,7 +170,7 @@ def choose_test(
     seed : int
         Decides the samples.
     units : ndarray of int64 [n], optional
-        Samples of one number go to the same part; by default each has its own.
+        Samples of one number go to the same part; by default no two share one.
     """
     test = np.zeros(len(labels), dtype=bool)
     units = np.arange(len(labels)) if units is None else units
