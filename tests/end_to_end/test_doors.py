@@ -16,13 +16,17 @@ from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import identity, runner
 from tests.end_to_end.pool import Pools
 from tests.extensions.test_callbacks import PLUGIN
-from tests.extensions.test_losses import OWN as LOSS
 from tests.extensions.test_own_tasks import OWN as TASK
 from tests.helpers import python, small
 
-OPTIMIZER = '''
+LOSS_AND_OPTIMIZER = '''
 import torch
-from flray import register_optimizer
+from flray import register_loss, register_optimizer
+
+@register_loss("sharp")
+def sharp(outputs, targets, counts, *, heat: float = 2.0):
+    """Cross-entropy of logits times the heat."""
+    return torch.nn.functional.cross_entropy(heat * outputs, targets)
 
 @register_optimizer("heavy")
 def heavy(parameters, lr, *, times=1.0):
@@ -155,7 +159,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     before = Path.cwd()
     os.chdir(folder)
     try:
-        Path("own.py").write_text(PLUGIN + TASK + LOSS + OPTIMIZER)
+        Path("own.py").write_text(PLUGIN + TASK + LOSS_AND_OPTIMIZER)
         rows, generator = range(90), np.random.default_rng(0)
         target = generator.normal(size=90)
         ward = pd.DataFrame(
