@@ -1,6 +1,7 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ os.environ.setdefault("FLRAY_FAKE_GPUS", "1")  # Ray's fake GPUs are computed on
 os.environ.setdefault(
     "RAY_worker_niceness", "0"
 )  # as flray's own: else actors starve beside the other test process
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
+    # The tests still ignore it, and the programs that they start, some of which have to end by it, do not.
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

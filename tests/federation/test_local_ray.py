@@ -44,7 +44,6 @@ def started(tmp_cwd: Path, digits: dict[str, Any]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not that of a nohup
     )
     _drivers.append(driver)
     return driver
