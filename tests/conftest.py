@@ -1,5 +1,6 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -70,7 +71,10 @@ def ray_here() -> dict[str, float]:
     if ray.is_initialized() and ray.cluster_resources().get("CPU") != 5:
         ray.shutdown()  # that of a test before, which needed another
     if not ray.is_initialized():
-        with private.on_one_machine():
+        with contextlib.ExitStack() as stack:
+            for name, make in private.ON_ONE_MACHINE.items():
+                if name != private.CLUSTER:  # drivers that tests start join it
+                    stack.enter_context(private.replaced(name, make))
             ray.init(address="local", num_cpus=5, num_gpus=0, logging_level="ERROR")
     return {**ray.cluster_resources(), "CPU": 4.0}
 
