@@ -172,7 +172,7 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
     Raises
     ------
     FlrayError
-        If there are no such results, or the difference is not a positive number.
+        If such results are missing, or the difference is not a positive number.
     """
     if not 0 < difference < math.inf:
         raise FlrayError(f"--detect: found {difference:g}; a difference above 0, such as 1")
@@ -229,7 +229,7 @@ def resume(
     address : str, optional
         As in `tune`.
     progress, sweep_progress : Progress or bool, optional
-        As in `flray.run` and `tune`, for the one or the other.
+        As in `flray.run` (a run) and `tune` (a sweep).
     plugins : sequence of str
         Your files that replace those that the settings name; see
         `flray.runs.resume_checks.load_config`.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.pages import PAGES, ROOT
 
-LIMITS = {"docstrings": 0.2, "pages": 0.9}
+LIMITS = {"docstrings": 0.0, "pages": 0.87}
 """Most phrases per thousand words: lower a number when the texts allow it, never raise it."""
 
 AMONG = "than|and|from|of|with|by|to|for|that|returns?|yields?|reads?|writes?|shows?|keeps?|says?"

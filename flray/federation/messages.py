@@ -321,7 +321,7 @@ class TaskBlockResult(NamedTuple):
         up: int = 0,
         actor: int = 0,
     ) -> "TaskBlockResult":
-        """Return a block's result from what its process returned; `up` is the size of its sums."""
+        """Return a block's result from the outcomes of its process; `up` is the size of its sums."""
         results = tuple(
             TaskResult(
                 job.client_task,

@@ -142,7 +142,7 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
 
 
 def place_of(column: Column) -> str:
-    """Return the place where a column of a paper's table compares its rows."""
+    """Return the place of a column in a paper's table: its rows are compared there."""
     client = () if column.client == AVERAGE else (column.client,)
     return " ".join((*(arm for _, arm in column.arms), *client))
 

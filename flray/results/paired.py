@@ -261,7 +261,7 @@ def compare(
         order of their addition.
     failed, looks : mapping, optional
         See `Failed` and `Added`. If seeds were added after a look at fewer, pairs are decided as if
-        there had been a look after each seed without a last one; a `rule` has its own looks, and a
+        there had been a look after each seed without a last one; a `rule` has other looks, and a
         last one unless there were others before.
     levels : mapping
         See `Levels`. Seeds that share one of them are not independent: the interval of a pair is as

@@ -158,7 +158,7 @@ def elsewhere(
 
     The places' differences are normal about a common mean, both that and their deviation with flat
     priors; the means over seeds are normal about them, with the deviation of all places pooled
-    (Gelman et al., Bayesian Data Analysis, 5.4; Corani et al., Machine Learning 2017, for the region
+    (Gelman et al., Bayesian Data Analysis, 5.4; Corani et al., Machine Learning 2017, on the region
     of practical equivalence). The difference is the first minus the second, oriented so that more is
     better.
 

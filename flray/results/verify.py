@@ -230,7 +230,7 @@ def verify(
     overrides : iterable of str
         ``key=value``: folders of your data, your plug-ins, resources.
     progress : Progress or bool, optional
-        As in `flray.run`, for each of the runs.
+        As in `flray.run`; each run has a display.
     tell : callable
         Called with each verdict.
 

@@ -117,7 +117,7 @@ def _with_tunings(config: Config) -> Config:
 
 
 def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield for each mistake the setting, what was found, and what is allowed."""
+    """Yield for each mistake the setting, the value found, and the values allowed."""
     sweep, whole = config.sweep, "a setting of the whole sweep"
     if sweep.tune is not None and set(sweep.seeds) & set(sweep.tune.seeds):
         allowed = (
@@ -413,7 +413,7 @@ def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
 
 
 def setting_params(point: TrialSpec) -> dict[str, str]:
-    """Return a trial's settings as parameters, each once; arms, which are no settings, sort first."""
+    """Return a trial's settings as parameters, each once; arms are not settings and sort first."""
     named = {
         f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
         for path, value in point.setting.items()

@@ -106,7 +106,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     Tune and Ray use the trials' CPUs briefly at each step, which would slow down rounds of half a
     second, and the driver of many trials takes one step after another.
 
-    Tune knows of no checkpoints: a trial writes its own, and continues from the newest whenever it
+    Tune knows of no checkpoints: a trial writes them itself, and continues from the newest whenever it
     starts, after a crash of its process as after one of the driver.
     """
 

@@ -448,7 +448,7 @@ def keep_images(
     shape: tuple[int, ...],
     fill: Callable[[Images], Arrays],
 ) -> Arrays:
-    """Return decoded images ``x`` and what belongs to them; the first use decodes them onto the disk, image by image.
+    """Return decoded images ``x`` and the arrays beside them; the first use decodes them onto the disk, image by image.
 
     Parameters
     ----------

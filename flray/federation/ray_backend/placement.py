@@ -50,7 +50,7 @@ class Plan:
     server_gpu : float
         Share of a GPU that is reserved for the server, if it trains; 0: it computes on a CPU.
     server_apart : bool
-        Whether it does because the driver's node, where it is, has no GPU.
+        Whether it does because its node, the driver's, has no GPU.
     unmeasured : str
         The reason why a needed measurement of memory failed; empty if it succeeded or was not needed.
     gpu_model : str

@@ -87,7 +87,7 @@ def replaced(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_one_machine() -> Iterator[None]:
-    """Let `ray.init` start only processes that this machine needs, for this machine alone."""
+    """Let `ray.init` start only the processes that one machine needs, reachable from there alone."""
     with contextlib.ExitStack() as stack:
         for name, make in ON_ONE_MACHINE.items():
             stack.enter_context(replaced(name, make))
