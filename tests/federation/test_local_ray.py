@@ -110,6 +110,11 @@ def of_folder(folder: Path) -> list[psutil.Process]:
     ]
 
 
+def waits(name: str, command: list[str]) -> bool:
+    """Return whether a process is one of Ray's for a task or an actor, which has none yet."""
+    return name == "ray::IDLE" or any(Path(word).name == "default_worker.py" for word in command)
+
+
 def all_ended(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=120)[1]
 
@@ -215,4 +220,6 @@ def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Pa
             return int(control.memory_info().rss)
 
         before = call(5)
+        now = psutil.Process().children(recursive=True)
+        assert not [process for process in now if waits(process.name(), process.cmdline())]
         assert call(25) - before < 4 * 2**20

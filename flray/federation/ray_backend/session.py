@@ -285,6 +285,8 @@ _HERE = {
     # Its record of every task, for a dashboard that is not started, grows by a third of a MiB in a
     # round of 200 clients.
     "RAY_task_events_report_interval_ms": "0",
+    # Else a process for every CPU starts at once; trials and actors start those that they need.
+    "RAY_prestart_worker_first_driver": "0",
     # Else its agents print the log of a node process that was killed before they can be ended.
     "RAY_enable_pipe_based_agent_to_parent_health_check": "0",
 }
