@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("FLRAY_FAKE_GPUS", "1")  # Ray's fake GPUs are computed on the CPU
-os.environ.setdefault(
-    "RAY_worker_niceness", "0"
-)  # as flray's own: else actors starve beside the other test process
+# As flray's own: else actors starve beside the other test process, and each Ray starts a process for every CPU.
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup
     # The tests still ignore it, and the programs that they start, some of which have to end by it, do not.
     signal.signal(signal.SIGHUP, lambda *_: None)
