@@ -7,7 +7,8 @@ be tapped.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -54,6 +55,31 @@ def with_relu(
     return before
 
 
+def _convolutions(
+    channels: int, rows: Iterable[tuple[int, int, int, int, int]], norm: Norm
+) -> tuple[OrderedDict[str, nn.Module], list[str]]:
+    """Return convolutions and their taps; a row is outputs, kernel, stride, padding and the pooling's kernel, or 0."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    taps: list[str] = []
+    for index, (outputs, kernel, stride, padding, pool) in enumerate(rows, start=1):
+        conv = nn.Conv2d(channels, outputs, kernel, stride, padding)
+        taps.append(with_relu(layers, index, conv, norm))
+        if pool:
+            layers[f"pool{index}"] = nn.MaxPool2d(pool, stride=2)
+        channels = outputs
+    return layers, taps
+
+
+def _fully_connected(
+    layers: OrderedDict[str, nn.Module], sizes: Sequence[int], norm: Norm, first: int = 1
+) -> list[str]:
+    """Append a layer from each size to the next and return their taps; `first` is the number of the first norm."""
+    return [
+        with_relu(layers, first + i, nn.Linear(*pair), norm, f"fc{i + 1}")
+        for i, pair in enumerate(pairwise(sizes))
+    ]
+
+
 def _split(
     layers: OrderedDict[str, nn.Module], classifier: nn.Module, taps: Sequence[str]
 ) -> SplitModel:
@@ -80,10 +106,7 @@ def mlp(
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     sizes = [math.prod(shape), *hidden]
-    taps = [
-        with_relu(layers, i, nn.Linear(sizes[i - 1], sizes[i]), norm, f"fc{i}")
-        for i in range(1, len(sizes))
-    ]
+    taps = _fully_connected(layers, sizes, norm)
     return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
 
 
@@ -142,12 +165,7 @@ def protonet(
     one linear layer.
     """
     channels, height, pixels_wide = image_shape("protonet", shape, minimum=16)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    taps: list[str] = []
-    for index in range(1, 5):
-        taps.append(with_relu(layers, index, nn.Conv2d(channels, width, 3, padding=1), norm))
-        layers[f"pool{index}"] = nn.MaxPool2d(2)
-        channels = width
+    layers, taps = _convolutions(channels, [(width, 3, 1, 1, 2)] * 4, norm)
     layers["flatten"] = nn.Flatten()
     flat = width * (height // 16) * (pixels_wide // 16)
     return _split(layers, nn.Linear(flat, num_classes), taps)
@@ -164,20 +182,13 @@ def _two_convolutions(
 ) -> SplitModel:
     lost = 4 - 2 * padding  # pixels that a 5x5 convolution takes off each side length
     channels, height, width = image_shape(name, shape, minimum=4 + 3 * lost)
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    taps: list[str] = []
-    for index, (inputs, outputs) in enumerate(
-        zip((channels, kernels[0]), kernels, strict=True), start=1
-    ):
-        conv = nn.Conv2d(inputs, outputs, 5, padding=padding)
-        taps.append(with_relu(layers, index, conv, norm))
-        layers[f"pool{index}"] = nn.MaxPool2d(2)
-        height, width = (height - lost) // 2, (width - lost) // 2
+    rows = [(outputs, 5, 1, padding, 2) for outputs in kernels]
+    layers, taps = _convolutions(channels, rows, norm)
     layers["flatten"] = nn.Flatten()
+    for _ in kernels:
+        height, width = (height - lost) // 2, (width - lost) // 2
     sizes = [kernels[1] * height * width, *hidden]
-    for index in range(1, len(sizes)):
-        fc = nn.Linear(sizes[index - 1], sizes[index])
-        taps.append(with_relu(layers, 2 + index, fc, norm, f"fc{index}"))
+    taps += _fully_connected(layers, sizes, norm, len(kernels) + 1)
     return _split(layers, nn.Linear(sizes[-1], num_classes), taps)
 
 
@@ -222,15 +233,10 @@ def digit_cnn(
         Factor on all channels and hidden sizes, to run it on a small machine.
     """
     channels, height, pixels_wide = image_shape("digit-cnn", shape, minimum=4)
-    trunk: OrderedDict[str, nn.Module] = OrderedDict()
-    taps: list[str] = []
-    for index, size in enumerate((64, 64, 128, 128)[:layers], start=1):
-        outputs = _scaled(size, width)
-        taps.append(with_relu(trunk, index, nn.Conv2d(channels, outputs, 5, padding=2), norm))
-        if index <= 2:
-            trunk[f"pool{index}"] = nn.MaxPool2d(2)
-        channels = outputs
-    flat = channels * (height // 4) * (pixels_wide // 4)
+    table = ((64, 2), (64, 2), (128, 0), (128, 0))  # outputs, pooled
+    rows = [(_scaled(size, width), 5, 1, 2, pool) for size, pool in table[:layers]]
+    trunk, taps = _convolutions(channels, rows, norm)
+    flat = rows[-1][0] * (height // 4) * (pixels_wide // 4)
     hidden = (_scaled(2048, width), _scaled(512, width))
     norm = norm if classifier_norm else "none"
     return _with_classifier(trunk, taps, (flat, *hidden), num_classes, norm, split)
@@ -252,25 +258,16 @@ def alexnet(
     Options as in `digit_cnn`.
     """
     channels, _, _ = image_shape("alexnet", shape, minimum=63)
-    trunk: OrderedDict[str, nn.Module] = OrderedDict()
-    taps: list[str] = []
-    # outputs, kernel, stride, padding, pooled
-    table = (
-        (64, 11, 4, 2, True),
-        (192, 5, 1, 2, True),
-        (384, 3, 1, 1, False),
-        (256, 3, 1, 1, False),
-        (256, 3, 1, 1, True),
-    )
-    for index, (size, kernel, stride, padding, pooled) in enumerate(table, start=1):
-        outputs = _scaled(size, width)
-        conv = nn.Conv2d(channels, outputs, kernel, stride, padding)
-        taps.append(with_relu(trunk, index, conv, norm))
-        if pooled:
-            trunk[f"pool{index}"] = nn.MaxPool2d(3, stride=2)
-        channels = outputs
+    rows = [
+        (_scaled(64, width), 11, 4, 2, 3),
+        (_scaled(192, width), 5, 1, 2, 3),
+        (_scaled(384, width), 3, 1, 1, 0),
+        (_scaled(256, width), 3, 1, 1, 0),
+        (_scaled(256, width), 3, 1, 1, 3),
+    ]
+    trunk, taps = _convolutions(channels, rows, norm)
     trunk["average"] = nn.AdaptiveAvgPool2d(6)
-    sizes = (channels * 36, _scaled(4096, width), _scaled(4096, width))
+    sizes = (rows[-1][0] * 36, _scaled(4096, width), _scaled(4096, width))
     norm = norm if classifier_norm else "none"
     return _with_classifier(trunk, taps, sizes, num_classes, norm, split)
 
@@ -285,17 +282,13 @@ def _with_classifier(
 ) -> SplitModel:
     """Return trunk, flatten and three fully connected layers, cut before the first or before the last of them."""
     trunk["flatten"] = nn.Flatten()
-    convolutions = len(taps)
-    names = [f"features.{tap}" for tap in taps]
     part = trunk if split == "head" else OrderedDict[str, nn.Module]()
-    for index in (1, 2):
-        fc = nn.Linear(sizes[index - 1], sizes[index])
-        tap = with_relu(part, convolutions + index, fc, norm, f"fc{index}")
-        names.append(f"{'features' if split == 'head' else 'classifier'}.{tap}")
+    inner = _fully_connected(part, sizes, norm, len(taps) + 1)
     last = nn.Linear(sizes[2], num_classes)
     if split == "head":
-        return SplitModel(nn.Sequential(trunk), last, names)
+        return _split(trunk, last, taps + inner)
     part["fc3"] = last
+    names = [*(f"features.{tap}" for tap in taps), *(f"classifier.{tap}" for tap in inner)]
     return SplitModel(nn.Sequential(trunk), nn.Sequential(part), names)
 
 
