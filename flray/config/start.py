@@ -63,11 +63,12 @@ def read_known(field: str, path: str, sha256: str, most: int = WEIGHTS_BYTES) ->
         raise ConfigError(field, path, why) from None
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
-        allowed = (
+        raise ConfigError(
+            field,
+            path,
             f"it is not the file that was there at the beginning (SHA-256 {digest[:12]}, then "
+            f"{sha256[:12]}); put that back, or start a new run",
         )
-        allowed += f"{sha256[:12]}); put that back, or start a new run"
-        raise ConfigError(field, path, allowed)
     return data
 
 

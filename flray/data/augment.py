@@ -437,9 +437,12 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
             and _wants_pixels(augmentations.get(name))
             and (dtype != np.uint8 or shape[0] not in (1, 3))
         ):
-            why = "it changes colours, for which 8-bit images of 1 or 3 channels are needed; these "
-            why += f"samples are {dtype} of {shape[0]}"
-            raise ConfigError(path, name, why)
+            raise ConfigError(
+                path,
+                name,
+                "it changes colours, for which 8-bit images of 1 or 3 channels are needed; these "
+                f"samples are {dtype} of {shape[0]}",
+            )
 
 
 def _steps(how: str | Sequence[Step]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -205,9 +205,12 @@ def check_precision(found: Sequence[GpuIdentity], precision: str) -> None:
     """
     for gpu in found if precision == "bfloat16" else ():
         if int(gpu["capability"].partition(".")[0]) < 8:
-            why = f"{gpu['model']} has compute capability {gpu['capability']}, and bfloat16 needs 8.0 (Ampere) or "
-            why += "higher; write float32, or name another GPU in resources.gpu_model"
-            raise ConfigError("experiment.local.precision", precision, why)
+            raise ConfigError(
+                "experiment.local.precision",
+                precision,
+                f"{gpu['model']} has compute capability {gpu['capability']}, and bfloat16 needs 8.0 (Ampere) or "
+                "higher; write float32, or name another GPU in resources.gpu_model",
+            )
 
 
 def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str:

@@ -223,11 +223,12 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
             return model(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        allowed = (
+        raise ConfigError(
+            "experiment.model",
+            name,
             f"it cannot take this data's samples {list(shape)} ({why}); choose another network, "
-        )
-        allowed += "or options that fit (`flray list models NAME`)"
-        raise ConfigError("experiment.model", name, allowed) from None
+            "or options that fit (`flray list models NAME`)",
+        ) from None
     finally:
         model.train(training)
 

@@ -186,9 +186,12 @@ def _load(made: nn.Module, network: str, found: Mapping[str, Tensor], last: str)
     )
     if wrong:
         shape = tuple(given[wrong[0]].shape) if wrong[0] in given else "none"
-        why = f"{network} has {tuple(entries[wrong[0]].shape) if wrong[0] in entries else 'none'}: "
-        why += "weights of the same network are needed"
-        raise ConfigError("experiment.model.weights", f"{wrong[0]}: {shape}", why)
+        raise ConfigError(
+            "experiment.model.weights",
+            f"{wrong[0]}: {shape}",
+            f"{network} has {tuple(entries[wrong[0]].shape) if wrong[0] in entries else 'none'}: "
+            "weights of the same network are needed",
+        )
     for name, value in given.items():
         entries[name].copy_(value)
 

@@ -125,9 +125,12 @@ class Task:
                 if self.logits
                 else "output for each of the {} targets"
             )
-            why = f"{self.name} needs one {what.format(count)} of {data.dataset}, [1, {count}] for one sample, and it "
-            why += f"returns {list(outputs.shape)}"
-            raise ConfigError("experiment.model", name, why)
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"{self.name} needs one {what.format(count)} of {data.dataset}, [1, {count}] for one sample, and it "
+                f"returns {list(outputs.shape)}",
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the scalar training loss (batch mean)."""

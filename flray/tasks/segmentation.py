@@ -52,9 +52,12 @@ class Segmentation(Task):
         wanted = [len(self.structures), *data.shape[1:]]
         found = list(dry_run(name, model, data.shape).shape[1:])
         if found != wanted:
-            why = f"segmentation needs a network with one map per structure, {wanted}, and it "
-            why += f"returns {found}; for example unet"
-            raise ConfigError("experiment.model", name, why)
+            raise ConfigError(
+                "experiment.model",
+                name,
+                f"segmentation needs a network with one map per structure, {wanted}, and it "
+                f"returns {found}; for example unet",
+            )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Dice loss of logits and masks [B, K, H, W]."""
