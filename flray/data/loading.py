@@ -63,9 +63,15 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
     for domain in dataset.domains:
         train = choose_rows(domain.train_y, f"{domain.name}/train")
         test = choose_rows(domain.test_y, f"{domain.name}/test")
-        train_x, train_y = domain.train_x[train], domain.train_y[train]
-        test_x, test_y = domain.test_x[test], domain.test_y[test]
-        domains.append(Domain(domain.name, domain.origin, train_x, train_y, test_x, test_y))
+        domains.append(
+            replace(
+                domain,
+                train_x=domain.train_x[train],
+                train_y=domain.train_y[train],
+                test_x=domain.test_x[test],
+                test_y=domain.test_y[test],
+            )
+        )
     return replace(dataset, domains=tuple(domains))
 
 

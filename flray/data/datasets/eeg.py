@@ -12,7 +12,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.sources.cache import decoded
-from flray.data.types import Array, Arrays, DataSet, Domain
+from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -67,8 +67,7 @@ def tangent_vectors(matrices: Floats, reference: Floats) -> Floats:
     whitener = _apply(lambda values: 1 / np.sqrt(values), reference)
     logs = _apply(np.log, whitener @ matrices @ whitener)
     rows, columns = np.triu_indices(matrices.shape[-1])
-    vectors: Floats = logs[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
-    return vectors
+    return logs[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
 def pad_vectors(vectors: Array, length: int) -> NDArray[np.float32]:
@@ -93,6 +92,7 @@ def _apply(function: Callable[[Floats], Floats], matrices: Floats) -> Floats:
 
 SOURCES = ("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016")
 EVENTS = ("feet", "right_hand")
+CLASSES = ("feet", "right hand")
 Trials = tuple[NDArray[np.float64], NDArray[np.int64]]
 Frequency = Annotated[float, Field(gt=0, description="in hertz")]
 
@@ -160,11 +160,24 @@ def dataset_of(name: str, sources: dict[str, Trials], seed: int) -> DataSet:
         for label in (0, 1):
             rows = generator.permutation(np.flatnonzero(y == label))
             test[rows[: max(1, len(rows) // 5)]] = True
-        vectors = pad_vectors(
-            tangent_vectors(x, log_euclidean_mean(x[~test])), length * (length + 1) // 2
-        )
-        domains.append(Domain(source, "real", vectors[~test], y[~test], vectors[test], y[test]))
-    return DataSet(name, tuple(domains), ("feet", "right hand"), (0.0,), (1.0,), task="binary")
+        domains.append(_domain(source, "real", x, y, test, length))
+    return DataSet(name, tuple(domains), CLASSES, (0.0,), (1.0,), task="binary")
+
+
+def _domain(
+    name: str,
+    origin: Origin,
+    matrices: Floats,
+    labels: NDArray[np.int64],
+    test: NDArray[np.bool_],
+    channels: int,
+) -> Domain:
+    """Return covariances as tangent vectors at the mean of the training ones, as long as those of so many channels."""
+    vectors = pad_vectors(
+        tangent_vectors(matrices, log_euclidean_mean(matrices[~test])),
+        channels * (channels + 1) // 2,
+    )
+    return Domain(name, origin, vectors[~test], labels[~test], vectors[test], labels[test])
 
 
 def moabb_trials(source: str, low: float, high: float) -> Trials:
@@ -211,7 +224,6 @@ def _cached_trials(root: Path, source: str, low: float, high: float) -> Trials:
 
 
 CHANNELS = {"A": 8, "B": 11, "C": 15, "D": 7}
-CLASSES = ("feet", "right hand")
 _TIMES = 128
 
 
@@ -244,15 +256,13 @@ def eeg_synthetic(
     strength : float
         0: the classes do not differ.
     """
-    length = max(CHANNELS.values()) * (max(CHANNELS.values()) + 1) // 2
     domains = []
     for name, channels in CHANNELS.items():
         generator = numpy_generator(seed, "data", extra=f"eeg-synthetic/{name}")
         y = np.arange(samples, dtype=np.int64) % 2
         x = covariances(trials(y, channels, strength, generator))
-        cut = samples - samples // 5
-        vectors = pad_vectors(tangent_vectors(x, log_euclidean_mean(x[:cut])), length)
-        domains.append(Domain(name, "random", vectors[:cut], y[:cut], vectors[cut:], y[cut:]))
+        test = np.arange(samples) >= samples - samples // 5
+        domains.append(_domain(name, "random", x, y, test, max(CHANNELS.values())))
     return DataSet("eeg-synthetic", tuple(domains), CLASSES, (0.0,), (1.0,), task="binary")
 
 
