@@ -151,14 +151,14 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         near = nearest(path.name, (p.name for p in path.parent.glob("*.y*ml")))
         raise FlrayError(f"{path}: no such file{near}") from None
-    except OSError as error:
-        raise FlrayError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise FlrayError(
             f"{path}: found no UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from None
-    except ValueError as error:  # a name with NUL in it
-        raise FlrayError(f"{path}: cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # such as a name with NUL in it
+        raise FlrayError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def read_yaml(path: Path) -> dict[str, Plain]:

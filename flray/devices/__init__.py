@@ -354,7 +354,5 @@ def view(flat: Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int]) ->
     dtype, shape : torch.dtype, sequence of int
         Of the tensor.
     """
-    count = 1
-    for size in shape:
-        count *= size
-    return flat[offset : offset + count * dtype.itemsize].view(dtype).view(tuple(shape))
+    end = offset + math.prod(shape) * dtype.itemsize
+    return flat[offset:end].view(dtype).view(tuple(shape))

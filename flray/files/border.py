@@ -58,25 +58,6 @@ def amount(count: int) -> str:
     return f"{count} bytes"
 
 
-def check_kind(path: Path | str, mode: int) -> None:
-    """Refuse a file that is not a regular one: a pipe would be waited for, a device has no end.
-
-    Parameters
-    ----------
-    path : Path or str
-        For the message.
-    mode : int
-        From ``os.stat``.
-
-    Raises
-    ------
-    DataError
-        Naming the file.
-    """
-    if not stat.S_ISREG(mode):
-        raise DataError(f"{path}: not a regular file, and only those are read; take it away")
-
-
 def check_size(path: Path | str, size: int, most: int) -> None:
     """Refuse a file that is too large.
 
@@ -113,7 +94,8 @@ def open_file(path: Path, most: int = ARRAYS_BYTES) -> BinaryIO:
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb")
     try:
         facts = os.fstat(file.fileno())
-        check_kind(path, facts.st_mode)
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for, a device has no end
+            raise DataError(f"{path}: not a regular file, and only those are read; take it away")
         check_size(path, facts.st_size, most)
     except DataError:
         file.close()

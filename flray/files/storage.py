@@ -137,8 +137,7 @@ def download(uri: str, folder: Path) -> int:
     """Copy everything below an address into a folder, empty before; return the number of files."""
     from pyarrow.fs import FileType
 
-    found, path = filesystem(uri)
-    with storage_errors(uri):
+    with _opened(uri) as (found, path):
         for attempt in range(1, DOWNLOADS + 1):
             names = files(uri)
             for name in names:
