@@ -135,11 +135,9 @@ class Registry:
                 self._outlines.update(dict.fromkeys(names, item))
                 return item
             self._load()
-            for name in names:
-                self._entries[name] = item
-                self._builtin.discard(name)
-                if getattr(item, "__module__", "").startswith("flray."):
-                    self._builtin.add(name)
+            self._entries.update(dict.fromkeys(names, item))
+            builtin = getattr(item, "__module__", "").startswith("flray.")
+            self._builtin = self._builtin | {*names} if builtin else self._builtin - {*names}
             return item
 
         return decorate

@@ -125,7 +125,7 @@ class PublicChoice(Component):
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
         """Return the data set's options, with `samples` as the total."""
-        options: type[BaseModel] = pydantic.create_model(
+        return pydantic.create_model(
             f"{name}-public-options",
             __base__=super().params(name),
             samples=(
@@ -133,7 +133,6 @@ class PublicChoice(Component):
                 Field(5000, ge=2, description="training images taken, without their labels"),
             ),
         )
-        return options
 
 
 @cache
@@ -142,12 +141,11 @@ def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
     if "seed" in declared.model_fields:
         return declared
     text = "who holds what (also for validation), apart from the run's seed; null: by that one"
-    found: type[BaseModel] = pydantic.create_model(
+    return pydantic.create_model(
         f"{declared.__name__}-with-seed",
         __base__=declared,
         seed=(int | None, Field(None, ge=0, description=text)),
     )
-    return found
 
 
 class PartitionChoice(Component):

@@ -190,19 +190,15 @@ def check_space(config: Config) -> None:
     """
     errors: list[ConfigError] = list(arms.validate_arms(config))
     for path, domain in config.space.items():
-        values = next(iter(domain.model_dump().values()))
-        for value in values:
+        conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
+        for value in next(iter(domain.model_dump().values())):
             try:
                 experiment_at(config, {path: value})
-            except ConfigErrors as error:
-                conditional = path.startswith("algorithm.") and (
-                    "algorithm" in config.space or config.arms
-                )
-                if not conditional:
-                    errors.append(ConfigError(f"space.{path}", repr(value), str(error.errors[0])))
-                    break
             except FlrayError as error:
-                errors.append(ConfigError(f"space.{path}", repr(value), str(error)))
+                if isinstance(error, ConfigErrors) and conditional:
+                    continue
+                first = error.errors[0] if isinstance(error, ConfigErrors) else error
+                errors.append(ConfigError(f"space.{path}", repr(value), str(first)))
                 break
     if errors:
         raise ConfigErrors(errors)

@@ -91,12 +91,10 @@ def choose_on_validation(config: Config) -> Config:
         else:
             evaluation = evaluation.model_copy(update={"validation": VALIDATION_SHARE})
             experiment = experiment.model_copy(update={"evaluation": evaluation})
-    sweep = config.sweep
-    if sweep.tune is not None:
-        tune = sweep.tune.model_copy(update={"metric": metric})
-        sweep = sweep.model_copy(update={"tune": tune})
-    else:
-        sweep = sweep.model_copy(update={"metric": metric})
+    change: dict[str, object] = {"metric": metric}
+    if config.sweep.tune is not None:
+        change = {"tune": config.sweep.tune.model_copy(update=change)}
+    sweep = config.sweep.model_copy(update=change)
     return config.model_copy(update={"experiment": experiment, "sweep": sweep})
 
 

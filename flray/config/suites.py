@@ -204,12 +204,6 @@ def _short_rules(config: Config) -> Iterator[Where]:
             yield rule.model_copy(update={"settings": left})
 
 
-def _splits(config: Config) -> set[str]:
-    """Return the named splits of a configuration, those of its arms too."""
-    found = [config.experiment.split, *(changes.get("split") for changes in _arms(config))]
-    return {split for split in found if isinstance(split, str)}
-
-
 def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:
     whole = config.model_dump(mode="json", include={"experiment"})
     content = whole["experiment"]
@@ -226,7 +220,8 @@ def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:
             changes[f"algorithm.{key}"] = value
     if content["public"] is not None:
         changes["public"] = _stand_in({**content["public"], "samples": PUBLIC}, absent)
-    if _splits(config) & _APART:
+    splits = (config.experiment.split, *(changes.get("split") for changes in _arms(config)))
+    if any(isinstance(split, str) and split in _APART for split in splits):
         changes["evaluation.validation"] = 0.2
     if str(content["split"]) in _APART:
         changes["split"] = "official"

@@ -119,8 +119,7 @@ def dice_coefficient(predicted: Array, truth: Array) -> NDArray[np.float64]:
     inside, wanted = predicted != 0, truth != 0
     axes = tuple(range(2, inside.ndim))
     both, sizes = (inside & wanted).sum(axes), inside.sum(axes) + wanted.sum(axes)
-    overlap: NDArray[np.float64] = np.where(sizes > 0, 2 * both / np.maximum(sizes, 1), 1.0)
-    return overlap
+    return np.where(sizes > 0, 2 * both / np.maximum(sizes, 1), 1.0)
 
 
 def hausdorff_distance(

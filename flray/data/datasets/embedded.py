@@ -368,8 +368,7 @@ def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
     images = _blur(images, generator.uniform(0.1, 1.1, n))
     noise = generator.uniform(0, 14, n).astype(np.float32)[:, None, None, None]
     images += noise * generator.standard_normal(images.shape, dtype=np.float32)
-    painted: NDArray[np.uint8] = np.clip(np.rint(images), 0, 255).astype(np.uint8)
-    return painted
+    return np.clip(np.rint(images), 0, 255).astype(np.uint8)
 
 
 def _blur(images: Floats, sigma: NDArray[np.float64]) -> Floats:

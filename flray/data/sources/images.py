@@ -337,5 +337,4 @@ def _block_mean(photo: Images, scale: int) -> Images:
 
 
 def _to_uint8(values: Array) -> Images:
-    rounded: Images = np.clip(np.rint(values), 0, 255).astype(np.uint8)
-    return rounded
+    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
