@@ -19,3 +19,4 @@ if [ "$have" != "$want dev" ] && [ "$have" != "$want $extras" ] && [ "$have" != 
   [ ! -d search_spaces ] || .venv/bin/flray schema > search_spaces/schema.json
 fi
 export PATH="$PWD/.venv/bin:$PATH"
+unset PYTHONDONTWRITEBYTECODE # else every process compiles flray anew, an eighth of its start
