@@ -168,13 +168,11 @@ def check(uri: str | None) -> None:
     FlrayError
         Naming the address, the problem and the remedy; no file has been created.
     """
-    from sqlalchemy.engine import make_url  # start-up
-    from sqlalchemy.exc import ArgumentError
-
     if uri is None:
         return
     uri = resolve_uri(uri)
     database = database_path(uri)
+    refusals: tuple[type[Exception], ...] = (ImportError, OSError, ValueError)
     try:
         if database is not None:
             _check_file(database)
@@ -183,8 +181,12 @@ def check(uri: str | None) -> None:
             if not parts.hostname or parts.port == 0:
                 raise ValueError("it names no host")
         elif not uri.startswith("databricks"):
+            from sqlalchemy.engine import make_url  # start-up
+            from sqlalchemy.exc import ArgumentError
+
+            refusals = (*refusals, ArgumentError)
             make_url(uri).get_dialect().import_dbapi()
-    except (ArgumentError, ImportError, OSError, ValueError) as error:
+    except refusals as error:
         why = without_secrets(brief(error), uri)
         raise FlrayError(
             f"tracking.uri {redact(uri)!r}: it cannot be used ({why}); give sqlite:///PATH/mlflow.db, "
