@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 from numpy.typing import NDArray
 
 from flray.results import sequential
@@ -180,10 +181,8 @@ class Difference:
         """
         if not self.decided or self.repeated:
             return math.inf
-        from scipy import special
-
         level = self.alpha / self.pairs
-        critical = float(special.stdtrit(self.seeds, 1 - level / 2))
+        critical = float(scipy.special.stdtrit(self.seeds, 1 - level / 2))
         if self.sequential:
             last = self.last_look if self.seeds <= self.last_look else None
             count = min(self.seeds + 1, last or math.inf)
@@ -332,16 +331,9 @@ def _difference(
         gains = -differences if lower else differences
         improvement = float(np.mean((gains > 0) + 0.5 * (gains == 0)))
     if count > 1:
-        from scipy import special  # start-up: a run without a comparison needs none of it
-
         std = spread(differences)
         if std > 0:
-            error = std / math.sqrt(count)
-            halves = error * special.stdtrit(
-                count - 1, 1 - sequential.ALPHA / np.array([2, 2 * pairs])
-            )
-            own, corrected = ((mean - half, mean + half) for half in halves.tolist())
-            p = float(2 * special.stdtr(count - 1, -abs(mean) / error))
+            own, corrected, p = _t_test(mean, std / math.sqrt(count), count - 1, pairs)
             effect = mean / std * _hedges(count - 1)
     return Difference(
         first,
@@ -365,13 +357,11 @@ def _difference(
 
 def _doubt(differences: NDArray[np.float64]) -> str:
     """Return the test that rejects normal or independent differences at 1 %, with its p-value; else nothing."""
-    from scipy import stats
-
     if len(differences) < _CHECKED:
         return ""
-    normal = float(stats.shapiro(differences).pvalue)
+    normal = float(scipy.stats.shapiro(differences).pvalue)
     pairs = differences[:-1], differences[1:]
-    drift = math.nan if 0 in map(spread, pairs) else float(stats.pearsonr(*pairs).pvalue)
+    drift = math.nan if 0 in map(spread, pairs) else float(scipy.stats.pearsonr(*pairs).pvalue)
     found = {"not normal (Shapiro-Wilk": normal, "not independent (neighbouring seeds": drift}
     return "; ".join(f"{text}, p = {p:.1g})" for text, p in found.items() if p < _DOUBT)
 
@@ -405,8 +395,6 @@ def _clustered(
     The variance of the mean is the sum of the variances that the sums over each level's members
     show; for crossed levels that is at least the true one. Degrees of freedom after Satterthwaite.
     """
-    from scipy import special
-
     count, rest = len(differences), differences - one.mean
     parts = [
         (len(sums := np.bincount(own, rest)), float((sums**2).sum()) / count**2)
@@ -418,10 +406,7 @@ def _clustered(
     if one.std == 0 or total <= 1e-24:
         return replace(one, std=0.0, verdict="", repeated=repeated)
     freedom = total**2 / float((variances**2 / [size - 1 for size, _ in parts]).sum())
-    error = math.sqrt(total)
-    halves = error * special.stdtrit(freedom, 1 - sequential.ALPHA / np.array([2, 2 * one.pairs]))
-    own, corrected = ((one.mean - half, one.mean + half) for half in halves.tolist())
-    p = float(2 * special.stdtr(freedom, -abs(one.mean) / error))
+    own, corrected, p = _t_test(one.mean, math.sqrt(total), freedom, one.pairs)
     return replace(
         one,
         low=own[0],
@@ -435,6 +420,16 @@ def _clustered(
         verdict=_verdict(*corrected, one.lower),
         repeated=repeated,
     )
+
+
+def _t_test(
+    mean: float, error: float, freedom: float, pairs: int
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """Return a mean's interval, the interval that is corrected for all pairs, and the p-value of a mean of zero."""
+    levels = 1 - sequential.ALPHA / np.array([2, 2 * pairs])
+    own, corrected = (error * scipy.special.stdtrit(freedom, levels)).tolist()
+    p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error))
+    return (mean - own, mean + own), (mean - corrected, mean + corrected), p
 
 
 def _verdict(low: float, high: float, lower: bool) -> Verdict:

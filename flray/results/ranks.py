@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 from numpy.typing import NDArray
 
 from flray.results.sequential import ALPHA
@@ -78,21 +79,19 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
     ]
     if len(values) < 2 or len(names) < 2:
         return None
-    from scipy import stats
-
     # Means of the same values may differ in their last bits.
     table = np.array([[place[name] for name in names] for place in values.values()]).round(9)
     table = table if lower else -table
-    means = stats.rankdata(table, axis=1).mean(axis=0)
+    means = scipy.stats.rankdata(table, axis=1).mean(axis=0)
     order = np.argsort(means, kind="stable")
     table = table[:, order]
     p = math.nan
     if (table != table[:, :1]).any():
         if len(names) > 2:
-            p = permutation_p(stats.rankdata(table, axis=1))
+            p = permutation_p(scipy.stats.rankdata(table, axis=1))
         else:
             signs = np.sign(table[:, 1] - table[:, 0])
-            p = float(stats.binomtest(int((signs > 0).sum()), int(abs(signs).sum())).pvalue)
+            p = float(scipy.stats.binomtest(int((signs > 0).sum()), int(abs(signs).sum())).pvalue)
     wins = (table[:, :, None] < table[:, None, :]).sum(axis=0)
     ties = (table[:, :, None] == table[:, None, :]).sum(axis=0)
     return Ranks(
@@ -106,19 +105,15 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
     )
 
 
-def critical_difference(settings: int, places: int, alpha: float = ALPHA) -> float:
-    """Return Nemenyi's critical difference of two mean ranks.
+def critical_difference(settings: int, places: int) -> float:
+    """Return Nemenyi's critical difference of two mean ranks, at the level `ALPHA` of all comparisons together.
 
     Parameters
     ----------
     settings, places : int
         The number of ranked settings, and of rankings.
-    alpha : float
-        Level of all comparisons together.
     """
-    from scipy import stats
-
-    range_ = float(stats.studentized_range.ppf(1 - alpha, settings, np.inf))
+    range_ = float(scipy.stats.studentized_range.ppf(1 - ALPHA, settings, np.inf))
     return range_ / math.sqrt(2) * math.sqrt(settings * (settings + 1) / (6 * places))
 
 
@@ -176,8 +171,6 @@ def elsewhere(
     Elsewhere or None
         None with fewer than three places, or without a spread.
     """
-    from scipy import special
-
     count, freedom = np.array(seeds), sum(seeds) - len(seeds)
     if len(means) < _FEWEST_PLACES or freedom < 1 or min(seeds) < 1:
         return None
@@ -198,18 +191,15 @@ def elsewhere(
     posterior = np.exp(log - log.max())
     posterior /= posterior.sum()
     std = np.sqrt(spread + between[:, 0] ** 2)
-    above = float(posterior @ special.ndtr((center - margin) / std))
-    below = float(posterior @ special.ndtr((-margin - center) / std))
+    above = float(posterior @ scipy.special.ndtr((center - margin) / std))
+    below = float(posterior @ scipy.special.ndtr((-margin - center) / std))
     return Elsewhere(above, 1 - above - below, below)
 
 
 def win_matrix(ranks: Ranks) -> list[list[str]]:
     """Return ``wins/ties/losses`` of the row's setting against the column's; empty on the diagonal."""
-
-    def cell(row: int, column: int) -> str:
-        if row == column:
-            return ""
-        return f"{ranks.wins[row, column]}/{ranks.ties[row, column]}/{ranks.wins[column, row]}"
-
-    numbers: Sequence[int] = range(len(ranks.names))
-    return [[cell(row, column) for column in numbers] for row in numbers]
+    counts = np.stack([ranks.wins, ranks.ties, ranks.wins.T], axis=-1).tolist()
+    return [
+        ["" if i == j else "/".join(map(str, cell)) for j, cell in enumerate(row)]
+        for i, row in enumerate(counts)
+    ]

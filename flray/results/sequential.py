@@ -14,10 +14,10 @@ import functools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy  # its parts are imported when they are used
 from numpy.typing import ArrayLike, NDArray
 
 OPEN = "confidence sequences of paired differences (Gaussian mixture of t-tests)"
@@ -75,11 +75,9 @@ def half_width(
     n = np.asarray(count, dtype=float)
     boundary = _boundary(looks, alpha)
     if looks.last is not None and boundary is not None:
-        from scipy import special  # start-up: a run without a comparison needs none of it
-
-        levels = special.ndtr(-boundary * (n / looks.last) ** (SHAPE - 0.5))
+        levels = scipy.special.ndtr(-boundary * (n / looks.last) ** (SHAPE - 0.5))
         known = (n >= looks.first) & (n <= looks.last)
-        factor = special.stdtrit(np.maximum(n - 1, 1), 1 - levels) / np.sqrt(n)
+        factor = scipy.special.stdtrit(np.maximum(n - 1, 1), 1 - levels) / np.sqrt(n)
         return np.where(known, factor * np.asarray(std, dtype=float), np.inf)
     freedom = np.maximum(n - 1, 1)
     spread = 1 + n * PRIOR
@@ -90,7 +88,7 @@ def half_width(
     return np.where(known, np.sqrt(squared / n) * np.asarray(std, dtype=float), np.inf)
 
 
-@cache
+@functools.cache
 def _extremes(looks: Looks) -> NDArray[np.float64]:
     """Return the sorted largest statistics of simulated studies without a difference."""
     assert looks.last is not None
@@ -110,11 +108,9 @@ def _statistic(
     mean: NDArray[np.float64], std: NDArray[np.float64], count: NDArray[np.int64], looks: Looks
 ) -> NDArray[np.float64]:
     """Return the weighted normal quantile at each look, which is compared with the boundary."""
-    from scipy import special
-
     assert looks.last is not None
-    p = special.stdtr(count - 1, -np.abs(mean) / std * np.sqrt(count))
-    weighted: NDArray[np.float64] = -special.ndtri(p) * (count / looks.last) ** (0.5 - SHAPE)
+    p = scipy.special.stdtr(count - 1, -np.abs(mean) / std * np.sqrt(count))
+    weighted: NDArray[np.float64] = -scipy.special.ndtri(p) * (count / looks.last) ** (0.5 - SHAPE)
     return weighted
 
 
@@ -311,15 +307,13 @@ def power(std: float, difference: float, seeds: int, alpha: float = ALPHA) -> fl
     alpha : float
         Level of the test.
     """
-    from scipy import special
-
     # The mean over the distribution of the estimated deviation: SciPy's noncentral t has no value
     # for many samples.
     freedom = seeds - 1
-    estimated = np.sqrt(2 * special.gammaincinv(freedom / 2, _QUANTILES) / freedom)
-    critical = float(special.stdtrit(freedom, 1 - alpha / 2))
+    estimated = np.sqrt(2 * scipy.special.gammaincinv(freedom / 2, _QUANTILES) / freedom)
+    critical = float(scipy.special.stdtrit(freedom, 1 - alpha / 2))
     shift = abs(difference) / std * math.sqrt(seeds)
-    return float(special.ndtr(shift - critical * estimated).mean())
+    return float(scipy.special.ndtr(shift - critical * estimated).mean())
 
 
 def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float:
@@ -343,13 +337,12 @@ def detectable_difference(std: float, seeds: int, alpha: float = ALPHA) -> float
 
 @functools.cache
 def _detectable_deviations(seeds: int, alpha: float) -> float:
-    low, high = 0.0, 1.0
+    high = 1.0
     while power(1.0, high, seeds, alpha) < POWER:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(1.0, middle, seeds, alpha) < POWER else (low, middle)
-    return high
+        high *= 2
+    return float(
+        scipy.optimize.brentq(lambda one: power(1.0, one, seeds, alpha) - POWER, 0.0, high)
+    )
 
 
 def seeds_to_detect(std: float, difference: float, alpha: float = ALPHA) -> int | None:
@@ -386,9 +379,7 @@ def uncertain_std(std: float, freedom: int, chance: float) -> float:
     chance : float
         The probability.
     """
-    from scipy import special
-
-    return std * math.sqrt(freedom / float(special.chdtri(freedom, chance)))
+    return std * math.sqrt(freedom / float(scipy.special.chdtri(freedom, chance)))
 
 
 def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | None:
@@ -411,11 +402,9 @@ def seeds_needed(std: float, difference: float, alpha: float = ALPHA) -> int | N
     int or None
         None if a thousand seeds are too few, or the deviation is not known.
     """
-    from scipy import special
-
     counts = np.arange(2, _MOST_SEEDS + 1)
     error = std / np.sqrt(counts)
-    enough = half_width(std, counts, alpha) + special.ndtri(POWER) * error <= abs(difference)
+    enough = half_width(std, counts, alpha) + scipy.special.ndtri(POWER) * error <= abs(difference)
     return int(counts[enough.argmax()]) if enough.any() else None
 
 
@@ -457,9 +446,7 @@ def given_decision(
     freedom : float
         Degrees of freedom of both.
     """
-    from scipy import special
-
-    error = half / float(special.stdtrit(freedom, 1 - ALPHA / 2))
+    error = half / float(scipy.special.stdtrit(freedom, 1 - ALPHA / 2))
     size, critical = abs(mean), deciding / error
     offsets = np.geomspace(1e-3, 1e4, 4000) * error
     true = size + np.concatenate((-offsets[::-1], offsets))
@@ -475,9 +462,9 @@ def given_decision(
     high = np.where(true >= 0, one, other)
     low = np.where(root > 0, -np.where(true >= 0, other, one), high)
     seen = (size - true) / error
-    below, above = special.stdtr(freedom, low), special.stdtr(freedom, -high)
-    beyond = special.stdtr(freedom, -np.maximum(seen, high))
-    beyond += np.maximum(0, below - special.stdtr(freedom, seen))
+    below, above = scipy.special.stdtr(freedom, low), scipy.special.stdtr(freedom, -high)
+    beyond = scipy.special.stdtr(freedom, -np.maximum(seen, high))
+    beyond += np.maximum(0, below - scipy.special.stdtr(freedom, seen))
     share = beyond / (below + above)
     held = true[(share >= ALPHA / 2) & (share <= 1 - ALPHA / 2)]
     ends = float(held.min()), float(held.max())
