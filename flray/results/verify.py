@@ -291,8 +291,11 @@ def experiment_of(path: Path, row: Row, entries: Entries, overrides: Sequence[st
         )
     config = load({**content, "experiment": own}, [("resources.executor", "inline"), *overrides])
     if storage.is_remote(config.experiment.output):
-        why = "rows are run again in a folder of this machine, which is removed afterwards"
-        raise ConfigError("experiment.output", config.experiment.output, why)
+        raise ConfigError(
+            "experiment.output",
+            config.experiment.output,
+            "rows are run again in a folder of this machine, which is removed afterwards",
+        )
     config = config if name else choose_on_validation(config)  # as a sweep does
     values = {} if name else dict(_values(config, row))
     if not name and config.experiment.stop is None:

@@ -271,9 +271,12 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
     for text in settings:
         path, value = parse_override(text)
         if path.removeprefix("experiment.") != ROUNDS:
-            why = "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
-            why += "start a new run (flray run) or sweep (flray tune, which takes over what is finished)"
-            raise ConfigError(path, repr(text), why)
+            raise ConfigError(
+                path,
+                repr(text),
+                "a resume keeps all settings but one: rounds=N gives a run more of them; for others "
+                "start a new run (flray run) or sweep (flray tune, which takes over what is finished)",
+            )
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(ROUNDS, repr(value), "a whole number, for example rounds=200")
         if rounds is not None:
@@ -307,11 +310,15 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
     if not max(done, 1) <= rounds <= MOST_ROUNDS:
         why = f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
     elif rounds == done < before.rounds and rounds % every:
-        why = f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
-        why += f"a run is; more than {done}"
+        why = (
+            f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
+            f"a run is; more than {done}"
+        )
     elif rounds > before.rounds and ended and before.rounds % every:
-        why = f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
-        why += f"{rounds} rounds with evaluation.every={every} would not have done; start a new run"
+        why = (
+            f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
+            f"{rounds} rounds with evaluation.every={every} would not have done; start a new run"
+        )
     if why:
         raise ConfigError(ROUNDS, str(rounds), why)
     return config.model_copy(update={"experiment": before.model_copy(update={"rounds": rounds})})

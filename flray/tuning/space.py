@@ -120,10 +120,11 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
     """Yield for each mistake the setting, the value found, and the values allowed."""
     sweep, whole = config.sweep, "a setting of the whole sweep"
     if sweep.tune is not None and set(sweep.seeds) & set(sweep.tune.seeds):
-        allowed = (
-            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]"
+        yield (
+            "sweep.tune.seeds",
+            str(list(sweep.tune.seeds)),
+            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
         )
-        yield "sweep.tune.seeds", str(list(sweep.tune.seeds)), allowed
     yield from _repeat_mistakes(config)
     spelled: dict[str, str] = {}
     for path in config.space:
@@ -133,11 +134,17 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
         elif relative == "resources.bits":
             yield where, whole, "all trials compute alike"
         elif relative == "seed":
-            repeated = "list them in sweep.seeds, so that they are averaged over"
-            yield where, "seeds as part of the space", repeated
+            yield (
+                where,
+                "seeds as part of the space",
+                "list them in sweep.seeds, so that they are averaged over",
+            )
         elif relative in spelled:
-            once = "paths are relative to experiment; leave one of the two out"
-            yield where, f"the setting of space.{spelled[relative]} once more", once
+            yield (
+                where,
+                f"the setting of space.{spelled[relative]} once more",
+                "paths are relative to experiment; leave one of the two out",
+            )
         spelled.setdefault(relative, path)
     changed = {
         **{
@@ -152,24 +159,43 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
             if relative == "resources.bits" or relative.split(".")[0] in refused:
                 yield where, path, f"{whole}; it cannot vary within it"
     yield from _phase_mistakes(config)
-    if config.arms and sweep.search == "optuna" and sweep.tune is None:
-        allowed = (
-            "all arms are run, none is searched for; set random, write the space without arms, "
-        )
-        allowed += "or tune each arm by sweep.tune"
-        yield "sweep.search", "'optuna' with arms", allowed
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
-    if sweep.search == "grid" and random:
-        allowed = "write the values as {grid: [...]}, or set sweep.search to random"
-        yield "sweep.search", f"'grid', and {', '.join(random)} is no grid", allowed
-    if sweep.samples > 1 and not random and sweep.search != "optuna":
-        allowed = "without a random domain in the space every sample is the same; set 1, and list "
-        allowed += "repetitions in sweep.seeds"
-        yield "sweep.samples", str(sweep.samples), allowed
-    if sweep.search == "optuna" and not config.space and sweep.tune is None:
-        yield "sweep.search", "'optuna' with an empty space", "there is nothing to search"
-    if not any(True for _ in arms.combine_arms(config)):
-        yield "sweep.skip", "every combination of arms", "leave at least one to be run"
+    is_optuna = sweep.search == "optuna"
+    known = (
+        (
+            config.arms and is_optuna and sweep.tune is None,
+            "sweep.search",
+            "'optuna' with arms",
+            "all arms are run, none is searched for; set random, write the space without arms, "
+            "or tune each arm by sweep.tune",
+        ),
+        (
+            sweep.search == "grid" and random,
+            "sweep.search",
+            f"'grid', and {', '.join(random)} is no grid",
+            "write the values as {grid: [...]}, or set sweep.search to random",
+        ),
+        (
+            sweep.samples > 1 and not random and not is_optuna,
+            "sweep.samples",
+            str(sweep.samples),
+            "without a random domain in the space every sample is the same; set 1, and list "
+            "repetitions in sweep.seeds",
+        ),
+        (
+            is_optuna and not config.space and sweep.tune is None,
+            "sweep.search",
+            "'optuna' with an empty space",
+            "there is nothing to search",
+        ),
+        (
+            not any(True for _ in arms.combine_arms(config)),
+            "sweep.skip",
+            "every combination of arms",
+            "leave at least one to be run",
+        ),
+    )
+    yield from ((where, found, allowed) for made, where, found, allowed in known if made)
 
 
 def _phase_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
@@ -199,8 +225,11 @@ def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
     if tuning > 1 and sweep.tune is None:
         yield "sweep.repeat.tuning", str(tuning), "1 without sweep.tune"
     if max(data, tuning) % min(data, tuning):
-        allowed = "the larger is a multiple of the smaller, so that one lies within the other"
-        yield "sweep.repeat", f"data {data} and tuning {tuning}", allowed
+        yield (
+            "sweep.repeat",
+            f"data {data} and tuning {tuning}",
+            "the larger is a multiple of the smaller, so that one lies within the other",
+        )
     if data > 1 and "data.seed" in space:
         yield "sweep.repeat.data", str(data), "1 beside a space with data.seed"
     if sweep.until is None:
@@ -213,9 +242,12 @@ def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
                 )
         return
     if tuning > 1 or 1 < data < sweep.until.at_most:
-        allowed = f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
-        allowed += "after every seed needs seeds that are independent"
-        yield "sweep.repeat", f"data {data} and tuning {tuning} beside sweep.until", allowed
+        yield (
+            "sweep.repeat",
+            f"data {data} and tuning {tuning} beside sweep.until",
+            f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
+            "after every seed needs seeds that are independent",
+        )
     for path in ("data.seed", "partition.seed"):
         if path in space and sweep.places is not None and path not in sweep.places:
             yield (
@@ -340,9 +372,12 @@ def draw_of_data(config: Config, setting: Values, position: int) -> Values:
     data = experiment_at(config, setting).data
     option = registry.datasets.params(data.name).model_fields.get("seed")
     if option is None:
-        none = f"{draws}, and data set {data.name} has no seed: it is always the same"
-        allowed = "1; its partition is drawn anew at each seed"
-        raise ConfigErrors([ConfigError("sweep.repeat.data", none, allowed)])
+        error = ConfigError(
+            "sweep.repeat.data",
+            f"{draws}, and data set {data.name} has no seed: it is always the same",
+            "1; its partition is drawn anew at each seed",
+        )
+        raise ConfigErrors([error])
     first = data.options.get("seed", option.default)
     return {"data.seed": first + position % draws}
 

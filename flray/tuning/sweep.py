@@ -72,8 +72,11 @@ def _check_reference(config: Config, points: Sequence[space.TrialSpec]) -> None:
     source = ResultSet(config.experiment.name, trials, config.model_dump(mode="json"))
     names = compared_names(source)
     if reference not in names:
-        why = f"one of what is compared: {', '.join(names)}{nearest(reference, names)}"
-        raise ConfigError("sweep.reference", repr(reference), why)
+        raise ConfigError(
+            "sweep.reference",
+            repr(reference),
+            f"one of what is compared: {', '.join(names)}{nearest(reference, names)}",
+        )
 
 
 class Sweep:

@@ -225,32 +225,40 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
     tune = config.sweep.tune
     assert tune is not None
     if not any(unit.space for unit in found):
-        why = "give a space, or arms with a space of their own"
-        raise ConfigError("sweep.tune", "nothing that could be tuned", why)
+        raise ConfigError(
+            "sweep.tune",
+            "nothing that could be tuned",
+            "give a space, or arms with a space of their own",
+        )
     known = {path for unit in found for path in unit.space}
     spaces = [
         config.space,
         *(arm.get(arms.SPACE) or {} for one in config.arms.values() for arm in one.values()),
     ]
-    for space in spaces:
-        for path in space:
-            domain = space[path]
-            if path not in known and domain is not None and not _is_compared(path):
-                why = f"one of those of its method{nearest(path, known)}"
-                raise ConfigError(f"space.{path}", "an option that no compared method has", why)
+    for path, domain in itertools.chain.from_iterable(space.items() for space in spaces):
+        if path not in known and domain is not None and not _is_compared(path):
+            raise ConfigError(
+                f"space.{path}",
+                "an option that no compared method has",
+                f"one of those of its method{nearest(path, known)}",
+            )
     if tune.search == "grid":
         sizes = {unit.name: unit.size for unit in found if unit.space}
         if None in sizes.values():
-            why = "write its values as {grid: [...]}, or search by random or optuna"
-            raise ConfigError("sweep.tune.search", "'grid', and a domain that is no grid", why)
+            raise ConfigError(
+                "sweep.tune.search",
+                "'grid', and a domain that is no grid",
+                "write its values as {grid: [...]}, or search by random or optuna",
+            )
         most = max(size for size in sizes.values() if size is not None)
         if len(set(sizes.values())) > 1 or most > tune.samples:
             listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-            allowed = (
+            raise ConfigError(
+                "sweep.tune.search",
+                f"'grid' over {listed} settings",
                 f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
+                "have the same budget; or search by random or optuna",
             )
-            allowed += "have the same budget; or search by random or optuna"
-            raise ConfigError("sweep.tune.search", f"'grid' over {listed} settings", allowed)
 
 
 def _distribution(domain: Domain) -> Any:
