@@ -73,15 +73,14 @@ class RunSession:
         **changes: Any,
     ) -> None:
         self.folder, self.journal = folder, Journal(folder / directory.JOURNAL)
-        began = self.journal.start(
+        if not self.journal.start(
             uid=directory.read(folder)["uid"],
             experiment=experiment.tracking.experiment,
             parent=parent,
             name=name,
             tags={**identity_tags(folder), **tags},
             params=params,
-        )
-        if not began:
+        ):
             self.journal.resume()
         if labels:
             self.journal.tags(labels)

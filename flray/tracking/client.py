@@ -342,15 +342,12 @@ def silence_mlflow_logs() -> Iterator[None]:
     def from_elsewhere(record: logging.LogRecord) -> bool:
         return record.thread != own
 
-    names = ("mlflow.store.db.utils", "alembic.runtime.migration")
-    loggers = [logging.getLogger(name) for name in names]
-    for logger in loggers:
-        logger.addFilter(from_elsewhere)
-    try:
+    with contextlib.ExitStack() as restored:
+        for name in ("mlflow.store.db.utils", "alembic.runtime.migration"):
+            logger = logging.getLogger(name)
+            logger.addFilter(from_elsewhere)
+            restored.callback(logger.removeFilter, from_elsewhere)
         yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(from_elsewhere)
 
 
 def ui_links(uri: str, folder: Path) -> list[str]:

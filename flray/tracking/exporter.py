@@ -232,9 +232,8 @@ class MlflowExporter:
 
         if metrics and self._compare and not again:
             metrics = self._filter_unsent(cursor, metrics)
-        for first in range(0, len(metrics), _METRICS):
-            batch = [Metric(*metric) for metric in metrics[first : first + _METRICS]]
-            self._call("log_batch", self._run_id(cursor), metrics=batch, synchronous=True)
+        for few in _batches([Metric(*metric) for metric in metrics], _METRICS):
+            self._call("log_batch", self._run_id(cursor), metrics=few, synchronous=True)
         cursor.offset = end
         client.save_cursor(self.run_dir, cursor)
 
@@ -271,11 +270,9 @@ class MlflowExporter:
 
     def _handle(self, event: Event, cursor: client.Cursor) -> None:
         kind = event["type"]
-        if kind == "start":
-            if cursor.run_id is None:
-                self._start(event, cursor)
-            self._log_params(cursor, event["params"])
-        elif kind == "params":
+        if kind == "start" and cursor.run_id is None:
+            self._start(event, cursor)
+        if kind in ("start", "params"):
             self._log_params(cursor, event["params"])
         elif kind == "tags":
             self._log_tags(cursor, self._tags(event))
@@ -358,8 +355,7 @@ class MlflowExporter:
         from mlflow.entities import Param
 
         entries = [Param(clean_name(n), _shorten(v, _PARAM_LENGTH)) for n, v in params.items()]
-        for first in range(0, len(entries), _PARAMS):
-            few = entries[first : first + _PARAMS]
+        for few in _batches(entries, _PARAMS):
             try:
                 self._call("log_batch", self._run_id(cursor), params=few, synchronous=True)
             except client.TrackingRejectedError as error:
@@ -370,9 +366,7 @@ class MlflowExporter:
     def _log_tags(self, cursor: client.Cursor, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(name, value) for name, value in tags.items()]
-        for first in range(0, len(entries), _PARAMS):
-            few = entries[first : first + _PARAMS]
+        for few in _batches([RunTag(name, value) for name, value in tags.items()], _PARAMS):
             self._call("log_batch", self._run_id(cursor), tags=few, synchronous=True)
 
     def _log_data(self, cursor: client.Cursor, event: Event) -> None:
@@ -425,6 +419,10 @@ class MlflowExporter:
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )
+
+
+def _batches(entries: list[Any], size: int) -> Iterator[list[Any]]:
+    return (entries[first : first + size] for first in range(0, len(entries), size))
 
 
 def _points(event: Event) -> list[_Point]:

@@ -6,10 +6,11 @@ alone, and a sweep that is killed and resumed makes the same plan.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from flray import rng
 from flray.config.experiment import Config
@@ -22,6 +23,7 @@ from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_val
 from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
 from flray.tuning.units import STARTUP, Unit, units
 
+Entry = TypeVar("Entry")
 GENERATION = 5
 """Settings of an arm that Optuna suggests between two looks at scores."""
 
@@ -227,9 +229,10 @@ class Phases:
             scores.append(found[-1] if found else math.nan)
         return math.fsum(scores) / len(scores)
 
-    def _failed(self, sweep: Path, u: int, k: int) -> bool:
-        seeds = range(len(self._tune.seeds))
-        return any(self._folder(sweep, u, k, s).status == "failed" for s in seeds)
+    def _best_first(self, scores: Mapping[Entry, float]) -> list[Entry]:
+        """Return the entries that have a score, the best first."""
+        scored = [entry for entry, score in scores.items() if not math.isnan(score)]
+        return sorted(scored, key=lambda entry: scores[entry], reverse=self._mode == "max")
 
     def _halve(
         self,
@@ -243,13 +246,14 @@ class Phases:
         kept = set()
         for u in range(len(self._units)):
             mine = [entry for entry in alive if entry[0] == u]
-            scores = {entry: self._score(sweep, *entry, rung) for entry in mine}
-            good = [entry for entry in mine if not math.isnan(scores[entry])]
-            if not good:  # nothing has been evaluated so far
-                kept |= {entry for entry in mine if not self._failed(sweep, *entry)}
-                continue
-            good.sort(key=lambda entry: scores[entry], reverse=self._mode == "max")
+            good = self._best_first({entry: self._score(sweep, *entry, rung) for entry in mine})
             kept |= set(good[: math.ceil(len(mine) / self._tune.scheduler.reduction_factor)])
+            if not good:  # nothing has been evaluated so far
+                kept |= {
+                    entry
+                    for entry in mine
+                    if all(TrialFolder(sweep, p.number).status != "failed" for p in trials[entry])
+                }
         for entry in alive:
             for point in trials[entry] if entry not in kept else ():
                 TrialFolder(sweep, point.number).stop()
@@ -260,14 +264,9 @@ class Phases:
         found: dict[int, Values] = {}
         for u, unit in enumerate(self._units):
             count = unit.budget(self._tune)
-            if count == 0:
-                found[u] = {}
-                continue
-            scores = {k: self._score(sweep, u, k, whole=True) for k in range(count)}
-            good = [k for k in scores if not math.isnan(scores[k])]
-            good.sort(key=lambda k: scores[k], reverse=self._mode == "max")
-            if good:
-                found[u] = self._tuned(sweep, u, good[0])
+            good = self._best_first({k: self._score(sweep, u, k, whole=True) for k in range(count)})
+            if good or not count:
+                found[u] = self._tuned(sweep, u, good[0]) if good else {}
         return found
 
     # Comparison
@@ -278,12 +277,8 @@ class Phases:
         if position < len(given):
             return given[position]
         used = {*given, *(itertools.chain(*self._tuning_seeds) if self._is_tuned else ())}
-        number = -1
-        for _ in range(position - len(given) + 1):
-            number += 1
-            while number in used:
-                number += 1
-        return number
+        unused = (number for number in itertools.count() if number not in used)
+        return next(itertools.islice(unused, position - len(given), None))
 
     def _compared(self, u: int, tuned: Values, position: int) -> TrialSpec:
         first = self._tuned_index(0, self._most) + position * self._compared_units

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from flray.errors import FlrayError
@@ -44,19 +45,14 @@ def finish(
         Called once the tables are written.
     """
     result = SweepResult(folder)
-    (folder / RESULTS).write_text(csv_text(result.results), encoding="utf-8", newline="")
-    (folder / SUMMARY).write_text(csv_text(result.summary), encoding="utf-8", newline="")
+    _write(folder, {RESULTS: result.results, SUMMARY: result.summary})
     (folder / TABLE).write_text(text_table(result), encoding="utf-8")
     show(result)
     for trial in trial_folders(folder):
         _list_trial(trial)
-    (folder / CURVES).write_text(csv_text(result.curves), encoding="utf-8", newline="")
-    made = [directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE]
-    if result.data.tuning:
-        made.append(TUNING)
-        text = csv_text(tuning_frame(result.data))
-        (folder / TUNING).write_text(text, encoding="utf-8", newline="")
-    for name in made:
+    tuning = {TUNING: tuning_frame(result.data)} if result.data.tuning else {}
+    _write(folder, {CURVES: result.curves, **tuning})
+    for name in (directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE, *tuning):
         journal.artifact(name)
     statuses = result.results["status"].value_counts()
     tags = {
@@ -78,6 +74,11 @@ def finish(
     journal.tags({NOTE: _note(result)})
     journal.tags({"best": result.label(result.summary.iloc[0])})
     return result
+
+
+def _write(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    for name, table in tables.items():
+        (folder / name).write_text(csv_text(table), encoding="utf-8", newline="")
 
 
 def _note(result: SweepResult) -> str:

@@ -343,16 +343,12 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
     """Keep Ray's and Tune's own reports off the terminal; the recorder notifies the user."""
-    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air", "ray.data")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with environment(ENVIRONMENT):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with environment(ENVIRONMENT), contextlib.ExitStack() as restored:
+        for name in ("ray.tune", "ray.train", "ray.air", "ray.data"):
+            logger = logging.getLogger(name)
+            restored.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        yield
 
 
 @contextlib.contextmanager
