@@ -50,6 +50,7 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
     return decorate
 
 
+# Typer leaves out the completions that do not begin with the text typed so far.
 _PARTS = {
     "algorithm": "algorithms",
     "data": "datasets",
@@ -64,11 +65,9 @@ def files(incomplete: str) -> list[str]:
     from flray.config import yaml_files
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
-    last = "" if incomplete.endswith("/") else Path(incomplete).name
-    here = sorted(path for path in folder.glob("*") if path.name.startswith(last))
+    here = sorted(folder.glob("*"))
     found = [f"{path.as_posix()}/" if path.is_dir() else path.as_posix() for path in here]
-    known = [name for name in yaml_files.names() if name.startswith(incomplete)]
-    return [name for name in found if name.endswith((".yaml", ".yml", "/"))] + known
+    return [*(n for n in found if n.endswith((".yaml", ".yml", "/"))), *yaml_files.names()]
 
 
 def files_and_datasets(incomplete: str) -> list[str]:
@@ -80,15 +79,14 @@ def datasets(incomplete: str) -> list[str]:
     """Return the data sets."""
     from flray import registry
 
-    return [name for name in registry.datasets.names() if name.startswith(incomplete)]
+    return list(registry.datasets.names())
 
 
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of components that ``flray list`` accepts."""
     from flray import registry
 
-    known = (*sorted(registry.ALL), "metrics", "papers", "settings")
-    return [kind for kind in known if kind.startswith(incomplete)]
+    return [*sorted(registry.ALL), "metrics", "papers", "settings"]
 
 
 def names(incomplete: str) -> list[str]:
@@ -97,7 +95,7 @@ def names(incomplete: str) -> list[str]:
     from flray.config import yaml_files
 
     known = {name for entries in registry.ALL.values() for name in entries.names()}
-    return [name for name in sorted({*known, *yaml_files.names()}) if name.startswith(incomplete)]
+    return sorted({*known, *yaml_files.names()})
 
 
 def settings(incomplete: str) -> list[str]:
@@ -105,21 +103,18 @@ def settings(incomplete: str) -> list[str]:
     from flray import registry
     from flray.config.experiment import Experiment
 
-    path, equals, begun = incomplete.partition("=")
+    path, equals, _ = incomplete.partition("=")
+    if not equals:
+        return [f"{name}=" for name in Experiment.model_fields]
     kind = _PARTS.get(path.removeprefix("experiment."))
-    if equals and kind is not None:
-        return [f"{path}={name}" for name in registry.ALL[kind].names() if name.startswith(begun)]
-    if equals:
-        return []
-    return [f"{name}=" for name in Experiment.model_fields if name.startswith(path)]
+    return [f"{path}={name}" for name in registry.ALL[kind].names()] if kind else []
 
 
 def runs(incomplete: str) -> list[str]:
     """Return runs and sweeps below ``runs/`` as NAME and NAME/NUMBER."""
     found = [path.parent for path in Path("runs").glob("*/*/*.json")]
-    known = {f"{folder.parent.name}/{folder.name}" for folder in found}
-    known |= {folder.parent.name for folder in found}
-    return [name for name in sorted(known) if name.startswith(incomplete)]
+    names = {f"{folder.parent.name}/{folder.name}" for folder in found}
+    return sorted({*names, *(folder.parent.name for folder in found)})
 
 
 ConfigFile = Annotated[

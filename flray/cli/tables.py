@@ -238,18 +238,20 @@ def show_partition(
     )
     console.print(table.to_string(index=False))
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
-    if plot is not None:
-        try:
-            save_figure(draw_partition(PartitionCounts.of(data)), plot)
-        except OSError as error:
-            raise DataError(f"{plot}: cannot be written ({error.strerror})") from None
-        console.print(f"chart: {plot}")
-    if split is not None:
-        try:
-            write_atomically(split, json.dumps(split_of(data)).encode())
-        except OSError as error:
-            raise DataError(f"{split}: cannot be written ({error.strerror})") from None
-        console.print(f"split: {split}")
+
+    def draw(path: Path) -> None:
+        save_figure(draw_partition(PartitionCounts.of(data)), path)
+
+    def save(path: Path) -> None:
+        write_atomically(path, json.dumps(split_of(data)).encode())
+
+    for what, path, write in (("chart", plot, draw), ("split", split, save)):
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+            console.print(f"{what}: {path}")
 
 
 def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:

@@ -202,6 +202,14 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
     )
 
 
+def data_tags(held: Mapping[str, Any]) -> dict[str, str]:
+    """Return a trial's tags of fingerprints and origins, from the same as `record_data`."""
+    return {
+        **{f"{part}.fingerprint": digest for part, digest in held["fingerprints"].items()},
+        **{f"origin.{name}": origin for name, origin in held["origins"].items()},
+    }
+
+
 def record_held(journal: Journal, folder: Path) -> None:
     """Record the data set from an existing partition.json."""
     if (folder / directory.PARTITION).exists():

@@ -19,7 +19,7 @@ from flray.federation.worker.diagnostics import save_encoded
 from flray.records import directory
 from flray.runs.loop import RoundRecorder, logged
 from flray.runs.progress import Progress
-from flray.runs.session import EndStatus, RunSession, record_data
+from flray.runs.session import EndStatus, RunSession, data_tags, record_data
 from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
 from flray.tuning.space import TrialSpec
@@ -169,20 +169,11 @@ class TrialRecorder(Callback):  # type: ignore[misc]
     def _save_diagnostics(self, number: str, report: Mapping[str, Any]) -> None:
         """Save diagnostics for the report's figures."""
         folder = TrialFolder(self._sweep, number).path
-        if report.get(directory.PARTITION):
-            directory.save_partition(report[directory.PARTITION], folder)
-            held = report[directory.PARTITION]
+        if held := report.get(directory.PARTITION):
+            directory.save_partition(held, folder)
             record_data(self._sessions[number].journal, held)
             self._settings.data(number, held)
-            self._sessions[number].journal.tags(
-                {
-                    **{
-                        f"{part}.fingerprint": digest
-                        for part, digest in held["fingerprints"].items()
-                    },
-                    **{f"origin.{name}": origin for name, origin in held["origins"].items()},
-                }
-            )
+            self._sessions[number].journal.tags(data_tags(held))
         for name in (directory.INITIAL_DIAGNOSTICS, directory.FINAL_DIAGNOSTICS):
             if report.get(name):
                 save_encoded(report[name], folder / name)

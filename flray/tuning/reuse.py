@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
+from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
@@ -34,7 +35,7 @@ from flray.records.directory import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_or
 from flray.records.journal import read_events, rounds_of
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
-from flray.runs.session import record_held
+from flray.runs.session import data_tags, record_held
 from flray.tuning.space import TrialSpec
 from flray.tuning.trial_store import TrialFolder
 
@@ -335,7 +336,9 @@ def _copy(
         events = read_events(source)
         for event in {e["round"]: e for e in events if e["type"] == "round"}.values():
             session.journal.append(event)
-        session.journal.tags({**_tags(source), "taken_over": found.name})
+        partition = folder.path / directory.PARTITION
+        tags = data_tags(read_partition(partition)) if partition.is_file() else {}
+        session.journal.tags({**tags, "taken_over": found.name})
         kept = ("sha256", "rounds", "metric", "files", "history", "gpus")
         values = {name: value for name, value in found.record.items() if name in kept}
         folder.end(session, "finished", **values, taking_over=None, taken_over=found.name)
@@ -349,19 +352,6 @@ def undo_half(folder: TrialFolder) -> None:
         (folder.path / directory.JOURNAL).unlink(missing_ok=True)
         shutil.rmtree(folder.sweep / TUNE / TAKEN_OVER / folder.number, ignore_errors=True)
         directory.update(folder.path, status="waiting", taking_over=None)
-
-
-def _tags(source: Path) -> dict[str, str]:
-    """Return the tags of a trial's data."""
-    events = read_events(source / directory.JOURNAL)
-    tags: dict[str, str] = {}
-    for event in events:
-        tags |= event["tags"] if event["type"] == "tags" else {}
-    return {
-        name: value
-        for name, value in tags.items()
-        if name.endswith(".fingerprint") or name.startswith("origin.")
-    }
 
 
 def _link(source: Path, target: Path) -> None:
