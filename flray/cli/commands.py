@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,14 +71,12 @@ def list_command(
     _load(plugins)
     from flray.cli import tables
 
-    if what == "papers":
-        tables.show_papers(name, as_json)
-    elif what == "metrics":
-        tables.show_metrics(name, as_json)
-    elif what == "settings":
-        tables.show_settings(name, as_json)
-    else:
-        tables.show_list(what, name, as_json)
+    lists = {
+        "papers": tables.show_papers,
+        "metrics": tables.show_metrics,
+        "settings": tables.show_settings,
+    }
+    lists.get(what, partial(tables.show_list, what))(name, as_json)
 
 
 def _load(plugins: list[str] | None) -> None:

@@ -78,10 +78,16 @@ def show_result(result: Result, as_json: bool = False) -> None:
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
     if as_json:
-        named = {"run": str(result.folder), "metric": result.metric}
-        value = metrics.get(result.metric)
-        valued = {"value": value, "reported": reported.text, "values": metrics}
-        print_json({**named, **valued, "sha256": result.sha256})
+        print_json(
+            {
+                "run": str(result.folder),
+                "metric": result.metric,
+                "value": metrics.get(result.metric),
+                "reported": reported.text,
+                "values": metrics,
+                "sha256": result.sha256,
+            }
+        )
         return
     table = make_table(f"{name} {reported.text}")
     views = [v for v in VIEWS if any(m.startswith(f"{v}/") for m in metrics)]

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
 from rich import box
 from rich.table import Table
 
@@ -61,7 +60,8 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         console.print(f"source: {found.source}")
         console.print("it is here" if found.present else f"to have it: {found.todo}")
     table = make_table("", "option", "default", "allowed", "meaning", "source")
-    options = _options(what, name).model_json_schema()
+    known = PartitionChoice if what == "partitions" else entries  # with the seed of a partition
+    options = known.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
         required = option in options.get("required", [])
         table.add_row(
@@ -80,13 +80,6 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     for preset in getattr(entries.params(name), "presets", ()):
         values = ", ".join(f"{option}: {value}" for option, value in preset.values.items())
         console.print(f"preset {preset.name}: {values} ({preset.source})")
-
-
-def _options(what: str, name: str) -> type[BaseModel]:
-    """Return the options that a file may set for a component; a partition has its seed too."""
-    if what != "partitions":
-        return registry.ALL[what].params(name)
-    return PartitionChoice.params(name)
 
 
 def _method_cells(method: Any) -> tuple[str, ...]:
@@ -139,22 +132,24 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
         Whether as JSON: meanings by name.
     """
     if file is None:
-        views = {
-            f"{view}/MEASURE": f"{words}; {'validation' if names.is_validation(view) else 'test'} data"
-            for view, words in names.VIEWS_IN_WORDS.items()
-        }
         own = registry.metrics
-        added = {name: _first_line(own.outline(name)) for name in own.names()}
+        parts: dict[str, Mapping[str, str]] = {
+            "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)": {
+                f"{view}/MEASURE": f"{words}; {'validation' if names.is_validation(view) else 'test'} data"
+                for view, words in names.VIEWS_IN_WORDS.items()
+            },
+            "MEASURE": names.MEASURES_IN_WORDS,
+            "MEASURE, where evaluation.metrics names it": {
+                name: _first_line(own.outline(name)) for name in own.names()
+            },
+            "behind a name": names.SUFFIXES_IN_WORDS,
+            "besides": names.OTHERS_IN_WORDS,
+        }
         if as_json:
-            measures = {**names.MEASURES_IN_WORDS, **added}
-            print_json({**views, **measures, **names.SUFFIXES_IN_WORDS, **names.OTHERS_IN_WORDS})
+            print_json({name: words for rows in parts.values() for name, words in rows.items()})
             return
-        title = "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)"
-        _print(title, views)
-        _print("MEASURE", names.MEASURES_IN_WORDS)
-        _print("MEASURE, where evaluation.metrics names it", added)
-        _print("behind a name", names.SUFFIXES_IN_WORDS)
-        _print("besides", names.OTHERS_IN_WORDS)
+        for title, rows in parts.items():
+            _print(title, rows)
         return
     from flray.config.loader import load
     from flray.config.selection import choose_on_validation
@@ -216,7 +211,7 @@ def show_partition(
     from flray.data.federated import partition_table
     from flray.data.partitions.given import split_of
     from flray.drawing.canvas import SUFFIXES, save_figure
-    from flray.drawing.grids import PartitionCounts, draw_partition
+    from flray.drawing.grids import draw_partition, partition_record
     from flray.federation.building import build_spec
     from flray.federation.manifest import divide
 
@@ -240,7 +235,7 @@ def show_partition(
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
 
     def draw(path: Path) -> None:
-        save_figure(draw_partition(PartitionCounts.of(data)), path)
+        save_figure(draw_partition(partition_record(data)), path)
 
     def save(path: Path) -> None:
         write_atomically(path, json.dumps(split_of(data)).encode())

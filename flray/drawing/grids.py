@@ -161,80 +161,43 @@ _MAX_BUBBLE_CLIENTS = 200
 _LEFT, _RIGHT = 0.5, 1.7  # inches; the right margin holds the legend
 
 
-@dataclass(frozen=True)
-class PartitionCounts:
-    """Training samples of each class at each client.
-
-    Attributes
-    ----------
-    dataset : str
-        The data set's name.
-    classes : tuple of str
-        Their names.
-    clients, domains : tuple of str
-        Each client's name and domain.
-    counts : ndarray of int [K, C]
-        Training samples.
-    has_classes : bool
-        Whether samples have classes; otherwise there is one column for all.
-    """
-
-    dataset: str
-    classes: tuple[str, ...]
-    clients: tuple[str, ...]
-    domains: tuple[str, ...]
-    counts: NDArray[np.int64]
-    has_classes: bool = True
-
-    @classmethod
-    def of(cls, data: FederatedData) -> PartitionCounts:
-        """Count a federation's data."""
-        classes, counts = data.class_table()
-        return cls(
-            data.dataset,
-            tuple(classes),
-            tuple(client.name for client in data.clients),
-            tuple(client.domain for client in data.clients),
-            counts,
-            data.has_classes,
-        )
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PartitionCounts:
-        """Return the counts in a run's ``partition.json``, as `flray.config.shapes.read_partition` reads it."""
-        clients = record["clients"]
-        counts = np.array([client["train"] for client in clients], dtype=np.int64)
-        return cls(
-            record["dataset"],
-            tuple(map(str, record["classes"])),
-            tuple(client["name"] for client in clients),
-            tuple(client["domain"] for client in clients),
-            counts.reshape(len(clients), -1),
-            bool(record.get("has_classes", True)),
-        )
+def partition_record(data: FederatedData) -> dict[str, Any]:
+    """Return the parts of a ``partition.json`` that `draw_partition` reads, of data that are in no run."""
+    classes, counts = data.class_table()
+    return {
+        "dataset": data.dataset,
+        "classes": classes,
+        "has_classes": data.has_classes,
+        "clients": [
+            {"name": client.name, "domain": client.domain, "train": train}
+            for client, train in zip(data.clients, counts.tolist(), strict=True)
+        ],
+    }
 
 
-def draw_partition(held: PartitionCounts, title: str = "") -> Figure:
+def draw_partition(held: Mapping[str, Any], title: str = "") -> Figure:
     """Draw clients by classes, with the area of each bubble in proportion to the client's training samples.
 
     Parameters
     ----------
-    held : PartitionCounts
-        Readable from 5 to 100 clients and 2 to 100 classes; colours are domains. Of more than 200
-        clients the first are drawn.
+    held : mapping
+        A ``partition.json``, as `flray.config.shapes.read_partition` reads it; readable from 5 to 100
+        clients and 2 to 100 classes; colours are domains. Of more than 200 clients the first are drawn.
     title : str
         Above it; default: the data set.
     """
-    counts = held.counts[:_MAX_BUBBLE_CLIENTS]
+    shown, classes = held["clients"][:_MAX_BUBBLE_CLIENTS], list(map(str, held["classes"]))
+    counts = np.array([client["train"] for client in shown], dtype=np.int64)
     num_clients, num_classes = counts.shape
     cell = float(np.clip(12 / max(num_clients, num_classes), 0.2, 0.45))  # inches
-    clients, owners = held.clients[:num_clients], np.array(held.domains[:num_clients])
+    clients = [client["name"] for client in shown]
+    owners = np.array([client["domain"] for client in shown])
     domains = list(dict.fromkeys(owners.tolist()))
     # Fixed margins in inches, so that a cell has the same size for every number of clients.
     width, height = max(num_clients * cell, 2.5), num_classes * cell
     # The legend's lines may be more than the rows.
     bottom = max(0.5 + 0.08 * max(map(len, clients)), 0.16 * (len(domains) + 2) - height)
-    left, top = _LEFT + 0.08 * max(map(len, held.classes)), 0.5
+    left, top = _LEFT + 0.08 * max(map(len, classes)), 0.5
     x, y = left + width + _RIGHT, bottom + height + top
     figure = Figure(figsize=(x, y), dpi=150)
     FigureCanvasAgg(figure)
@@ -252,14 +215,14 @@ def draw_partition(held: PartitionCounts, title: str = "") -> Figure:
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
     axes.set_xticks(range(num_clients), list(map(plain_text, clients)), rotation=90)
-    axes.set_yticks(range(num_classes), list(map(plain_text, held.classes)))
-    axes.set_ylabel("class" if held.has_classes else "", fontsize=8, color=SOFT)
+    axes.set_yticks(range(num_classes), list(map(plain_text, classes)))
+    axes.set_ylabel("class" if held.get("has_classes", True) else "", fontsize=8, color=SOFT)
     axes.tick_params(length=2, labelsize=7, colors=SOFT)
     axes.spines[:].set_visible(False)
     axes.grid(color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
-    few = f" of the first {num_clients} clients" if num_clients < len(held.clients) else ""
-    set_title(axes, f"{title or held.dataset}: training samples{few} (largest bubble {largest})")
+    few = f" of the first {num_clients} clients" if num_clients < len(held["clients"]) else ""
+    set_title(axes, f"{title or held['dataset']}: training samples{few} (largest bubble {largest})")
     place = {"loc": "upper left", "bbox_to_anchor": (1 + 0.1 / width, 1), "borderaxespad": 0}
     name_legend(axes, handles, domains, fontsize=7, title="domain", title_fontsize=7, **place)
     return figure

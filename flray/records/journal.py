@@ -294,15 +294,17 @@ class Journal:
         if self._started:
             return False
         self._started = True
-        event = {
-            "type": "start",
-            "time": milliseconds(),
-            "uid": uid,
-            "experiment": experiment,
-            "name": name,
-        }
         self.append(
-            event | {"parent": parent, "params": dict(params or {}), "tags": dict(tags or {})}
+            {
+                "type": "start",
+                "time": milliseconds(),
+                "uid": uid,
+                "experiment": experiment,
+                "name": name,
+                "parent": parent,
+                "params": dict(params or {}),
+                "tags": dict(tags or {}),
+            }
         )
         return True
 

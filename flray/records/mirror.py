@@ -195,9 +195,12 @@ class Lease:
         """Write the note if the object has still this version, or if there is none; return whether it was."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        # "beat" differs each time: in S3 equal contents would be the same version.
-        own = {"token": self.token, "host": socket.gethostname(), "pid": os.getpid()}
-        note = {**own, "beat": uuid.uuid4().hex}
+        note = {
+            "token": self.token,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "beat": uuid.uuid4().hex,  # in S3 equal contents would be the same version
+        }
         with _lease_errors(self._uri):
             try:
                 written = self._store.put("", json.dumps(note).encode(), mode=version or "create")

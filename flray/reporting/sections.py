@@ -13,13 +13,7 @@ from flray.config import arms
 from flray.config.arms import setting_label
 from flray.config.selection import PLACES
 from flray.drawing.charts import LinePanel, draw_bars, draw_lines
-from flray.drawing.grids import (
-    PartitionCounts,
-    draw_matrices,
-    draw_partition,
-    draw_points,
-    draw_table,
-)
+from flray.drawing.grids import draw_matrices, draw_partition, draw_points, draw_table
 from flray.metrics.names import is_share, is_validation
 from flray.reporting import panels
 from flray.reporting.panels import MAX_FORESTS, MAX_PANELS, Groups, join_names
@@ -191,7 +185,7 @@ def _partition_figures(source: ResultSet, seed: int) -> Iterator[Figure]:
             and "method" not in name
             and (name.startswith(arms.PREFIX) or name.split(".")[0] in PLACES)
         }
-        yield draw_partition(PartitionCounts.from_record(record), setting_label(own))
+        yield draw_partition(record, setting_label(own))
 
 
 def _tracked(groups: Groups) -> Iterator[Section]:

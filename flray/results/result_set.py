@@ -407,16 +407,6 @@ class ResultSet:
         return paper.rows if paper is not None and paper.rows in axes else next(iter(axes), "")
 
     @property
-    def last(self) -> int:
-        """Rounds in the mean of the last rounds."""
-        return int(self.config["experiment"]["evaluation"]["last"])
-
-    @property
-    def protocol(self) -> str:
-        """The rounds of a run that are reported: last, best (on validation), mean-last."""
-        return str(self.config["experiment"]["evaluation"].get("protocol", "last"))
-
-    @property
     def settings(self) -> list[str]:
         """The columns of all settings, in order."""
         return self.in_order({name for trial in self.trials for name in trial.setting})

@@ -193,9 +193,11 @@ def _seed_notes(table: Table) -> list[str]:
 
 
 def _protocol_notes(source: ResultSet) -> list[str]:
-    if source.protocol == "mean-last":
-        return [f"value of a run: mean of the last {source.last} evaluated rounds"]
-    if source.protocol == "best":
+    evaluation = source.config["experiment"]["evaluation"]
+    protocol = evaluation.get("protocol", "last")
+    if protocol == "mean-last":
+        return [f"value of a run: mean of the last {evaluation['last']} evaluated rounds"]
+    if protocol == "best":
         return [
             "value of a run: round of the best mean validation value, the last where there is none"
         ]

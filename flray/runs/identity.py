@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -121,9 +121,7 @@ def code_of(*experiments: Experiment) -> Code:
     }
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return metadata.packages_distributions()
+_distributions = cache(metadata.packages_distributions)
 
 
 @cache

@@ -181,7 +181,15 @@ def start(
             directory.save_partition(partition_summary(spec), folder)
             save_provenance(spec, folder)
             code = code_of(experiment)
-            resume_checks.begin(folder, "run", config, code, **data_identity(spec))
+            resume_checks.begin(
+                folder,
+                "run",
+                config,
+                code,
+                data=spec.data.fingerprint,
+                partition=spec.data.partition_fingerprint,
+                origins=dict(spec.data.origins),
+            )
         return _run_to_end(spec, folder, address, progress)
 
 
@@ -246,15 +254,6 @@ def resume(
         resume_checks.record_rounds(folder, config)
         labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
     return _run_to_end(spec, folder, address, progress, labels, other_cpu)
-
-
-def data_identity(spec: FederationSpec) -> dict[str, Any]:
-    """Return the identity of a run's data."""
-    return {
-        "data": spec.data.fingerprint,
-        "partition": spec.data.partition_fingerprint,
-        "origins": dict(spec.data.origins),
-    }
 
 
 def _run_to_end(

@@ -219,25 +219,23 @@ def record_held(journal: Journal, folder: Path) -> None:
 def identity_tags(folder: Path) -> dict[str, str]:
     """Return MLflow's identity tags of a run: versions, fingerprints, CPU and the folder."""
     identity = directory.read(folder)
-    tags = {f"version.{name}": version for name, version in identity.get("versions", {}).items()}
-    fingerprints = {"data": identity.get("data"), "partition": identity.get("partition")}
-    tags |= {f"{part}.fingerprint": digest for part, digest in fingerprints.items() if digest}
-    cpu = identity.get("cpu", {})
-    tags |= {f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu}
-    source = identity.get("source", {})
-    tags |= {
-        tag: source[part]
-        for tag, part in (
-            ("mlflow.user", "user"),
-            ("mlflow.source.name", "command"),
-            ("mlflow.source.git.commit", "commit"),
-            ("mlflow.source.git.branch", "branch"),
-        )
-        if source.get(part)
+    cpu, source = identity.get("cpu", {}), identity.get("source", {})
+    known = {
+        "data.fingerprint": identity.get("data"),
+        "partition.fingerprint": identity.get("partition"),
+        "mlflow.user": source.get("user"),
+        "mlflow.source.name": source.get("command"),
+        "mlflow.source.git.commit": source.get("commit"),
+        "mlflow.source.git.branch": source.get("branch"),
+        "mlflow.source.type": "LOCAL" if source else None,
     }
-    tags |= {"mlflow.source.type": "LOCAL"} if source else {}
-    tags |= {f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()}
-    return {**tags, "flray.folder": str(folder)}
+    return {
+        **{f"version.{name}": version for name, version in identity.get("versions", {}).items()},
+        **{f"cpu.{part}": cpu[part] for part in ("bits", "model", "capability") if part in cpu},
+        **{tag: text for tag, text in known.items() if text},
+        **{f"origin.{name}": origin for name, origin in identity.get("origins", {}).items()},
+        "flray.folder": str(folder),
+    }
 
 
 _FURTHER_MEASURES = ("auc", "hausdorff95")
@@ -275,12 +273,11 @@ def draw_figures(folder: Path, journal: Journal, metric: str) -> None:
     """
     # Imported here: matplotlib takes a second, and only the end of a run needs it.
     from flray.drawing.canvas import save_figure
-    from flray.drawing.grids import PartitionCounts, draw_partition
+    from flray.drawing.grids import draw_partition
 
     figures = _draw_metrics(journal.history(), measure_name(metric))
     if (folder / directory.PARTITION).exists():
-        record = read_partition(folder / directory.PARTITION)
-        figures["partition.png"] = draw_partition(PartitionCounts.from_record(record))
+        figures["partition.png"] = draw_partition(read_partition(folder / directory.PARTITION))
     for name, figure in figures.items():
         save_figure(figure, folder / directory.FIGURES / name)
         journal.artifact(f"{directory.FIGURES}/{name}", directory.FIGURES)

@@ -283,8 +283,12 @@ class MlflowExporter:
         elif kind == "resume":
             self._call("update_run", self._run_id(cursor), status="RUNNING")
         elif kind == "end":
-            end = {"status": event["status"], "end_time": event["time"]}
-            self._call("set_terminated", self._run_id(cursor), **end)
+            self._call(
+                "set_terminated",
+                self._run_id(cursor),
+                status=event["status"],
+                end_time=event["time"],
+            )
         elif kind != "called":
             self.notices.append(
                 f"{self.journal}: an event of type {kind!r} is not sent; this flray does not know it"
@@ -302,8 +306,14 @@ class MlflowExporter:
             if parent is not None:
                 tags[_PARENT_TAG] = parent
             self._compare = False
-            about = {"start_time": event["time"], "tags": tags, "run_name": event["name"]}
-            cursor.run_id = self._call("create_run", cursor.experiment_id, **about).info.run_id
+            created = self._call(
+                "create_run",
+                cursor.experiment_id,
+                start_time=event["time"],
+                tags=tags,
+                run_name=event["name"],
+            )
+            cursor.run_id = created.info.run_id
         client.save_cursor(self.run_dir, cursor)
 
     def _tags(self, event: Event) -> dict[str, str]:

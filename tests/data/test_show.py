@@ -9,7 +9,7 @@ from flray import registry
 from flray.data import DataSet, Domain, federate, load_dataset
 from flray.data.federated import partition_table
 from flray.drawing.canvas import LIGHT, save_figure
-from flray.drawing.grids import PartitionCounts, draw_partition
+from flray.drawing.grids import draw_partition, partition_record
 from tests.helpers import printed
 from tests.messages import mistyped
 
@@ -39,7 +39,7 @@ def drawn_in(path: Path | str) -> NDArray[np.int64]:
 def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> None:
     dataset = load_dataset("random", {"samples": 2000, "shape": [1]})
     data = federate(dataset, "dirichlet-equal", {"clients": clients, "alpha": 0.5}, 0)
-    save_figure(draw_partition(PartitionCounts.of(data)), tmp_path / "new" / "chart.png")
+    save_figure(draw_partition(partition_record(data)), tmp_path / "new" / "chart.png")
     pixels = drawn_in(tmp_path / "new" / "chart.png")
     assert pixels.shape[1] < 4000
     blue = np.abs(pixels - [0x00, 0x72, 0xB2]).max(axis=2) < 60
@@ -54,7 +54,7 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
 def test_of_many_clients_the_first_are_drawn() -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
-    (axes,) = draw_partition(PartitionCounts.of(data)).axes
+    (axes,) = draw_partition(partition_record(data)).axes
     assert len(axes.get_xticks()) == 200 and "of the first 200 clients" in axes.get_title("left")
 
 
