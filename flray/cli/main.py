@@ -26,7 +26,6 @@ from flray.cli.arguments import (
     RunName,
     command,
 )
-from flray.errors import one_line
 from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
 from flray.startup import freeze_gc, gc_disabled
 
@@ -101,7 +100,7 @@ def tune_command(
             display.print_json(lines)
             return
         for line in lines:
-            typer.echo(one_line(line))
+            typer.echo(errors.one_line(line))
         return
     if plan:
         planned = sweeps.plan(config, address=address, smoke=smoke)

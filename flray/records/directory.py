@@ -33,7 +33,6 @@ from flray.config.yaml_files import dump, read_yaml
 from flray.errors import FlrayError, nearest
 from flray.files import border, storage
 from flray.files.atomic import write_atomically
-from flray.files.border import FETCHED_MARK
 from flray.files.tracking_address import redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
@@ -242,7 +241,7 @@ def _download_run(text: str, base: str) -> None:
         ):  # nothing is deleted, and a partial download is never taken for a complete one
             places = (folder.with_name(f"{found}.old-{n}") for n in itertools.count(1))
             folder.rename(next(place for place in places if not place.exists()))
-        storage.fetch(uri, folder, mark=FETCHED_MARK)
+        storage.fetch(uri, folder, mark=border.FETCHED_MARK)
 
 
 def check_latest(folder: Path, uri: str) -> None:

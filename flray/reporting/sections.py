@@ -10,7 +10,6 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from flray.config import arms
-from flray.config.arms import setting_label
 from flray.config.selection import PLACES
 from flray.drawing.charts import LinePanel, draw_bars, draw_lines
 from flray.drawing.grids import draw_matrices, draw_partition, draw_points, draw_table
@@ -185,7 +184,7 @@ def _partition_figures(source: ResultSet, seed: int) -> Iterator[Figure]:
             and "method" not in name
             and (name.startswith(arms.PREFIX) or name.split(".")[0] in PLACES)
         }
-        yield draw_partition(record, setting_label(own))
+        yield draw_partition(record, arms.setting_label(own))
 
 
 def _tracked(groups: Groups) -> Iterator[Section]:

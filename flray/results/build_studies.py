@@ -12,7 +12,6 @@ from flray.config.arms import PREFIX, setting_label
 from flray.config.selection import PLACES
 from flray.results import measures
 from flray.results.load import load_folder
-from flray.results.measures import AVERAGE
 from flray.results.paired import Difference, Rule
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import DRAWS, TUNINGS, Studies, Study, registered_reference
@@ -143,7 +142,7 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
 
 def place_of(column: Column) -> str:
     """Return the place of a column in a paper's table: its rows are compared there."""
-    client = () if column.client == AVERAGE else (column.client,)
+    client = () if column.client == measures.AVERAGE else (column.client,)
     return " ".join((*(arm for _, arm in column.arms), *client))
 
 

@@ -28,7 +28,6 @@ from flray.results.build_studies import (
 )
 from flray.results.conclusions import conclude
 from flray.results.formatting import csv_text, read_csv
-from flray.results.measures import AVERAGE, client_measure
 from flray.results.result_set import (
     PROVENANCE,
     ResultSet,
@@ -209,7 +208,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     """Return the row of a finished run."""
-    own = client_measure(trial, own=True)
+    own = measures.client_measure(trial, own=True)
     protocol = {
         "mean-last": f"mean of the last {trial.last} evaluated rounds",
         "best": "best round on validation",
@@ -224,7 +223,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "worst": worst(finite, default=math.nan),
     }
     for domain, names in _domains(trial).items():
-        values = [measures.value(trial, client_measure(trial), name) for name in names]
+        values = [measures.value(trial, measures.client_measure(trial), name) for name in names]
         measured[f"{DOMAIN}{domain}"] = float(np.mean(values))
     partition, versions = trial.partition or {}, trial.versions or source.versions
     origins = partition.get("origins", {})
@@ -282,7 +281,7 @@ _DISTINGUISHING = {
     "metric": "{}",
 }
 """Columns that keep rows apart besides their settings, and their text in a label."""
-_HEADS = {"value": "score", "own": f"own {AVERAGE}"}
+_HEADS = {"value": "score", "own": f"own {measures.AVERAGE}"}
 
 
 def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Table:

@@ -16,7 +16,6 @@ from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
 from flray.metrics.summary import Protocol
 from flray.records import directory
-from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS, PARTITION
 from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED, history_of, read_events
 from flray.results.result_set import COMPARISON, ResultSet, Trial
 from flray.results.study import registered_question
@@ -135,7 +134,7 @@ def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, st
         The content of its ``run.json``, which holds them for a single run; those of trials stand in
         ``partition.json``.
     """
-    partition = folder / PARTITION
+    partition = folder / directory.PARTITION
     held = read_partition(partition).get("fingerprints") if partition.is_file() else None
     found: Mapping[str, Any] = identity if held is None else held
     return {part: str(found[part]) for part in ("data", "partition") if part in found}
@@ -268,7 +267,7 @@ def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
 
 def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> Trial:
     data, place = run.data, _create(folder, run.info.run_id)
-    for name in (PARTITION, INITIAL_DIAGNOSTICS, FINAL_DIAGNOSTICS):
+    for name in (directory.PARTITION, directory.INITIAL_DIAGNOSTICS, directory.FINAL_DIAGNOSTICS):
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))

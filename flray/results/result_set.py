@@ -29,7 +29,6 @@ from flray.files.tracking_address import redact
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS
 from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
 from flray.records import directory
-from flray.records.directory import FINAL_DIAGNOSTICS, PARTITION
 from flray.runs.code import named
 
 if TYPE_CHECKING:
@@ -267,7 +266,7 @@ class Trial:
     @cached_property
     def partition(self) -> Mapping[str, Any] | None:
         """The content of ``partition.json``; None if it was not tracked."""
-        path = self.folder / PARTITION
+        path = self.folder / directory.PARTITION
         return read_partition(path) if path.is_file() else None
 
     @cached_property
@@ -304,7 +303,7 @@ class Trial:
             client["name"]: client["domain"] for client in (self.partition or {}).get("clients", ())
         }
 
-    def diagnostics(self, name: str = FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
+    def diagnostics(self, name: str = directory.FINAL_DIAGNOSTICS) -> dict[str, NDArray[Any]]:
         """Return the saved diagnostics of the models; empty if none were saved."""
         path = self.folder / name
         return read_npz(path) if path.exists() else {}

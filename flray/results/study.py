@@ -16,7 +16,6 @@ from flray.results import measures, sequential
 from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
 from flray.results.result_set import ResultSet
-from flray.results.sequential import ALPHA, UNSURE, seeds_to_detect, uncertain_std
 
 DRAWS, TUNINGS = "draws of the data", "tunings"
 """Levels of repetition, see `flray.results.paired.Levels`; members are empty texts where nothing is known of them."""
@@ -404,10 +403,13 @@ def forecast(found: Studies, seconds: float, difference: float) -> Iterator[str]
             continue
         std = math.sqrt(sum(one.std**2 for one in pairs) / len(pairs))
         freedom = min(one.seeds for one in pairs) - 1
-        level = ALPHA / max(one.pairs for one in pairs)
+        level = sequential.ALPHA / max(one.pairs for one in pairs)
         count, few, many = (
-            seeds_to_detect(one, difference, level)
-            for one in (std, *(uncertain_std(std, freedom, chance) for chance in UNSURE))
+            sequential.seeds_to_detect(one, difference, level)
+            for one in (
+                std,
+                *(sequential.uncertain_std(std, freedom, chance) for chance in sequential.UNSURE),
+            )
         )
         unit = f" {studies[0].unit}" if studies[0].unit else ""
         unit = unit.removesuffix("s") if difference == 1 else unit

@@ -25,15 +25,6 @@ from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.formatting import terminal
 from flray.results.load import load_folder
-from flray.results.measures import (
-    AVERAGE,
-    QUANTILES,
-    client_measure,
-    clients,
-    clients_stay,
-    total,
-    tracked_value,
-)
 from flray.results.result_set import COMPARISON, ENDED, ResultSet, Trial, alike_notes
 from flray.results.study import question_lines, variances
 from flray.results.table import Column, Table, build_paper_table
@@ -121,8 +112,8 @@ def _setting_table(source: ResultSet) -> Table:
     columns += [Column((name,), "quantile", name) for name in quantiles]
     # Where models are judged on the other clients' data, how they do on their own is the other half
     # of the answer.
-    if any(client_measure(trial).startswith("others/") for trial in measured):
-        columns.append(Column((f"own {AVERAGE}",), "own"))
+    if any(measures.client_measure(trial).startswith("others/") for trial in measured):
+        columns.append(Column((f"own {measures.AVERAGE}",), "own"))
     for view, head in (("global/unseen", "unseen"), ("adapted/unseen", "unseen adapted")):
         if any(f"{view}/{trial.measure}" in trial.history for trial in measured):
             columns.append(Column((head,), f"{view}/*"))
@@ -313,7 +304,7 @@ class SweepResult:
         ``rounds_min`` and ``rounds_max`` differ where some stopped early; ``stopped`` and
         ``failed`` count trials.
         """
-        stay = clients_stay(group_by_label(self.data).values())
+        stay = measures.clients_stay(group_by_label(self.data).values())
         return setting_frame(self.results, self.settings, self.mode, stay)
 
     @cached_property
@@ -398,29 +389,33 @@ def _is_missing(value: Any) -> bool:
 def trial_frame(data: ResultSet) -> pd.DataFrame:
     """Return one row per trial; for the columns see `flray.results.sweep.SweepResult.results`."""
     trials = data.trials
-    views = [(f"{view}/{trial.measure}", AVERAGE) for trial in trials for view in TEST_VIEWS]
-    names = dict.fromkeys(name for trial in trials for name in clients(trial))
-    over = QUANTILES if client_columns(data)[1] else ()
+    views = [
+        (f"{view}/{trial.measure}", measures.AVERAGE) for trial in trials for view in TEST_VIEWS
+    ]
+    names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
+    over = measures.QUANTILES if client_columns(data)[1] else ()
     measured = {
         **{measure: (measure, client) for measure, client in views},
         **{f"{CLIENT}{name}": ("clients", name) for name in names},
         **{f"{OVER_CLIENTS}{name}": ("quantile", name) for name in over},
     }
     values = {
-        column: [tracked_value(trial, *what) for trial in trials]
+        column: [measures.tracked_value(trial, *what) for trial in trials]
         for column, what in measured.items()
     }
-    apart = [tracked_value(trial, "auto") for trial in trials]
+    apart = [measures.tracked_value(trial, "auto") for trial in trials]
     return pd.DataFrame(
         {
             **_identities(data, trials),
             "status": [trial.status for trial in trials],
             "rounds": [len(trial.history) for trial in trials],
-            "score": [tracked_value(trial, "chosen") for trial in trials],
+            "score": [measures.tracked_value(trial, "chosen") for trial in trials],
             **({TEST: apart} if any(trial.chosen_by for trial in trials) else {}),
             "metric": [trial.score_metric or None for trial in trials],
             **{name: column for name, column in values.items() if not all(map(math.isnan, column))},
-            "seconds": [float(np.nan_to_num(total(trial, "time/round"))) for trial in trials],
+            "seconds": [
+                float(np.nan_to_num(measures.total(trial, "time/round"))) for trial in trials
+            ],
             "sha256": [trial.sha256 or None for trial in trials],
             "failure": [trial.failure or None for trial in trials],
         }

@@ -13,7 +13,6 @@ from flray.config.sweep import PaperTable
 from flray.metrics.names import lower_is_better
 from flray.papers import PAPERS, printed_numbers, tables
 from flray.results import measures
-from flray.results.measures import AVERAGE
 from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Variance
 
@@ -202,9 +201,10 @@ def build_paper_table(source: ResultSet, paper: PaperTable) -> Table:
         [columns[i] for i in kept],
         {name: [row[i] for i in kept] for name, row in rows.items()},
     )
-    means = any(column.client == AVERAGE for column in table.columns)
+    means = any(column.client == measures.AVERAGE for column in table.columns)
     table.columns = [
-        replace(column, compared=column.client == AVERAGE or not means) for column in table.columns
+        replace(column, compared=column.client == measures.AVERAGE or not means)
+        for column in table.columns
     ]
     table.notes = [
         _describe_data(source),
@@ -256,20 +256,20 @@ def _has_content(cell: Cell) -> bool:
 def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> list[str]:
     """Return the clients of the columns of one combination of arms: those printed, else those that were run."""
     if paper.clients is None:
-        return [AVERAGE]
+        return [measures.AVERAGE]
     if _has_numbers(paper):
         printed = list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
         if printed:  # data of one's own have no printed numbers
             return printed
     trials = [trial for trial in source.trials if has_arms(trial, arms)]
     names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
-    return [*names, AVERAGE]
+    return [*names, measures.AVERAGE]
 
 
 def column_value(trial: Trial, column: Column, paper: PaperTable | None = None) -> float:
     """Return a trial's value in a column; a paper may have several names for its client."""
     clients = (paper.clients if paper is not None else None) or {}
-    names = clients.get(column.client, (column.client or AVERAGE,))
+    names = clients.get(column.client, (column.client or measures.AVERAGE,))
     found = (measures.value(trial, column.measure, name) for name in names)
     return next((one for one in found if not math.isnan(one)), math.nan)
 
@@ -284,7 +284,7 @@ def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> C
     )
     if _has_numbers(paper):
         printed = printed_rows(paper, arms, column.printed_metric)
-        wanted = [column.client, ""] if column.client == AVERAGE else [column.client]
+        wanted = [column.client, ""] if column.client == measures.AVERAGE else [column.client]
         found = printed[printed["client"].isin(wanted)].to_dict("records")
         if len(found) == 1 and found[0]["value"]:
             (row,) = found

@@ -18,7 +18,6 @@ from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.resources import thread_count
 from flray.files import storage
 from flray.records import directory
-from flray.records.directory import TRIALS, TUNE, checkpoints
 from flray.runs import resume_checks
 
 
@@ -182,13 +181,13 @@ def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:
 @contextlib.contextmanager
 def checkpoint_of(folder: Path) -> Iterator[Path]:
     """Yield the folder of a run's or trial's checkpoints."""
-    if folder.parent.name != TRIALS:
+    if folder.parent.name != directory.TRIALS:
         yield folder / directory.CHECKPOINT
         return
     sweep = folder.parent.parent
     output = directory.read_config(folder)["experiment"].get("output", "runs")
     base = directory.remote_uri(sweep, output) or str(sweep)
-    newest = next(iter(checkpoints(f"{base}/{TUNE}", folder.name)), None)
+    newest = next(iter(directory.checkpoints(f"{base}/{directory.TUNE}", folder.name)), None)
     if newest is None:
         raise FlrayError(f"{folder}: the trial's checkpoint is gone; run it again")
     with storage.local_folder(newest.uri) as place:

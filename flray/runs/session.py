@@ -22,7 +22,6 @@ from typing import Any, Literal
 from flray.config.experiment import Experiment
 from flray.errors import RayNotStartedError
 from flray.files.tracking_address import redact
-from flray.records.directory import RunStatus
 from flray.records.journal import Status as JournalStatus
 
 NOTE = "mlflow.note.content"
@@ -84,7 +83,7 @@ class RunSession:
             self.journal.resume()
         if labels:
             self.journal.tags(labels)
-        status: RunStatus = "running"
+        status: directory.RunStatus = "running"
         directory.update(folder, status=status, **changes)
 
     def end(

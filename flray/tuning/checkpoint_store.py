@@ -15,7 +15,6 @@ from flray.errors import FlrayError
 from flray.files import border, storage
 from flray.files.atomic import write_atomically
 from flray.records import directory
-from flray.records.directory import CheckpointRef, checkpoint_uri, checkpoints, in_order
 
 
 class Keeper:
@@ -59,13 +58,13 @@ class CheckpointStore:
     uri: str
     uid: str = ""
 
-    def of(self, trial: str) -> list[CheckpointRef]:
+    def of(self, trial: str) -> list[directory.CheckpointRef]:
         """Return a trial's checkpoints, newest first; some may be incomplete after a kill."""
-        found: list[CheckpointRef] = self._call(checkpoints, self.uri, trial)
+        found: list[directory.CheckpointRef] = self._call(directory.checkpoints, self.uri, trial)
         return found
 
     @contextlib.contextmanager
-    def read(self, stored: CheckpointRef) -> Iterator[Path]:
+    def read(self, stored: directory.CheckpointRef) -> Iterator[Path]:
         """Yield a local folder with a checkpoint's content."""
         if not self._is_far:
             with storage.local_folder(stored.uri) as folder:
@@ -86,21 +85,21 @@ class CheckpointStore:
         OSError
             If it cannot be stored.
         """
-        uri = checkpoint_uri(self.uri, trial, round_)
+        uri = directory.checkpoint_uri(self.uri, trial, round_)
         if not self._is_far and not storage.is_remote(uri):
             yield Path(uri)
             return
         with tempfile.TemporaryDirectory() as name:
             yield Path(name)
             try:
-                for path in in_order(Path(name)):
+                for path in directory.in_order(Path(name)):
                     self._call(_write, f"{uri}/{path.name}", border.read(path))
             except FlrayError as error:  # for a moment, perhaps
                 raise OSError(str(error)) from None
 
     def remove(self, trial: str, round_: int) -> None:
         """Remove a checkpoint that was written."""
-        self._call(storage.remove_folder, checkpoint_uri(self.uri, trial, round_))
+        self._call(storage.remove_folder, directory.checkpoint_uri(self.uri, trial, round_))
 
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if not self._is_far:

@@ -31,7 +31,6 @@ from flray.files import storage
 from flray.files.border import FILE_BYTES, read
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.directory import TAKEN_OVER, TRIALS, TUNE, checkpoints, in_order
 from flray.records.journal import read_events, rounds_of
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
@@ -189,7 +188,7 @@ class FinishedTrials:
             names = [
                 name.removesuffix("/run.json")
                 for name in storage.files(self._output)
-                if Path(name).match(f"*/*/{TRIALS}/*/run.json")
+                if Path(name).match(f"*/*/{directory.TRIALS}/*/run.json")
             ]
             with ThreadPoolExecutor(_READERS) as pool:
                 texts = list(
@@ -197,13 +196,13 @@ class FinishedTrials:
                 )
         else:
             base = Path(self._output)
-            paths = sorted(base.glob(f"*/*/{TRIALS}/*/run.json"))
+            paths = sorted(base.glob(f"*/*/{directory.TRIALS}/*/run.json"))
             names = [path.parent.relative_to(base).as_posix() for path in paths]
             texts = [_read(path) for path in paths]
         for name, text in sorted(zip(names, texts, strict=True)):
             record = _finished(text)
             if record is not None:
-                shown = name.replace(f"/{TRIALS}/", "/")
+                shown = name.replace(f"/{directory.TRIALS}/", "/")
                 yield FinishedTrial(f"{self._output}/{name}", shown, record)
 
     def _take_checkpoint(
@@ -213,8 +212,8 @@ class FinishedTrials:
 
         On a CPU it is evaluated again: the digests beside the values are as easily written as these.
         """
-        base, _, name = found.place.rpartition(f"/{TRIALS}/")
-        newest = next(iter(checkpoints(f"{base}/{TUNE}", name)), None)
+        base, _, name = found.place.rpartition(f"/{directory.TRIALS}/")
+        newest = next(iter(directory.checkpoints(f"{base}/{directory.TUNE}", name)), None)
         if newest is None or newest.round != found.record["rounds"]:
             return False
         with storage.local_folder(newest.uri) as folder:
@@ -226,9 +225,9 @@ class FinishedTrials:
             evaluated = not found.record.get("gpus")
             if evaluated:
                 _check_values(folder, source, found.record["metric"], point.experiment)
-            place = f"{TUNE}/{TAKEN_OVER}/{number}/checkpoint_000000"
+            place = f"{directory.TUNE}/{directory.TAKEN_OVER}/{number}/checkpoint_000000"
             address = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
-            for path in in_order(folder):
+            for path in directory.in_order(folder):
                 if storage.is_remote(address):
                     storage.write(f"{address}/{path.name}", read(path))
                 else:
@@ -350,7 +349,9 @@ def undo_half(folder: TrialFolder) -> None:
     """Take back what a killed process had taken over by half, so that the trial is as if just created."""
     if folder.identity.get("taking_over"):
         (folder.path / directory.JOURNAL).unlink(missing_ok=True)
-        shutil.rmtree(folder.sweep / TUNE / TAKEN_OVER / folder.number, ignore_errors=True)
+        shutil.rmtree(
+            folder.sweep / directory.TUNE / directory.TAKEN_OVER / folder.number, ignore_errors=True
+        )
         directory.update(folder.path, status="waiting", taking_over=None)
 
 

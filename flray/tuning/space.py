@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from flray import registry, rng
 from flray.config import arms
-from flray.config.arms import flatten_setting, format_value, label, registry_paths
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
 from flray.config.selection import choose_on_validation
@@ -75,7 +74,7 @@ class TrialSpec:
     @property
     def label(self) -> str:
         """A short label of the trial."""
-        return f"{label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
+        return f"{arms.label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
 
 
 def setting_key(setting: Mapping[str, Any], phase: str) -> str:
@@ -346,7 +345,9 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
         except ConfigErrors as error:
             for one in error.errors:
                 errors.append(
-                    ConfigError(f"space ({label(setting)}): {one.path}", one.found, one.allowed)
+                    ConfigError(
+                        f"space ({arms.label(setting)}): {one.path}", one.found, one.allowed
+                    )
                 )
     if len(errors) > _SHOWN_ERRORS:
         left = len(errors) - _SHOWN_ERRORS
@@ -399,15 +400,17 @@ def setting_title(point: TrialSpec) -> str:
     parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
     rest = {
         path: value
-        for path, value in flatten_setting(point.setting).items()
-        if not path.startswith(arms.PREFIX) and path not in registry_paths()
+        for path, value in arms.flatten_setting(point.setting).items()
+        if not path.startswith(arms.PREFIX) and path not in arms.registry_paths()
     }
     said = set(named) or any(
         path.startswith("partition") for path in rest
     )  # arms besides the method name the differences
     if not said:
         parts += partition_label(experiment)
-    parts += [f"{path.rsplit('.', 1)[-1]}={format_value(value)}" for path, value in rest.items()]
+    parts += [
+        f"{path.rsplit('.', 1)[-1]}={arms.format_value(value)}" for path, value in rest.items()
+    ]
     return " · ".join(dict.fromkeys(parts))
 
 
@@ -435,14 +438,14 @@ def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
         "method": algorithm.name,
         "data": point.experiment.data.name,
         PHASE: point.phase,
-        VARIED: json.dumps(flatten_setting(point.setting), ensure_ascii=False),
+        VARIED: json.dumps(arms.flatten_setting(point.setting), ensure_ascii=False),
         "setting": setting_title(point),
     }
     if "variant" in algorithm.options:
         found["variant"] = str(algorithm.options["variant"])
     if point.compared is not None:
         tuned = {path: v for path, v in point.setting.items() if path not in point.compared}
-        found[TUNED] = ",".join(flatten_setting(tuned))
+        found[TUNED] = ",".join(arms.flatten_setting(tuned))
         found[REPETITION] = str(point.repetition)
     return found
 

@@ -16,7 +16,6 @@ from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
 from flray.records import directory
-from flray.records.directory import TUNE
 from flray.records.mirror import mirrored
 from flray.results.build_studies import compared_names
 from flray.results.result_set import ResultSet, Trial
@@ -166,7 +165,9 @@ class Sweep:
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
         if remote := directory.remote_uri(folder, experiment.output):
-            self._stack.enter_context(mirrored(folder, remote, self._notify, leave=(TUNE,)))
+            self._stack.enter_context(
+                mirrored(folder, remote, self._notify, leave=(directory.TUNE,))
+            )
         settings = resume_checks.settings_text(config, "sweep")
         session = RunSession(
             folder,

@@ -16,7 +16,6 @@ from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.metrics.names import VIEWS
 from flray.records import directory
-from flray.records.directory import TRIALS, RunStatus, TrialRecord
 from flray.records.journal import JOURNAL, Journal, read_events, rounds_of
 from flray.runs.code import Code
 from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
@@ -53,7 +52,7 @@ class TrialFolder:
 
     def __init__(self, sweep: Path, name: str) -> None:
         self.sweep, self.number = sweep, name
-        self.path = sweep / TRIALS / name
+        self.path = sweep / directory.TRIALS / name
 
     def create(
         self,
@@ -117,11 +116,11 @@ class TrialFolder:
         with Journal(self.path / JOURNAL) as journal:
             journal.tags({"trial.status": "stopped", "stopped_early": "true"})
             journal.end("FINISHED")
-        status: RunStatus = "stopped"
+        status: directory.RunStatus = "stopped"
         directory.update(self.path, status=status)
 
     @property
-    def identity(self) -> TrialRecord:
+    def identity(self) -> directory.TrialRecord:
         """The content of ``run.json``.
 
         Raises
@@ -132,9 +131,9 @@ class TrialFolder:
         return directory.read_trial(self.path)
 
     @property
-    def status(self) -> RunStatus:
+    def status(self) -> directory.RunStatus:
         """waiting, running, finished, stopped (early) or failed."""
-        status: RunStatus = self.identity["status"]
+        status: directory.RunStatus = self.identity["status"]
         return status
 
     def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> RunSession:
@@ -173,7 +172,7 @@ class TrialFolder:
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:
     """Return the trials' complete folders, in order."""
-    found = (path.parent.name for path in (sweep / TRIALS).glob("*/run.json"))
+    found = (path.parent.name for path in (sweep / directory.TRIALS).glob("*/run.json"))
     return [TrialFolder(sweep, name) for name in sorted(found, key=lambda name: (len(name), name))]
 
 
@@ -189,7 +188,7 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
     for position, folder in enumerate(trial_folders(sweep)):
         if folder.number != trial_number(position):
             raise FlrayError(
-                f"{sweep / TRIALS}: the folder of trial {trial_number(position)} is missing; restore it"
+                f"{sweep / directory.TRIALS}: the folder of trial {trial_number(position)} is missing; restore it"
             )
         if position % seeds == 0:
             settings.append(folder.identity["setting"])
@@ -285,7 +284,7 @@ def complete_settings(sweep: Path) -> None:
         The sweep's folder, whose trials have all ended.
     """
     members: dict[str, list[Path]] = {}
-    for path in sorted((sweep / TRIALS).glob("*/run.json")):
+    for path in sorted((sweep / directory.TRIALS).glob("*/run.json")):
         held = directory.read_trial(path.parent)
         key = setting_key(held["setting"], held.get("phase", "comparison"))
         members.setdefault(key, []).append(path.parent)
@@ -334,5 +333,5 @@ def _compared(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _recorded(sweep: Path, trial: str) -> Rounds:
     """Return the rounds in a trial's journal."""
-    rounds = rounds_of(read_events(sweep / TRIALS / trial / JOURNAL))
+    rounds = rounds_of(read_events(sweep / directory.TRIALS / trial / JOURNAL))
     return {number: _compared(metrics) for number, metrics in rounds.items()}

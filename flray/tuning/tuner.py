@@ -26,7 +26,6 @@ from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 from flray.records import directory
-from flray.records.directory import TUNE, remove_old_checkpoints
 from flray.startup import environment
 from flray.tuning.callback import TrialRecorder, TuneTrial
 from flray.tuning.checkpoint_store import CheckpointStore, start_keeper
@@ -260,7 +259,7 @@ def run_trials(
         Whether Ray is a cluster that was joined, whose nodes may not see the folder.
     """
     settings, mirror = config.sweep, directory.remote_uri(sweep, config.experiment.output)
-    store, keeper = CheckpointStore(f"{mirror or sweep.resolve()}/{TUNE}"), None
+    store, keeper = CheckpointStore(f"{mirror or sweep.resolve()}/{directory.TUNE}"), None
     # The nodes of a Ray on this machine alone see the folder.
     if mirror is None and (joined or len(ray.nodes()) > 1):
         uid = directory.read(sweep)["uid"]
@@ -296,7 +295,7 @@ def run_trials(
     left = [point for number, point in points.items() if number not in over]
     for point in left:
         if scores.get(point.number):
-            remove_old_checkpoints(store.uri, point.number)
+            directory.remove_old_checkpoints(store.uri, point.number)
     search: OptunaSearch | None = None
     most = None if settings.concurrency == "auto" else int(settings.concurrency)
     space, samples = {"point": tune.grid_search([describe(point) for point in left])}, 1

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from flray import registry, rng
 from flray.config import arms
-from flray.config.arms import label, registry_paths
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.selection import PLACES
@@ -49,7 +48,7 @@ class Unit:
     @property
     def name(self) -> str:
         """A short name for people."""
-        return label(self.setting) or "the only setting"
+        return arms.label(self.setting) or "the only setting"
 
     def budget(self, tune: Tune) -> int:
         """Return the number of settings to try: at most all possible ones, and 0 if the space is empty."""
@@ -192,7 +191,7 @@ def _draw(domain: Domain, seed: int, number: int, path: str) -> Any:
 
 def _is_compared(path: str) -> bool:
     path = path.removeprefix("experiment.")
-    return path.split(".")[0] in PLACES or path.removesuffix(".name") in registry_paths()
+    return path.split(".")[0] in PLACES or path.removesuffix(".name") in arms.registry_paths()
 
 
 def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:
