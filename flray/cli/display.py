@@ -12,6 +12,7 @@ from flray.errors import NO_TEXT, one_line
 from flray.metrics.names import VIEWS, lower_is_better
 from flray.runs import progress
 from flray.runs.progress import console as console
+from flray.tracking.client import ui_links
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +74,6 @@ def table_rows(table: Table) -> list[dict[str, str]]:
 def show_result(result: Result, as_json: bool = False) -> None:
     """Print a finished run's table, its folder and its digest."""
     from flray.metrics.summary import trajectory
-    from flray.tracking.client import ui_links
 
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
@@ -186,8 +186,6 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
 
 def show_places(result: SweepResult) -> None:
     """Print the folder of a finished sweep, its report, and the addresses of its tracking pages."""
-    from flray.tracking.client import ui_links
-
     console.print(f"sweep: {result.folder} (results.csv, summary.csv, trials/)")
     report = result.folder / "report"
     pictures = (report / "figures" / f"{name}.png" for name in ("differences", "curves"))

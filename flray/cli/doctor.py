@@ -75,15 +75,10 @@ def _security() -> Iterator[tuple[str, str]]:
     yield "Ray's token", held + (f" (RAY_AUTH_MODE={mode})" if mode else "")
     if token.is_file() and token.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         yield "WARNING", f"others can read {token}: chmod 600 {token}"
-    yield from _session_folders()
-
-
-def _session_folders() -> Iterator[tuple[str, str]]:
-    """Yield the folder of the sockets of a Ray that flray starts, with a warning if others can replace them."""
     base = folder_of_sessions()
     yield "Ray's sessions", f"{base / PREFIX}*: each in a folder of this user alone"
-    mode = base.stat().st_mode if base.is_dir() else 0
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+    rights = base.stat().st_mode if base.is_dir() else 0
+    if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
         yield (
             "WARNING",
             f"others can replace what is in {base}, Ray's sockets too: chmod o-w {base}, or set "

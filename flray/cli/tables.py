@@ -16,6 +16,7 @@ from flray import registry
 from flray.cli.display import console, make_table, print_json, show_table
 from flray.config import suites
 from flray.config.components import PartitionChoice
+from flray.config.loader import load
 from flray.config.schema import Setting, allowed_values, settings
 from flray.config.yaml_files import read_with_base
 from flray.errors import DataError, FlrayError, nearest, one_line
@@ -151,7 +152,6 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
         for title, rows in parts.items():
             _print(title, rows)
         return
-    from flray.config.loader import load
     from flray.config.selection import choose_on_validation
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
@@ -207,7 +207,6 @@ def show_partition(
     file: Path, overrides: list[str], plot: Path | None, split: Path | None, as_json: bool
 ) -> None:
     """Print the table of a partition, of a file or of a data set by its name, and draw its bubble chart."""
-    from flray.config.loader import load
     from flray.data.federated import partition_table
     from flray.data.partitions.given import split_of
     from flray.drawing.canvas import SUFFIXES, save_figure
@@ -251,7 +250,6 @@ def show_partition(
 
 def _manifests(source: Path | dict[str, Any], overrides: list[str]) -> list[dict[str, Any]]:
     """Return the manifests of the first seed's runs, one for all arms that have the same."""
-    from flray.config.loader import load
     from flray.federation.manifest import digests, divide, manifest
     from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 

@@ -405,12 +405,20 @@ def make(
         LATEX: render_latex(table),
         PAGE: render_page(source, table, spent, sections, vectors),
     }
-    if table.studies.each:
-        contents[COMPARISONS] = csv_text(table.studies.frame())
-    for name, content in contents.items():
-        (output / name).write_text(content, encoding="utf-8")
-    files = tuple(output / name for name in contents)
+    files = _write(output, table, contents, COMPARISONS)
     return Report(source, table, spent, figures, files, tuple(pictures))
+
+
+def _write(
+    folder: Path, table: Table, contents: Mapping[str, str], comparisons: str
+) -> tuple[Path, ...]:
+    """Write files by name, and a table's comparisons if it has any; return the paths."""
+    if table.studies.each:
+        contents = {**contents, comparisons: csv_text(table.studies.frame())}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return tuple(folder / name for name in contents)
 
 
 def report_file(
@@ -420,13 +428,5 @@ def report_file(
     table = build_export_table(read_export(path), reference)
     if to is None:
         return table, ()
-    to.mkdir(parents=True, exist_ok=True)
-    files = {
-        to / f"{path.stem}.md": markdown(table, ()),
-        to / f"{path.stem}.tex": render_latex(table),
-    }
-    if table.studies.each:
-        files[to / f"{path.stem}.{COMPARISONS}"] = csv_text(table.studies.frame())
-    for file, content in files.items():
-        file.write_text(content, encoding="utf-8")
-    return table, tuple(files)
+    contents = {f"{path.stem}.md": markdown(table, ()), f"{path.stem}.tex": render_latex(table)}
+    return table, _write(to, table, contents, f"{path.stem}.{COMPARISONS}")

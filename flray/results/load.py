@@ -43,9 +43,8 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     tuning: list[Trial] = []
     registered: dict[str, str] = {}
     if directory.folder_kind(folder) == "sweep":
-        found = [file.parent for file in (folder / "trials").glob("*/run.json")]
-        found.sort(key=lambda trial: (len(trial.name), trial.name))
-        every = [_load_trial(trial) for trial in found]
+        found = (file.parent for file in (folder / "trials").glob("*/run.json"))
+        every = [_load_trial(one) for one in sorted(found, key=lambda t: (len(t.name), t.name))]
         trials = [trial for trial in every if trial.phase == COMPARISON]
         tuning = [trial for trial in every if trial.phase != COMPARISON]
         registered = registered_question(identity.get("settings", {}))

@@ -51,7 +51,10 @@ class TrainedModels:
         )
         self._device = torch.device("cpu")
         federation = Federation(
-            self.spec, InlineExecutor(self.spec, self._device), _ignore, self._device
+            self.spec,
+            InlineExecutor(self.spec, self._device),
+            lambda line: None,  # a method's notes belong to the run
+            self._device,
         )
         with contextlib.closing(federation), checkpoint_of(folder) as place:
             self.round = federation.restore(place)
@@ -192,7 +195,3 @@ def checkpoint_of(folder: Path) -> Iterator[Path]:
         raise FlrayError(f"{folder}: the trial's checkpoint is gone; run it again")
     with storage.local_folder(newest.uri) as place:
         yield place
-
-
-def _ignore(line: str) -> None:
-    """Say nothing: a method's notes belong to the run."""

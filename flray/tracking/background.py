@@ -113,12 +113,6 @@ class Tracker:
                 left += sender.unsent()
         return left
 
-    def __enter__(self) -> "Tracker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _work(self) -> None:
         closing = False
         while not closing:

@@ -55,21 +55,17 @@ def finish(
     for name in (directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE, *tuning):
         journal.artifact(name)
     statuses = result.results["status"].value_counts()
-    tags = {
-        f"trials.{name}": str(int(statuses.get(name, 0)))
-        for name in ("finished", "stopped", "failed")
-    }
-    best = result.best
-    tags |= {
-        name: f"{best[key]:.6g}"
-        for name, key in (
-            ("best.score", "score"),
-            ("best.score.std", "score_std"),
-            ("best.test", TEST),
-        )
-        if key in best and not math.isnan(best[key])
-    }
-    journal.tags(tags)
+    best, tags = result.best, {"score": "score", "score.std": "score_std", "test": TEST}
+    journal.tags(
+        {
+            **{f"trials.{name}": str(int(statuses.get(name, 0))) for name in ENDED_STATUSES},
+            **{
+                f"best.{name}": f"{best[key]:.6g}"
+                for name, key in tags.items()
+                if not math.isnan(best.get(key, math.nan))
+            },
+        }
+    )
     complete_settings(folder)
     journal.tags({NOTE: _note(result)})
     journal.tags({"best": result.label(result.summary.iloc[0])})

@@ -166,8 +166,11 @@ class TrialFolder:
     def scores(self) -> list[tuple[int, float]]:
         """Return round and score of every recorded round."""
         rounds = rounds_of(read_events(self.path / JOURNAL))
-        scores = {number: metrics.get("score", math.nan) for number, metrics in rounds.items()}
-        return [(number, score) for number, score in scores.items() if not math.isnan(score)]
+        return [
+            (number, metrics["score"])
+            for number, metrics in rounds.items()
+            if not math.isnan(metrics.get("score", math.nan))
+        ]
 
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import ray.exceptions
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher

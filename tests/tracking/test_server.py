@@ -75,11 +75,11 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
     to, run = Sending(tmp_path, server.uri), tmp_path / "run"
     to.start().close()
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import sys, time; from contextlib import closing; from pathlib import Path\n"
         "from flray.records.journal import Journal; from flray.tracking.background import Tracker\n"
         "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "
         "int(sys.argv[4])\n"
-        "with Journal(run / 'journal.jsonl') as journal, Tracker(uri, print) as tracker:\n"
+        "with Journal(run / 'journal.jsonl') as journal, closing(Tracker(uri, print)) as tracker:\n"
         "    tracker.register(run)\n"
         "    for round_ in range(first, last):\n"
         "        journal.record_round(round_, {f'm{i}': round_ + i / 10 for i in range(20)})\n"
