@@ -137,15 +137,20 @@ def _render(template: str, table: Table, **values: object) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    filters = {"measured": format_measured, "printed": printed_reference}
     environment.filters |= {
-        **filters,
+        "measured": format_measured,
+        "printed": printed_reference,
         "comment": lambda text: Markup(one_line(text)),
         "in_print": _in_print,
     }
-    values |= {"heads": head_rows(table), "legend": legend(table), "notes": notes(table)}
-    values |= {"table": table, "concluded": CONCLUSIONS}
-    return environment.get_template(template).render(values)
+    return environment.get_template(template).render(
+        values,
+        table=table,
+        heads=head_rows(table),
+        legend=legend(table),
+        notes=notes(table),
+        concluded=CONCLUSIONS,
+    )
 
 
 def _in_print(label: str) -> str:

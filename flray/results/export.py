@@ -181,8 +181,7 @@ def _read_text(path: Path) -> pd.DataFrame:
             frame = read_csv(io.TextIOWrapper(file, encoding="utf-8", newline=""))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: no kept results ({error})") from None
-    missing = [name for name in (*FIRST, *MEASURED, *LAST) if name not in frame.columns]
-    if missing:
+    if missing := [name for name in (*FIRST, *MEASURED, *LAST) if name not in frame.columns]:
         raise DataError(
             f"{path}: no kept results: without the columns {', '.join(missing)}; "
             "make such a file with flray report NAME --keep FILE.csv"
@@ -193,8 +192,7 @@ def _read_text(path: Path) -> pd.DataFrame:
                 raise DataError(
                     f"{path}: {text!r} in the column {name} is neither a number nor a SHA-256; restore the file"
                 )
-    wrong = [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]
-    if wrong:
+    if wrong := [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]:
         raise DataError(
             f"{path}: {wrong[0]!r} in the column sha256 is no SHA-256 of 64 hexadecimal digits"
         )

@@ -76,14 +76,12 @@ def legend(table: Table) -> str:
     """Return the legend: seeds, units and marks of the table."""
     counts = sorted({len(cell.finite) for cell in table.cells if cell.finite})
     text = f"Mean ± standard deviation over {' or '.join(map(str, counts)) or 0} seeds"
+    text += ", none for one seed" * (1 in counts)
     if counts == [1]:
         text = "Values of one seed, without a deviation"
-    elif 1 in counts:
-        text += ", none for one seed"
-    text += "; shares in percent"
-    text += "; in bold: decided to be better than every other." * any(c.best for c in table.cells)
-    text = text.removesuffix(".") + "."
-    return text + " Below: the printed number (measured minus printed)." * table.has_printed
+    bold = "; in bold: decided to be better than every other" * any(c.best for c in table.cells)
+    printed = " Below: the printed number (measured minus printed)." * table.has_printed
+    return f"{text}; shares in percent{bold}.{printed}"
 
 
 def notes(table: Table) -> list[str]:

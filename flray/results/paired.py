@@ -349,7 +349,7 @@ def _difference(
         improvement,
         lower,
         pairs,
-        verdict=_verdict(*corrected, lower),
+        verdict=sequential.verdict_of(*corrected, lower),
         p_signs=sequential.sign_flip_p(differences),
         freedom=count - 1,
     )
@@ -417,7 +417,7 @@ def _clustered(
         p_signs=math.nan,
         freedom=freedom,
         corrected=min(p * one.pairs, 1.0),
-        verdict=_verdict(*corrected, one.lower),
+        verdict=sequential.verdict_of(*corrected, one.lower),
         repeated=repeated,
     )
 
@@ -430,14 +430,6 @@ def _t_test(
     own, corrected = (error * scipy.special.stdtrit(freedom, levels)).tolist()
     p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error))
     return (mean - own, mean + own), (mean - corrected, mean + corrected), p
-
-
-def _verdict(low: float, high: float, lower: bool) -> Verdict:
-    if low > 0:
-        return "worse" if lower else "better"
-    if high < 0:
-        return "better" if lower else "worse"
-    return ""
 
 
 def _sequential(one: Difference, differences: NDArray[np.float64], rule: Rule) -> Difference:

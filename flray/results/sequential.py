@@ -188,6 +188,15 @@ class Decision(NamedTuple):
     p: float
 
 
+def verdict_of(low: float, high: float, lower: bool = False) -> Verdict:
+    """Return the verdict of an interval, which decides if it excludes zero."""
+    if low > 0:
+        return "worse" if lower else "better"
+    if high < 0:
+        return "better" if lower else "worse"
+    return ""
+
+
 def decide(differences: Sequence[float], margin: float, alpha: float, looks: Looks) -> Decision:
     """Decide on a pair by all its seeds.
 
@@ -211,13 +220,7 @@ def decide(differences: Sequence[float], margin: float, alpha: float, looks: Loo
     seen = [values[:count] for count in range(first, len(values) + 1)]
     p = min((p_value(float(one.mean()), spread(one), len(one), looks) for one in seen), default=1.0)
     low, high = _intersection(seen, alpha, looks)
-    verdict: Verdict = ""
-    if low > high:
-        verdict = "contradictory"
-    elif low > 0:
-        verdict = "better"
-    elif high < 0:
-        verdict = "worse"
+    verdict = "contradictory" if low > high else verdict_of(low, high)
     within = [_intersection(seen, 2 * alpha, looks, beyond) for beyond in (0, 1, -1)]
     if verdict != "contradictory" and all(-margin <= one[0] <= one[1] <= margin for one in within):
         lows, highs = zip(*within, strict=True)

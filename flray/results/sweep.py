@@ -57,32 +57,35 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     """
     paper = source.paper if source.axes else None
     table = _setting_table(source) if paper is None else build_paper_table(source, paper)
-    chosen = selects_on_test(source.config)
-    table.notes += [chosen] if chosen else _choice_notes(source)
-    if paper is None:
-        table.notes += alike_notes(trial.metric for trial in source.trials)
-    table.notes += [one.line for one in tuned_settings(source)]
+    is_smoke, chosen = source.name.endswith(SMOKE), selects_on_test(source.config)
     # The class that sensitivity, F1 and so on are about, where the task is binary.
     positive = dict.fromkeys(trial.positive for trial in source.trials if trial.positive)
-    table.notes += [f"positive class: {' or '.join(positive)}"] if positive else []
     encodings = dict.fromkeys((trial.partition or {}).get("encoding") for trial in source.trials)
-    table.notes += [f"data: {one}" for one in encodings if one]
-    table.notes += [*_seed_notes(table), *_protocol_notes(source), *_status_notes(source)]
-    stand_in = list(filter(None, [stand_in_line(source.config)]))
-    if source.name.endswith(SMOKE):
+    table.notes = [
+        *([SMOKE_NOTE] if is_smoke else []),
+        *filter(None, [stand_in_line(source.config)]),
+        *table.notes,
+        *([chosen] if chosen else _choice_notes(source)),
+        *(alike_notes(trial.metric for trial in source.trials) if paper is None else []),
+        *(one.line for one in tuned_settings(source)),
+        *([f"positive class: {' or '.join(positive)}"] if positive else []),
+        *(f"data: {one}" for one in encodings if one),
+        *_seed_notes(table),
+        *_protocol_notes(source),
+        *_status_notes(source),
+    ]
+    if is_smoke:
         table.title += " (smoke run)"
-        table.notes[:0] = [SMOKE_NOTE, *stand_in]
         table.conclusions = ["nothing can be concluded from a smoke run"]
-    else:
-        table.notes[:0] = stand_in
-        _compare(table, source, reference)
-        where = {source.label(one): place_and_name(source, one) for one in source.trials}
+        return table
+    _compare(table, source, reference)
+    where = {source.label(one): place_and_name(source, one) for one in source.trials}
 
-        def compared_as(label: str, column: Column) -> tuple[str, str, str]:
-            place, name = where[label] if paper is None else (place_of(column), label)
-            return place, measure_of(column, source.metric), name
+    def compared_as(label: str, column: Column) -> tuple[str, str, str]:
+        place, name = where[label] if paper is None else (place_of(column), label)
+        return place, measure_of(column, source.metric), name
 
-        table.mark_best(compared_as)
+    table.mark_best(compared_as)
     return table
 
 

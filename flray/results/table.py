@@ -257,10 +257,9 @@ def _clients(source: ResultSet, paper: PaperTable, arms: Arms, metric: str) -> l
     """Return the clients of the columns of one combination of arms: those printed, else those that were run."""
     if paper.clients is None:
         return [measures.AVERAGE]
-    if _has_numbers(paper):
-        printed = list(dict.fromkeys(printed_rows(paper, arms, metric)["client"]))
-        if printed:  # data of one's own have no printed numbers
-            return printed
+    printed = printed_rows(paper, arms, metric)["client"] if _has_numbers(paper) else ()
+    if len(printed):  # data of one's own have no printed numbers
+        return list(dict.fromkeys(printed))
     trials = [trial for trial in source.trials if has_arms(trial, arms)]
     names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
     return [*names, measures.AVERAGE]
@@ -307,8 +306,8 @@ def _describe_data(source: ResultSet) -> str:
         if trial.partition is not None
     )
     rounds = [int(trial.history["round"].max()) for trial in source.trials if len(trial.history)]
-    rounds = rounds or [0]
-    span = " to ".join(map(str, dict.fromkeys((min(rounds), max(rounds)))))
+    ends = dict.fromkeys((min(rounds, default=0), max(rounds, default=0)))
+    span = " to ".join(map(str, ends))
     names = ", ".join(data) or source.config["experiment"]["data"]["name"]
     return f"run on {names} for {span} rounds"
 

@@ -85,12 +85,14 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     for name in export.setting_columns(kept):
         if kept[name] != "" and (value := own.get(name, own.get(f"{name}.name"))) is not None:
             said[name] = (str(_parsed(kept, name)), value)
-    other = [f"{name} {one}, here {two}" for name, (one, two) in said.items() if one != two]
-    other += [
-        f"{name} {one:g}, here {two:g}"
-        for name, (one, two) in values.items()
-        if not math.isclose(one, two, rel_tol=0, abs_tol=_ROUNDING)
-        and not (math.isnan(one) and math.isnan(two))
+    other = [
+        *(f"{name} {one}, here {two}" for name, (one, two) in said.items() if one != two),
+        *(
+            f"{name} {one:g}, here {two:g}"
+            for name, (one, two) in values.items()
+            if not math.isclose(one, two, rel_tol=0, abs_tol=_ROUNDING)
+            and not (math.isnan(one) and math.isnan(two))
+        ),
     ]
     shown = ", ".join(other[:_SHOWN]) + f" and {len(other) - _SHOWN} more" * (len(other) > _SHOWN)
     row = f"{kept['label']} seed {kept['seed']}"
@@ -303,9 +305,15 @@ def experiment_of(path: Path, row: Row, entries: Entries, overrides: Sequence[st
     base = config.experiment
     found = experiment_at(config, {**values, "seed": row["seed"]})
     key = digest({**deciding_settings(found.model_dump(mode="json")), "seed": found.seed})
-    theirs = {one: getattr(base, one) for one in ("output", "callbacks", "plugins", "tracking")}
-    theirs["tracking"] = base.tracking.model_copy(update={"uri": None})
-    return found.model_copy(update={**theirs, "name": f"verify-{key[:12]}"})
+    return found.model_copy(
+        update={
+            "name": f"verify-{key[:12]}",
+            "output": base.output,
+            "callbacks": base.callbacks,
+            "plugins": base.plugins,
+            "tracking": base.tracking.model_copy(update={"uri": None}),
+        }
+    )
 
 
 def _values(config: Config, row: Row) -> Iterator[tuple[str, Any]]:

@@ -210,8 +210,7 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     text = re.sub(r"[ \t]+\n", "\n", text)
     names = list(_built(text).state_dict())
     state = traced.state_dict()
-    missing = [name for name in names if name not in state]
-    if missing:
+    if missing := [name for name in names if name not in state]:
         raise FlrayError(f"the model cannot be written as plain PyTorch: found no {missing[0]}")
     tensors = {name: state[name].detach().clone().contiguous() for name in names}
     return text, tensors, _check(text, tensors, model, models)

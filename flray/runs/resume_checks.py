@@ -104,17 +104,16 @@ def settings_text(config: Config, which: directory.FolderKind) -> dict[str, str]
     """
     content = config.model_dump(mode="json")
     found = dict(directory.flatten_settings(content["experiment"]))
-    if which == "sweep":
-        found |= {
-            f"space.{path}": redact(json.dumps(domain)) for path, domain in content["space"].items()
-        }
-        found |= {
-            f"arms.{axis}.{name}": redact(json.dumps(arm))
-            for axis, arms in content["arms"].items()
-            for name, arm in arms.items()
-        }
-        found |= dict(directory.flatten_settings(content["sweep"], "sweep."))
-    return found
+    if which == "run":
+        return found
+    space = {f"space.{path}": domain for path, domain in content["space"].items()}
+    arms = {
+        f"arms.{axis}.{name}": arm
+        for axis, one in content["arms"].items()
+        for name, arm in one.items()
+    }
+    found |= {path: redact(json.dumps(value)) for path, value in {**space, **arms}.items()}
+    return found | dict(directory.flatten_settings(content["sweep"], "sweep."))
 
 
 def check_unchanged(folder: Path, config: Config) -> None:

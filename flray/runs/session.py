@@ -164,8 +164,7 @@ def tracking(
     try:
         yield tracker
     finally:
-        unsent = tracker.close(timeout=patience)
-        if unsent:
+        if unsent := tracker.close(timeout=patience):
             notify(
                 f"{unsent} entries could not be sent to {redact(uri)}; they are kept: flray sync {folder}"
             )

@@ -210,10 +210,12 @@ def _structure(experiment: Experiment) -> str:
             "algorithm",
         },
     )
-    content["algorithm"] = {
-        k: v for k, v in content["algorithm"].items() if not isinstance(v, float)
+    algorithm = {k: v for k, v in content["algorithm"].items() if not isinstance(v, float)}
+    content |= {
+        "algorithm": algorithm,
+        **experiment.evaluation.model_dump(mode="json", include={"validation", "others"}),
+        **experiment.local.model_dump(include={"precision", "compile", "clients_per_step"}),
+        "block": experiment.aggregation.block,
+        "optimizer": str(experiment.local.optimizer),
     }
-    content |= experiment.evaluation.model_dump(mode="json", include={"validation", "others"})
-    content |= experiment.local.model_dump(include={"precision", "compile", "clients_per_step"})
-    content |= {"block": experiment.aggregation.block, "optimizer": str(experiment.local.optimizer)}
     return json.dumps(content, sort_keys=True)

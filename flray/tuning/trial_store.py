@@ -150,12 +150,15 @@ class TrialFolder:
 
     def end(self, session: RunSession, status: EndStatus, **values: Any) -> None:
         """Record the trial's end."""
-        tags = {"trial.status": status, "stopped_early": str(status == "stopped").lower()}
-        if values.get("sha256"):
-            tags["model.sha256"] = values["sha256"]
-        if values.get("failure"):
-            tags["failure"] = values["failure"].splitlines()[0]
-        session.journal.tags(tags)
+        failure = (values.get("failure") or "").partition("\n")[0]
+        known = {"model.sha256": values.get("sha256"), "failure": failure}
+        session.journal.tags(
+            {
+                "trial.status": status,
+                "stopped_early": str(status == "stopped").lower(),
+                **{name: text for name, text in known.items() if text},
+            }
+        )
         session.end(status, **values)
 
     def rounds_recorded(self) -> int:
