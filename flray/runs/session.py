@@ -203,7 +203,7 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
 def data_tags(held: Mapping[str, Any]) -> dict[str, str]:
     """Return a trial's tags of fingerprints and origins, from the same as `record_data`."""
     return {
-        **{f"{part}.fingerprint": digest for part, digest in held["fingerprints"].items()},
+        **{f"{part}.fingerprint": sha for part, sha in held.get("fingerprints", {}).items()},
         **{f"origin.{name}": origin for name, origin in held["origins"].items()},
     }
 
