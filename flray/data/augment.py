@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray import devices
+from flray.config.components import AugmentChoice
 from flray.errors import ConfigError
 from flray.registry import augmentations, register_augmentation
 
@@ -316,18 +317,6 @@ def random_rotation(
     return rotate(images, degrees * (2 * draws - 1))
 
 
-class Step(Protocol):
-    """A registered augmentation with its options."""
-
-    @property
-    def name(self) -> str:
-        """Its registered name."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Its keyword-only parameters."""
-
-
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "flip": ("flip",),
@@ -341,7 +330,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 def augment_batch(
     images: Tensor,
-    how: str | Sequence[Step],
+    how: str | Sequence[AugmentChoice],
     generator: torch.Generator,
     normalisation: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -351,7 +340,7 @@ def augment_batch(
     ----------
     images : Tensor
         Normalised batch.
-    how : str or sequence of Step
+    how : str or sequence of AugmentChoice
         A preset or steps, which draw from the generator one after another.
     generator : torch.Generator
         The generator of this batch.
@@ -375,7 +364,7 @@ def augment_batch(
 def augment_pair(
     images: Tensor,
     targets: Tensor,
-    how: str | Sequence[Step],
+    how: str | Sequence[AugmentChoice],
     generator: torch.Generator,
     normalisation: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -388,7 +377,7 @@ def augment_pair(
     targets : Tensor [B] or [B, K, H, W]
         Labels, or masks, 1 inside. Pixels from beyond the image are outside; a resampled pixel is
         inside from one half on.
-    how : str or sequence of Step
+    how : str or sequence of AugmentChoice
         As in `augment_batch`; the images' bits do not depend on the targets.
     generator : torch.Generator
         The generator of this batch.
@@ -411,12 +400,14 @@ def augment_pair(
     return moved, (masks >= 0.5).to(targets.dtype)
 
 
-def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+def check(
+    how: str | Sequence[AugmentChoice], path: str, shape: Sequence[int], dtype: np.dtype[Any]
+) -> None:
     """Refuse colours for samples that have none.
 
     Parameters
     ----------
-    how : str or sequence of Step
+    how : str or sequence of AugmentChoice
         As in `augment_batch`.
     path : str
         The setting that the message names.
@@ -445,7 +436,7 @@ def check(how: str | Sequence[Step], path: str, shape: Sequence[int], dtype: np.
             )
 
 
-def _steps(how: str | Sequence[Step]) -> list[tuple[str, Mapping[str, Any]]]:
+def _steps(how: str | Sequence[AugmentChoice]) -> list[tuple[str, Mapping[str, Any]]]:
     if isinstance(how, str):
         return [(name, {}) for name in PRESETS[how]]
     return [(s.name, s.options) for s in how]
