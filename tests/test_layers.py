@@ -147,10 +147,6 @@ def test_files_are_read_at_the_border() -> None:
     own = {"config/yaml_files.py", "runs/identity.py", "tuning/callback.py", "new/__main__.py"}
     own |= {"runs/export.py", "data/sources/archives.py", "reporting/sections.py"}
     own |= {"metrics/names.py"}
-    own |= {
-        f"data/datasets/{name}.py"
-        for name in ("class_folders", "digit_archives", "digits5", "fundus", "small_images")
-    }
     kernel = {"bits.py", "devices/__init__.py", "records/mirror.py"}
     assert found - own - kernel == set()
 

@@ -1,7 +1,6 @@
 """Sets laid out as ``ROOT/<domain>/<class>/*``, and sets with a list of labels beside the images."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,7 +10,7 @@ import numpy as np
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_domains
 from flray.data.sources import image_sets
-from flray.data.sources.archives import Place, Source, read_pickled_arrays, register_source
+from flray.data.sources.archives import Place, Source, facts, read_pickled_arrays, register_source
 from flray.data.types import DataSet
 from flray.errors import DataError, brief, nearest
 from flray.registry import register_dataset
@@ -203,7 +202,7 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
     return register_source(tree)
 
 
-_SETS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SETS = facts(__file__)
 OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS, DOMAINNET = (
     register_tree(
         ClassFolders(
@@ -411,7 +410,7 @@ def _patches(home: Path, chosen: Sequence[str]) -> image_sets.Table:
     import pandas as pd
 
     path = home / METADATA
-    facts = path.stat()
+    found = path.stat()
     try:
         table = pd.read_csv(path, usecols=list(_COLUMNS), dtype=str, keep_default_na=False)
     except ValueError as error:
@@ -431,7 +430,7 @@ def _patches(home: Path, chosen: Sequence[str]) -> image_sets.Table:
     numbers = table[["tumor", "center"]].astype(np.int64)
     kept = np.flatnonzero(("centre" + table["center"]).isin(chosen))
     place = np.array([chosen.index(name) if name in chosen else -1 for name in CENTRES])
-    stamp = f"{facts.st_size}|{facts.st_mtime_ns}"
+    stamp = f"{found.st_size}|{found.st_mtime_ns}"
     return image_sets.Table(
         [image_sets.Item(name, 0, stamp) for name in names.iloc[kept]],
         numbers["tumor"].to_numpy()[kept],

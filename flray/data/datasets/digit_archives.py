@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from flray.data.datasets import embedded
 from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed
 from flray.data.loading import fit_to_shape
 from flray.data.sources import image_sets
-from flray.data.sources.archives import Files, Place, read_pickled_arrays, register_source
+from flray.data.sources.archives import Files, Place, facts, read_pickled_arrays, register_source
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, read_at_most
@@ -84,7 +83,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 Size = Annotated[int, Field(ge=8, description="height and width to which all are resized")]
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = facts(__file__)
 DOMAINS: dict[str, Origin] = _TABLE["origins"]
 _MAT: dict[str, list[str]] = _TABLE["matlab"]
 _FOLDERS = dict(zip(DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True))
@@ -129,7 +128,7 @@ def _layout(archive: Archive, have: Sequence[str]) -> list[str]:
 
 
 def _dataset(
-    name: str, arrays: Arrays, chosen: Sequence[str], seed: int, samples: int | None, size: int
+    arrays: Arrays, chosen: Sequence[str], seed: int, samples: int | None, size: int
 ) -> list[Domain]:
     """Return the chosen domains, in one size."""
     made = []
@@ -154,7 +153,7 @@ def _register(files: Files, have: Sequence[str], usual: int, title: str) -> None
         size: Size = usual,
     ) -> DataSet:
         chosen = embedded.select_domains(files.name, have, domains)
-        made = _dataset(files.name, files.load(root, path), chosen, seed, samples, size)
+        made = _dataset(files.load(root, path), chosen, seed, samples, size)
         return embedded.assemble(files.name, made, DIGITS)
 
     dataset.__doc__ = title
@@ -196,7 +195,7 @@ def digits5(
     layouts = [_layout(archive, tuple(DOMAINS)) for archive in _TRAINING[training]]
     arrays = replace(DIGITS5, layouts=layouts).load(root, path)
     chosen = embedded.select_domains("digits5", tuple(DOMAINS), domains)
-    made = _dataset("digits5", arrays, chosen, seed, samples, size)
+    made = _dataset(arrays, chosen, seed, samples, size)
     return embedded.assemble("digits5", made, DIGITS, ordered=True)
 
 
@@ -263,7 +262,7 @@ def digits4(
     """Return FCCL+'s four domains in its code's folders: MNIST, USPS, SVHN with the official test parts, and SYN."""
     chosen = embedded.select_domains("digits4", FOUR, domains)
     arrays = DIGITS4.load(root, path)
-    made = _dataset("digits4", arrays, [d for d in chosen if d != "syn"], seed, samples, size)
+    made = _dataset(arrays, [d for d in chosen if d != "syn"], seed, samples, size)
     if "syn" in chosen:
         folder = Path(path).expanduser() if path else root / "archives" / "digits4"
         made.append(_syn(image_sets.Store(folder / "syn"), root, size, seed, samples))

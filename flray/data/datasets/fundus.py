@@ -1,7 +1,6 @@
 """Retinal photographs of six sources with masks of optic disc and cup, and a drawn stand-in for them."""
 
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
 from flray.data.sources import image_sets
-from flray.data.sources.archives import Place, Source, register_source
+from flray.data.sources.archives import Place, Source, facts, register_source
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -56,8 +55,7 @@ class Look(NamedTuple):
     vessels: float
 
 
-_TABLE = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-SOURCES = {name: Look(**one) for name, one in tomllib.loads(_TABLE).items()}
+SOURCES = {name: Look(**one) for name, one in facts(__file__).items()}
 
 
 @register_dataset("fundus-synthetic")

@@ -1,7 +1,6 @@
 """Small images from their makers' files: CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN."""
 
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,41 +11,54 @@ from pydantic import Field
 
 from flray.data.datasets import embedded
 from flray.data.datasets.digit_archives import read_idx, read_matlab
-from flray.data.datasets.embedded import DIGITS, SampleCap, Seed, one_domain
-from flray.data.sources.archives import Files, Place, Source, read_pickled_arrays, register_source
+from flray.data.datasets.embedded import SampleCap, Seed, one_domain
+from flray.data.sources.archives import (
+    Files,
+    Place,
+    Source,
+    facts,
+    read_pickled_arrays,
+    register_source,
+)
 from flray.data.sources.images import decode
 from flray.data.types import Arrays, DataSet
 from flray.files.border import read_npz
 from flray.registry import register_dataset
 
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-COARSE, CIFAR100 = tuple(_TABLE["coarse"]), tuple(_TABLE["fine"].split())
+_TABLE = facts(__file__)
+COARSE, CIFAR10 = tuple(_TABLE["coarse"]), tuple(_TABLE["cifar-10"]["classes"])
+CIFAR100 = tuple(_TABLE["cifar-100"]["classes"])
+FC100_COARSE: Mapping[str, Sequence[int]] = _TABLE["fc100"]["superclasses"]
 
 
-def _files(
-    name: str, decode: Callable[[Path, Sequence[str]], Arrays], classes: int, split: str = ""
-) -> Files:
+def _files(name: str, decode: Callable[[Path, Sequence[str]], Arrays], split: str = "") -> Files:
     """Register the files of a set, whose places and addresses are in the table, and return them."""
     one = _TABLE[name]
     layouts = [layout.format(split=split).split() for layout in one["layouts"]]
     return register_source(
         Files(
-            name, one["where"], layouts, decode, classes, one["downloads"], one.get("elsewhere", ())
+            name,
+            one["where"],
+            layouts,
+            decode,
+            len(one["classes"]),
+            one["downloads"],
+            one.get("elsewhere", ()),
         )
     )
 
 
-def _register(files: Files, classes: tuple[str, ...]) -> None:
+def _register(name: str, decode: Callable[[Path, Sequence[str]], Arrays]) -> None:
     """Register the set of some files: one domain with its official split."""
+    files, one = _files(name, decode), _TABLE[name]
 
     def dataset(
         root: Path, *, path: Place = None, seed: Seed = 0, samples: SampleCap = None
     ) -> DataSet:
-        return one_domain(files.name, files.load(root, path), classes, seed, samples)
+        return one_domain(name, files.load(root, path), tuple(one["classes"]), seed, samples)
 
-    dataset.__doc__ = _TABLE[files.name]["title"]
-    register_dataset(files.name)(dataset)
+    dataset.__doc__ = one["title"]
+    register_dataset(name)(dataset)
 
 
 def _decode(folder: Path, names: Sequence[str]) -> Arrays:
@@ -63,8 +75,8 @@ def _decode(folder: Path, names: Sequence[str]) -> Arrays:
     return arrays
 
 
-_register(_files("cifar-10", _decode, 10), CIFAR10)
-CIFAR100_FILES = _files("cifar-100", _decode, 100)
+_register("cifar-10", _decode)
+CIFAR100_FILES = _files("cifar-100", _decode)
 
 
 @register_dataset("cifar-100")
@@ -121,14 +133,6 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     return {"train_x": x[~test], "train_y": y[~test], "test_x": x[test], "test_y": y[test]}
 
 
-FC100_COARSE = {
-    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
-    "val": (8, 11, 13, 16),
-    "test": (0, 7, 12, 14),
-}
-"""The superclasses of each part of FC100 (Oreshkin et al., 2018): no class of one part shares one with another part."""
-
-
 register_source(
     Source(
         "fc100",
@@ -163,12 +167,6 @@ def fc100(
     return one_domain("fc100", arrays, CIFAR100, seed, samples, task="few-shot")
 
 
-_FASHION = "T-shirt/top trouser pullover dress coat sandal shirt sneaker bag ankle_boot"
-FASHION = tuple(name.replace("_", " ") for name in _FASHION.split())
-EMNIST = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghnqrt")
-"""The 47 merged classes: lower-case letters that look like their capitals count as these."""
-
-
 def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     """Return both parts; EMNIST stores its images turned: rows and columns change places."""
     x, y, test_x, test_y = (read_idx(folder / name) for name in names)
@@ -181,10 +179,10 @@ def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
     return dict(zip(embedded.PARTS, read_matlab(folder, names), strict=True))
 
 
-_register(_files("fashion-mnist", partial(_idx_pairs, turned=False), 10), FASHION)
-_register(_files("svhn", _svhn, 10), DIGITS)
+_register("fashion-mnist", partial(_idx_pairs, turned=False))
+_register("svhn", _svhn)
 EMNIST_FILES = {
-    split: _files("emnist", partial(_idx_pairs, turned=True), len(EMNIST), split)
+    split: _files("emnist", partial(_idx_pairs, turned=True), split)
     for split in ("balanced", "bymerge")
 }
 
@@ -201,4 +199,5 @@ def emnist(
     ] = "bymerge",
 ) -> DataSet:
     """Return EMNIST's 47 merged classes of letters and digits, 1x28x28, official split (by merge 697,932 + 116,323)."""
-    return one_domain("emnist", EMNIST_FILES[split].load(root, path), EMNIST, seed, samples)
+    classes = tuple(_TABLE["emnist"]["classes"])
+    return one_domain("emnist", EMNIST_FILES[split].load(root, path), classes, seed, samples)

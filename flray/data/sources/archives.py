@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -40,6 +41,11 @@ Place = Annotated[
         "DATA/archives/NAME (DATA: $FLRAY_DATA or the cache folder, see flray doctor)"
     ),
 ]
+
+
+def facts(module: str) -> dict[str, Any]:
+    """Return the table beside a module of data sets, given its ``__file__``."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 announce: ContextVar[Progress] = ContextVar("announce", default=lambda line: None)
