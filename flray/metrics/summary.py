@@ -238,6 +238,7 @@ class RunningReport:
 
     def __init__(self, metric: str, protocol: Protocol, last: int) -> None:
         self._metric = metric
+        self._sign = -1.0 if lower_is_better(metric) else 1.0
         self._count = last if protocol == "mean-last" else 1
         self._validation = validation_metric(metric) if protocol == "best" else None
         self._values: list[float] = []
@@ -254,15 +255,11 @@ class RunningReport:
         if math.isnan(value):
             return self.value
         held = metrics.get(self._validation, math.nan) if self._validation is not None else math.nan
-        if self._best is not None and not self._better(held):
+        if self._best is not None and not self._sign * (held - self._best) > 0:
             return self.value
         self._best = self._best if math.isnan(held) else held
         self._values = [*self._values, float(value)][-self._count :]
         return self.value
-
-    def _better(self, held: float) -> bool:
-        assert self._best is not None
-        return held < self._best if lower_is_better(self._metric) else held > self._best
 
     def state(self) -> dict[str, Any]:
         """Return the plain values that `restore` needs."""

@@ -87,7 +87,7 @@ _TABLE = facts(__file__)
 DOMAINS: dict[str, Origin] = _TABLE["origins"]
 _MAT: dict[str, list[str]] = _TABLE["matlab"]
 _FOLDERS = dict(zip(DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True))
-_TENTHS, _WHOLE, _STRATIFIED = (
+_FEDBN = tuple(
     {domain: [f"{folder}/{name}" for name in names] for domain, folder in _FOLDERS.items()}
     for names in (
         [*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl"],
@@ -95,7 +95,6 @@ _TENTHS, _WHOLE, _STRATIFIED = (
         ["train_stratified.pkl", "test_stratified.pkl"],
     )
 )
-_FEDBN = (_TENTHS, _WHOLE, _STRATIFIED)
 _TRAINING = {"tenths": _FEDBN[:1], "whole": _FEDBN[1:]}
 Training = Annotated[
     Literal["tenths", "whole"],

@@ -296,7 +296,6 @@ def _encode(
         raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
     made: list[Array] = []
     origins: list[str] = []
-    numbers: list[bool] = []
     texts: list[str] = []
     for name in columns:
         values, found = frame[name], []
@@ -321,7 +320,6 @@ def _encode(
             texts.append(name)
         made += found
         origins += [name] * len(found)
-        numbers += [name not in texts] * len(found)
     check_cells(file, len(frame), len(made))
     x = np.ascontiguousarray(np.stack(made, axis=1), dtype=np.float32)
     empty = np.zeros(x.shape, dtype=bool) if gaps == "refuse" else np.isnan(x)
@@ -338,6 +336,7 @@ def _encode(
             f"data set table: column {blank!r} of {file} is empty in row {row + 1}; with another "
             "data.gaps an empty word is none of its column's words"
         )
+    numbers = [name not in texts for name in origins]
     told = []
     if texts:
         told = [f"columns of words: {len(texts)} (as {len(made) - sum(numbers)} of 0 and 1)"]
