@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -250,11 +251,24 @@ def _refused(text: str, why: str) -> ConfigError:
     return ConfigError("experiment.plugins", repr(text), why)
 
 
+class _FromSource(SourceFileLoader):
+    """Runs a file as it reads now, and writes nothing beside it.
+
+    Python looks at time and size alone before it takes byte code: an edit may change neither.
+    """
+
+    def path_stats(self, path: str) -> Any:
+        """Know no time of the file: without one Python neither reads nor writes byte code."""
+        raise OSError(f"{path}: no byte code")
+
+
 def _execute(text: str, path: Path) -> Path:
     name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise _refused(text, "a Python file is needed")
+    if isinstance(spec.loader, SourceFileLoader):
+        spec.loader = _FromSource(name, str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     before = set(sys.modules)

@@ -247,5 +247,5 @@ def test_superclasses_are_in_the_order_that_others_number_them() -> None:
     assert list(COARSE) == sorted(COARSE) and len(COARSE) == 20
     # Oreshkin et al. (2018), TADAM, supplement: people, insects, ... by the numbers of CIFAR-100's
     # coarse labels
-    train = (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19)
-    assert {"train": train, "val": (8, 11, 13, 16), "test": (0, 7, 12, 14)} == FC100_COARSE
+    train = [1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19]
+    assert {"train": train, "val": [8, 11, 13, 16], "test": [0, 7, 12, 14]} == FC100_COARSE

@@ -1,5 +1,7 @@
 """Plug-ins of installed packages: found by their entry point, run as the user's files are, refused in one line."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,21 @@ def test_a_package_is_named_by_its_entry_point(digits: dict[str, Any], installed
 
 @pytest.mark.parametrize("name", ["scalling", "gone", "broken", "../scaling", ""])
 def test_other_names_are_refused(digits: dict[str, Any], name: str) -> None:
-    assert "\n" not in str(refused(load, named(digits, name)))
+    assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
+
+
+def test_a_file_is_run_as_it_reads_now(
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by byte code of a file of the same second and size, and none is left beside it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    ran: list[int] = []
+    monkeypatch.setattr(sys, "ran", ran, raising=False)
+    for number in (1, 2):
+        Path("mine.py").write_text(f"import sys; sys.ran.append({number})")
+        os.utime("mine.py", (1e9, 1e9))
+        load({"experiment": {**digits, "plugins": ["mine.py"]}})
+    assert ran[0] == 1 and ran[-1] == 2 and not Path("__pycache__").exists()
 
 
 def test_a_file_of_that_name_comes_first(digits: dict[str, Any]) -> None:
