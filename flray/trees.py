@@ -289,6 +289,28 @@ def tensor_bytes(tree: Tree) -> int:
     return sum(v.numel() * v.element_size() for _, v in flatten(tree) if isinstance(v, Tensor))
 
 
+def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless both trees have the same names."""
+    if tree.keys() != expected.keys():
+        missing = sorted(expected.keys() - tree.keys())
+        extra = sorted(tree.keys() - expected.keys())
+        raise ValueError(
+            f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}"
+        )
+
+
+def check_like(name: str, parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` unless there are parameters and all trees have their names and shapes."""
+    if not parameters:
+        raise ValueError(f"{name}: none given, expected at least one parameter")
+    for argument, tree in trees.items():
+        check_names(argument, tree, parameters)
+        for key, value in parameters.items():
+            if tree[key].shape != value.shape:
+                found = f"{argument}[{key!r}]: shape {list(tree[key].shape)}"
+                raise ValueError(f"{found}, expected {list(value.shape)}")
+
+
 def sha256(*trees: Tree) -> str:
     """Return the SHA-256 (hex) of trees: every path in sorted order with dtype, shape and bytes, or its value.
 

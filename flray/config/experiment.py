@@ -269,12 +269,6 @@ class Experiment(Section):
                 raise PydanticCustomError("work", why, {"sub": sub, "found": own.epochs})
         return self
 
-    def share(self, client: str, domain: str) -> float:
-        """Return the share of the local steps that a client does when it is not slow."""
-        work = self.participation.work
-        own = work.get(client, work.get(domain, 1.0))
-        return own.epochs / self.local.epochs if isinstance(own, sections.OwnEpochs) else own
-
 
 class Config(Section):
     """A whole YAML file."""

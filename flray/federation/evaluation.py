@@ -135,7 +135,7 @@ def _global(federation: FederationState) -> dict[str, float]:
     for key, members, suffix in _by_architecture(federation):
         mine = [one["common"] for task, one in found if task.architecture == key]
         for name, value in measure.summarise(_join(mine[:tested])).items():
-            if name == measure.metric or not np.isnan(value):
+            if name == measure.measures[0] or not np.isnan(value):
                 metrics[f"global/common/{name}{suffix}"] = value
         for scope, parts, sizes in (
             ("local", mine[:tested], [len(client.test) for client in data.clients]),

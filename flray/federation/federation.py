@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flray import bits, devices, rng
@@ -11,7 +12,7 @@ from flray.federation import checkpoint
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.messages import NobodyAnsweredError, TaskInput
 from flray.federation.replies import Cohort, RoundMetrics, aggregate
-from flray.federation.spec import FederationSpec
+from flray.federation.spec import FederationSpec, work_share
 from flray.federation.state import FederationState, Notify, iterate_hook, method_hook
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
@@ -61,7 +62,7 @@ def draw_cohort(federation: FederationState) -> Cohort:
         ask,
     )
     with method_hook(f"sampler {sampler.name}", "choice", server.round + 1):
-        chosen = choose(sampler.name, sampler.options, sampling)
+        chosen = choose(sampler.name, partial(federation.sampler, **sampler.options), sampling)
     cohort = [c for c in chosen if drops[c] >= participation.dropout]
     asked = sorted(sizes.keys() - set(cohort))
     return Cohort(
@@ -83,7 +84,7 @@ def _works(federation: FederationState, cohort: Iterable[int]) -> Iterator[tuple
     most = local.steps or max(int(local.epochs), 1)
     drawn = generator.integers(1, most + 1, count) / most
     for client in cohort:
-        share = config.share(server.clients[client].name, server.clients[client].domain)
+        share = work_share(config, server.clients[client])
         exact = share == 1
         if slow[client] < participation.stragglers:
             exact = exact and late != "drawn"

@@ -10,6 +10,7 @@ from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
 from flray.federation import building
+from flray.federation.spec import work_share
 from flray.models.base import select
 
 
@@ -98,7 +99,7 @@ def manifest(
 
 def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> float:
     steps = number_of_steps(per_epoch, experiment.local.epochs, experiment.local.steps)
-    share = experiment.share(client.name, client.domain)
+    share = work_share(experiment, client)
     return steps if share == 1 else math.ceil(steps * share * (1 - 1e-12))
 
 

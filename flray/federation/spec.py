@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from flray import models, registry, trees
 from flray.algorithms.base import Algorithm
 from flray.algorithms.common.samples import ResidentModel
+from flray.algorithms.server import ClientInfo
 from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
+from flray.config.sections import OwnEpochs
 from flray.config.start import Start
-from flray.data.types import DataSet, FederatedData, Pooled, Rows, label_placeholders
+from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled, Rows, label_placeholders
 from flray.errors import ConfigError
 from flray.metrics.names import primary_metric_name
 from flray.tasks import Task, make_task
@@ -192,7 +194,7 @@ class FederationSpec:
     def primary_metric(self) -> str:
         """Name of the method's primary metric, which reports and comparisons use."""
         return primary_metric_name(
-            self.algorithm.views, self.task.metric, common=not self.keeps_statistics
+            self.algorithm.views, self.task.measures[0], common=not self.keeps_statistics
         )
 
     @property
@@ -263,6 +265,13 @@ class FederationSpec:
         if participation.clients is not None:
             return participation.clients
         return round(participation.fraction * len(self.data.clients))
+
+
+def work_share(config: Experiment, client: ClientInfo | ClientIndices) -> float:
+    """Return the share of the local steps that a client does when it is not slow."""
+    work = config.participation.work
+    own = work.get(client.name, work.get(client.domain, 1.0))
+    return own.epochs / config.local.epochs if isinstance(own, OwnEpochs) else own
 
 
 def partition_summary(spec: FederationSpec) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import torch
 
-from flray import trees
+from flray import registry, trees
 from flray.algorithms.common.samples import ResidentModel
 from flray.algorithms.server import ClientInfo, Server
 from flray.algorithms.types import Stage
@@ -248,6 +248,8 @@ class FederationState:
         The clients' states of the last checkpoint that was written or restored.
     usage : SystemUsage
         The resources that the processes used in the round so far.
+    sampler : callable
+        Chooses the clients of a round.
     sampler_state : dict
         The sampler's memory.
     """
@@ -262,6 +264,7 @@ class FederationState:
         keep_freed_memory()
         spec.register_components()
         self.spec, self.executor, self.warn = spec, executor, warn
+        self.sampler = registry.samplers.get(spec.config.participation.sampler.name)
         self._warned: set[str] = set()  # a reset begins no new run
         self._device = device or default_device(spec)
         make_repeatable(self._device, tf32=spec.config.local.precision == "tf32")

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from flray.functional.numerics import check_names
+from flray.trees import check_names
 
 Layout: TypeAlias = dict[str, tuple[torch.Size, torch.dtype]]
 

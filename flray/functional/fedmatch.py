@@ -6,13 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.numerics import (
-    check_labels,
-    check_like,
-    check_mask,
-    check_shapes,
-    masked_mean,
-)
+from flray.functional.numerics import check_labels, check_mask, check_shapes, masked_mean
+from flray.trees import check_like
 
 
 def confident(logits: Tensor, threshold: float = 0.75) -> Tensor:

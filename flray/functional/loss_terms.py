@@ -15,12 +15,12 @@ from flray.functional.numerics import (
     batch_mean,
     check_choice,
     check_labels,
-    check_like,
     check_positive,
     check_shapes,
     cross_entropy,
     unit,
 )
+from flray.trees import check_like
 
 
 def model_contrastive_loss(

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from flray.trees import check_names
+
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
     """Return vectors of length 1 along `dim`; a zero vector stays zero and gets a zero gradient; NaN stays NaN.
@@ -143,28 +145,6 @@ def check_positive(name: str, value: float) -> None:
     """Raise `ValueError` unless `value` is a positive finite number."""
     if not 0 < value < float("inf"):
         raise ValueError(f"{name}: {value}, expected a positive finite number")
-
-
-def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless both trees have the same names."""
-    if tree.keys() != expected.keys():
-        missing = sorted(expected.keys() - tree.keys())
-        extra = sorted(tree.keys() - expected.keys())
-        raise ValueError(
-            f"{name}: names differ from the first tree's: missing {missing}, unexpected {extra}"
-        )
-
-
-def check_like(name: str, parameters: Mapping[str, Tensor], **trees: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` unless there are parameters and all trees have their names and shapes."""
-    if not parameters:
-        raise ValueError(f"{name}: none given, expected at least one parameter")
-    for argument, tree in trees.items():
-        check_names(argument, tree, parameters)
-        for key, value in parameters.items():
-            if tree[key].shape != value.shape:
-                found = f"{argument}[{key!r}]: shape {list(tree[key].shape)}"
-                raise ValueError(f"{found}, expected {list(value.shape)}")
 
 
 def map_floating(

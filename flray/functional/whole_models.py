@@ -13,6 +13,7 @@ from torch import Tensor
 from flray import devices
 from flray.functional import numerics
 from flray.functional.numerics import TensorOrTree, map_floating
+from flray.trees import check_names
 
 
 def momentum_step(
@@ -365,7 +366,7 @@ def fomo_mix(
         (tree, weight) for tree, weight in zip(candidates, weights.tolist(), strict=True) if weight
     ]
     for number, tree in enumerate(candidates):
-        numerics.check_names(f"candidates[{number}]", tree, reference)
+        check_names(f"candidates[{number}]", tree, reference)
 
     def mix(base: Tensor, *others: Tensor) -> Tensor:
         total = base.clone()

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from flray import registry
 from flray.algorithms.server import ClientInfo
 from flray.errors import MethodError
 from flray.registry import register_sampler
@@ -45,15 +44,15 @@ class Sampling:
     ask: Callable[[Iterable[int]], dict[int, dict[str, float]]]
 
 
-def choose(name: str, options: Mapping[str, Any], sampling: Sampling) -> list[int]:
+def choose(name: str, sampler: Callable[[Sampling], object], sampling: Sampling) -> list[int]:
     """Return the clients that a sampler chooses, sorted.
 
     Parameters
     ----------
     name : str
-        The registered sampler.
-    options : mapping
-        Its options.
+        The name that errors show.
+    sampler : callable
+        A registered sampler with its options.
     sampling : Sampling
         The round.
 
@@ -62,8 +61,7 @@ def choose(name: str, options: Mapping[str, Any], sampling: Sampling) -> list[in
     MethodError
         If it returns something else than numbers of clients, each once.
     """
-    chosen = registry.samplers.get(name)(sampling, **options)
-    found = check_clients(name, chosen, sampling.round, len(sampling.clients))
+    found = check_clients(name, sampler(sampling), sampling.round, len(sampling.clients))
     if not found:
         raise MethodError(f"sampler {name!r} returned nobody in round {sampling.round + 1}")
     return found

@@ -59,11 +59,6 @@ class Task:
     logits: bool = False
     measures: tuple[str, ...] = ()
 
-    @property
-    def metric(self) -> str:
-        """The measure that compares methods."""
-        return self.measures[0]
-
     @staticmethod
     def partition_labels(targets: Array) -> Rows | None:
         """Return labels int64 [n], counted from 0, that a partition may divide samples by if they have no class.

@@ -1,6 +1,7 @@
 """Samplers: every method, the same bits whatever dies, and what clients are only asked is counted."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from flray import register_sampler, rng
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
-from flray.samplers import Sampling, choose
+from flray.samplers import Sampling, choose, power_of_choice
 from tests.algorithms import helpers as tiny
 from tests.end_to_end.pool import Pools
 from tests.messages import refused
@@ -80,7 +81,7 @@ def test_power_of_choice_takes_the_candidates_with_the_largest_loss() -> None:
     clients = federation("uniform").server.clients
     for seed in range(20):
         sampling = Sampling(0, 2, clients, np.random.default_rng(seed), {}, ask)
-        chosen = choose("power-of-choice", {"candidates": 3}, sampling)
+        chosen = choose("power-of-choice", partial(power_of_choice, candidates=3), sampling)
         assert len(asked[-1]) == 3
         assert chosen == sorted(sorted(asked[-1], key=lambda n: -losses[n])[:2])
     often = np.bincount(np.concatenate(asked), minlength=5)
