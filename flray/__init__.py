@@ -54,7 +54,7 @@ __all__ = list(_LATER)
 def __getattr__(name: str) -> Any:
     """Import what is heavy when it is first asked for."""
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("flray")
+        return importlib.import_module("flray.startup").own_version()
     if name not in _LATER:
         raise AttributeError(f"module 'flray' has no attribute {name!r}")
     module, attribute = _LATER[name]

@@ -38,6 +38,15 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
+def own_version() -> str:
+    """Return flray's version, or that it is not installed."""
+    metadata = importlib.import_module("importlib.metadata")
+    try:
+        return str(metadata.version("flray"))
+    except metadata.PackageNotFoundError:
+        return "from source, not installed"
+
+
 def usable_cpus() -> int:
     """Return the CPUs this process may use; macOS cannot restrict a process to some of them."""
     if hasattr(os, "sched_getaffinity"):

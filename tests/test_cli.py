@@ -135,9 +135,15 @@ def test_every_help_text_ends_with_an_example_of_the_command() -> None:
         assert example.startswith(" ".join(["flray", *path]))
 
 
-def test_version_and_an_unknown_command() -> None:
+def test_version_and_an_unknown_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed("--version") == f"flray {metadata.version('flray')}\n"
     mistyped("runn")
+    monkeypatch.setattr("importlib.metadata.version", missing_package)
+    assert printed("--version") == "flray from source, not installed\n"
+
+
+def missing_package(name: str) -> str:
+    raise metadata.PackageNotFoundError(name)
 
 
 DIGITS = "data: digits-sklearn, model: linear, tracking: {uri: null}"

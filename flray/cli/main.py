@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,7 @@ from flray.cli.arguments import (
     command,
 )
 from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
-from flray.startup import freeze_gc, gc_disabled
+from flray.startup import freeze_gc, gc_disabled, own_version
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
@@ -204,7 +203,7 @@ app.add_typer(others.data_commands, name="data")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"flray {metadata.version('flray')}")
+        typer.echo(f"flray {own_version()}")
         raise typer.Exit
 
 

@@ -25,6 +25,7 @@ from flray.files.border import read
 from flray.records import directory
 from flray.records.journal import Journal
 from flray.runs.models import TrainedModels
+from flray.startup import own_version
 
 CARD, PAGE = "model.json", "model.md"
 # Names of runs, clients and classes come from data: they stand in the card and never in code.
@@ -143,7 +144,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
     return {
         "run": _place(folder),
         "uid": directory.read(folder)["uid"],
-        "flray": metadata.version("flray"),
+        "flray": own_version(),
         "round": models.round,
         "algorithm": spec.config.algorithm.model_dump(mode="json"),
         "data": spec.config.data.model_dump(mode="json"),
@@ -199,7 +200,7 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     data, normalised = models.spec.data, models.spec.algorithm.normalise
     mean, std = (data.mean, data.std) if normalised else ((0.0,), (1.0,))
     text = Template(_CODE.read_text(encoding="utf-8")).safe_substitute(
-        version=metadata.version("flray"),
+        version=own_version(),
         mean=list(map(float, mean)),
         std=list(map(float, std)),
         imports=imports,
@@ -266,10 +267,9 @@ def _dtype(models: TrainedModels) -> str:
 
 
 def _place(folder: Path) -> str:
-    """Return NAME/NUMBER of a run: where its folder lies is this machine's matter."""
+    """Return NAME/NUMBER of a run, and of a trial also its place below: the rest is this machine's matter."""
     whole = folder.resolve()
-    sweep = whole.parent.parent if whole.parent.name == "trials" else whole.parent
-    return whole.relative_to(sweep.parent).as_posix()
+    return "/".join(whole.parts[-4 if whole.parent.name == "trials" else -2 :])
 
 
 def _file_name(name: str) -> str:

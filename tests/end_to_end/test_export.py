@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import flray
 from flray.federation.building import build_spec
-from flray.runs.export import _page, export, plain_code
+from flray.runs.export import _page, _place, export, plain_code
 from flray.runs.runner import Result
 from tests.helpers import python, small
 from tests.messages import refused
@@ -103,6 +103,11 @@ def test_an_export_has_a_card_whose_code_runs(tmp_cwd: Path) -> None:
     first = "import sys, torch; sys.modules['flray'] = None; x = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)\n"
     done = python(f"{first}{code}print(list(outputs.shape))", cwd=tmp_cwd)
     assert done.stdout.strip() == "[2, 10]"
+
+
+def test_a_card_names_a_run_and_a_trial_by_the_sweep_s_name(tmp_path: Path) -> None:
+    for name in ("demo/001", "tuned/001/trials/0003"):
+        assert _place(tmp_path / "runs" / name) == name
 
 
 def test_names_of_data_stay_within_the_card() -> None:
