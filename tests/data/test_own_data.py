@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,27 @@ def test_words_dates_and_gaps_of_a_table(tmp_cwd: Path) -> None:
     ward(Path("ward.parquet"))
     again = load("table", **{**WARD, "path": "ward.parquet"})
     assert again.fingerprint == scaled.fingerprint
+
+
+def test_numbers_far_from_0_keep_their_digits_and_dates_may_be_unique_and_old(
+    tmp_cwd: Path,
+) -> None:
+    """In float32, seconds since 1970 are multiples of 128."""
+    first = 1500 if int(pd.__version__.split(".")[0]) > 2 else 1700  # nanoseconds begin in 1677
+    days = pd.to_datetime([f"{first + i}-03-01" for i in range(90)]).as_unit("s")
+    numbers = np.stack([1_700_000_000 + 7 * np.arange(90), days.astype(np.int64) / 86400], axis=1)
+    part = ["test" if i % 5 == 0 else "train" for i in range(90)]
+    columns = {"asked": numbers[:, 0], "born": days.astype(str), "part": part, "fix": 0.1}
+    hospitals(Path("asked.csv"), **columns)
+    load_asked = partial(load, "table", path="asked.csv", dates=["born"], part="part")
+    learnt = {"columns": ["born"], "label": "asked", "task": "regression"}
+    (domain,) = load_asked(**learnt).domains
+    (other,) = load_asked(label="ill", leave_out=["age", "pressure", "hospital"]).domains
+    rows = numbers[[one == "train" for one in part]]
+    expected = (numbers[::5] - rows.mean(0)) / rows.std(0)
+    assert domain.test_y[:, 0] == pytest.approx(expected[:, 0], abs=1e-6)
+    assert other.test_x == pytest.approx(np.pad(expected, ((0, 0), (0, 1))), abs=1e-6)
+    assert other.test_x.dtype == domain.test_y.dtype == np.float32
 
 
 def test_a_table_s_first_error_names_all_settings_that_it_needs(tmp_cwd: Path) -> None:

@@ -123,7 +123,8 @@ def table(
             f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
         )
     used = columns or [name for name in frame.columns if name not in (*besides, *leave_out)]
-    identifiers = [name for name in used if columns is None and _is_identifier(frame, name)]
+    unnamed = [] if columns is not None else [name for name in used if name not in dates]
+    identifiers = [name for name in unnamed if _is_identifier(frame, name)]
     try:
         for name in identifiers:
             raise DataError(
@@ -173,7 +174,7 @@ def table(
             _standardise([(one.train_x, one.test_x) for one in group], encoded.numbers)
     if scale == "standard" and target == "numbers":
         _standardise([(one.train_y, one.test_y) for one in domains])
-    capped = tuple(cap_samples(domain, samples, seed) for domain in domains)
+    capped = tuple(cap_samples(_single(domain), samples, seed) for domain in domains)
     return DataSet("table", capped, classes, (0.0,), (1.0,), task=task, encoding="; ".join(told))
 
 
@@ -232,8 +233,8 @@ class Encoded(NamedTuple):
 
     Attributes
     ----------
-    x : ndarray of float32 [n, d]
-        Empty cells are NaN.
+    x : ndarray of float64 [n, d]
+        Empty cells are NaN. Numbers far from 0, such as seconds since 1970, would lose their digits in float32.
     numbers : ndarray of bool [d]
         Which columns are numbers or dates; the others are 0 or 1 for a word.
     columns : list of str
@@ -242,7 +243,7 @@ class Encoded(NamedTuple):
         What a report says about it.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[np.float64]
     numbers: NDArray[np.bool_]
     columns: list[str]
     told: list[str]
@@ -302,8 +303,7 @@ def _encode(
         if name in dates:
             found = [_days(file, name, values)]
         elif pd.api.types.is_numeric_dtype(values):
-            with np.errstate(over="ignore"):
-                found = [values.to_numpy(dtype=np.float32, na_value=np.nan)]
+            found = [values.to_numpy(dtype=np.float64, na_value=np.nan)]
         elif pd.api.types.is_datetime64_any_dtype(values):
             raise DataError(
                 f"data set table: column {name!r} of {file} has dates; data.dates: [{name}] learns from "
@@ -321,9 +321,9 @@ def _encode(
         made += found
         origins += [name] * len(found)
     check_cells(file, len(frame), len(made))
-    x = np.ascontiguousarray(np.stack(made, axis=1), dtype=np.float32)
+    x = np.stack(made, axis=1, dtype=np.float64)
     empty = np.zeros(x.shape, dtype=bool) if gaps == "refuse" else np.isnan(x)
-    for row, column in np.argwhere(~np.isfinite(x) & ~empty):
+    for row, column in np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max) & ~empty):
         remedy = "" if not np.isnan(x[row, column]) else ", or let data.gaps fill it (median)"
         raise DataError(
             f"data set table: column {origins[column]!r} of {file} is empty, infinite or above "
@@ -346,7 +346,7 @@ def _encode(
 
 
 def _days(file: Path, name: str, values: pd.Series) -> Array:
-    """Return dates as days since 1970, float32 [n]; empty ones are NaN."""
+    """Return dates as days since 1970, float64 [n]; empty ones are NaN."""
     import pandas as pd
 
     found = pd.Series(pd.NaT, index=values.index, dtype="datetime64[ns, UTC]")
@@ -359,8 +359,8 @@ def _days(file: Path, name: str, values: pd.Series) -> Array:
             f"{wrong[0] + 1}, which is not a date such as 2026-11-26; write dates so, or take the "
             "column out of data.dates"
         )
-    days = (found - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
-    return days.to_numpy(dtype=np.float32)
+    days = (found - pd.Timestamp("1970-01-01", tz="UTC")) / pd.Timedelta(days=1)
+    return days.to_numpy(dtype=np.float64)
 
 
 def _one_hot(file: Path, name: str, values: pd.Series) -> list[Array]:
@@ -420,11 +420,20 @@ def _standardise(
     """Scale training and test parts in place, by mean and deviation of the training parts together."""
     training = np.concatenate([train for train, _ in pairs]).astype(np.float64)
     mean, std = training.mean(0), training.std(0)
-    std[std == 0] = 1.0
+    std[training.min(0) == training.max(0)] = 1.0
     if columns is not None:
         mean[~columns], std[~columns] = 0.0, 1.0
     for values in itertools.chain.from_iterable(pairs):
-        values[:] = ((values - mean) / std).astype(np.float32)
+        values[:] = (values - mean) / std
+
+
+def _single(domain: Domain) -> Domain:
+    """Return a domain whose numbers are float32, as networks take them."""
+    parts = (domain.train_x, domain.train_y, domain.test_x, domain.test_y)
+    arrays: list[Array] = [
+        one.astype(np.float32) if one.dtype == np.float64 else one for one in parts
+    ]
+    return Domain(domain.name, domain.origin, *arrays)
 
 
 def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:
