@@ -79,9 +79,7 @@ def group_observations(observations: Iterable[Observation]) -> list[Study]:
 
 def build_studies(source: ResultSet) -> Studies:
     """Return the comparisons of a sweep: finished trials only, and separately for each place."""
-    until = (source.config.get("sweep") or {}).get("until")
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
-    left_out = [f"{' '.join(filter(None, name))}: stopped early, not compared" for name in stopped]
     finished = [
         one
         for one in source.trials
@@ -89,22 +87,44 @@ def build_studies(source: ResultSet) -> Studies:
         and len(one.history)
         and place_and_name(source, one) not in stopped
     ]
-    if not finished:
-        return Studies(left_out=sorted(left_out), registered=registered_reference(source))
-    found = group_observations(_observe(source, finished))
-    left_out += [
-        f"{' '.join(filter(None, (study.place, name)))}: failed at each of its seeds, not compared"
-        for study in found
-        for name in study.failed
-        if not study.values.get(name)
-    ]
-    whole = list(filter(None, map(without_gaps, found)))
+    found = group_observations(_observe(source, finished)) if finished else []
+    until = (source.config.get("sweep") or {}).get("until")
+    return Studies(*comparable(found, stopped, until), registered_reference(source))
+
+
+def comparable(
+    found: Sequence[Study], stopped: Iterable[tuple[str, str]], until: Mapping[str, Any] | None
+) -> tuple[list[Study], list[str]]:
+    """Return studies without the settings that are not compared, and a line on each of these.
+
+    Parameters
+    ----------
+    found : sequence of Study
+        The studies of all settings.
+    stopped : iterable of (str, str)
+        Place and name of settings that stopped early at some seed.
+    until : mapping, optional
+        The rule that seeds were added by; see `flray.config.sweep.Until`.
+    """
+    whole, left_out = [], {(*one, "stopped early") for one in stopped}
+    several = len({study.measure for study in found}) > 1
+    for study in found:
+        lacking = dict.fromkeys(study.failed, "failed at each of its seeds")
+        for name, seeds in study.values.items():
+            gaps, of = sum(not math.isfinite(one) for one in seeds.values()), study.measure
+            lacking[name] = f"no number{f' ({of})' * several} at {gaps} of {len(seeds)} seeds" * (
+                gaps > 0
+            )
+        left_out |= {(study.place, *one) for one in lacking.items() if one[1]}
+        kept = {name: seeds for name, seeds in study.values.items() if not lacking[name]}
+        whole += [replace(study, values=kept)] if len(kept) > 1 else []
     if until:
         # Each place has its part of alpha, and within it each pair.
         alpha = until["alpha"] / max(1, len(whole))
         rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
-    return Studies(whole, sorted(left_out), registered_reference(source))
+    lines = (f"{f'{place} {name}'.strip()}: {why}, not compared" for place, name, why in left_out)
+    return whole, sorted(lines)
 
 
 def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
@@ -188,16 +208,6 @@ def repeated_columns(source: ResultSet) -> list[str]:
     if places is None:  # also in the sweeps of a flray that had no such key
         places = REPEATED if sweep.get("until") else ()
     return [name for name in source.varying if name in REPEATED and name not in places]
-
-
-def without_gaps(study: Study) -> Study | None:
-    """Return a study without settings that lack a number at some seed; None if fewer than two remain."""
-    kept = {
-        name: seeds
-        for name, seeds in study.values.items()
-        if seeds and all(math.isfinite(one) for one in seeds.values())
-    }
-    return replace(study, values=kept) if len(kept) > 1 else None
 
 
 def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from flray.config import yaml_files
 from flray.config.arms import PREFIX, is_name, setting_label
 from flray.config.suites import SMOKE
+from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import open_file
@@ -21,10 +22,11 @@ from flray.results import measures
 from flray.results.build_studies import (
     REPEATED,
     Observation,
+    comparable,
     group_observations,
     levels_of,
     place_columns,
-    without_gaps,
+    repeated_columns,
 )
 from flray.results.conclusions import conclude
 from flray.results.formatting import csv_text, read_csv
@@ -48,12 +50,14 @@ PACKAGES = ("python", "flray", "torch", "numpy")
 COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
-OPTIONAL = {"look": "1", "failed": "", "positive": "", "tuning": "0", "reference": ""}
+OPTIONAL = {"look": "1", "tuning": "0"} | dict.fromkeys(
+    ("failed", "stopped", "positive", "reference", "until", "places"), ""
+)
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
 _FORMS = {
     "look": re.compile(r"\d{0,9}"),
     "tuning": re.compile(r"\d{0,9}"),
-    "failed": re.compile(r"(\d{1,19}( \d{1,19})*)?"),
+    **dict.fromkeys(("failed", "stopped"), re.compile(r"(\d{1,19}( \d{1,19})*)?")),
     **dict.fromkeys(PROVENANCE, re.compile("([0-9a-f]{40}|[0-9a-f]{64})?")),
 }
 DOMAIN, TUNED = "domain/", "tuned."
@@ -86,8 +90,10 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         clients, on the client's and on the other clients' test parts; ``worst`` is the ``own``
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
         had this run, because added seeds need another test. ``failed`` has the seeds that its
-        setting failed at, ``positive`` the positive class of a task of two, ``tuning`` the number
-        of the tuning that chose its settings, ``reference`` the one that the sweep registered,
+        setting failed at, ``stopped`` those that it stopped early at, ``until`` the rule that the
+        sweep added seeds by, ``places`` the seeds whose values are compared apart, ``positive`` the
+        positive class of a task of two, ``tuning`` the number of the tuning that chose its settings,
+        ``reference`` the one that the sweep registered,
         ``tuned.NAME`` the choices of ``sweep.tune``,
         ``domain/NAME`` the value of a domain's clients (on the others' test parts if ``metric`` is).
         Further: ``bytes_up`` and ``bytes_down`` in total, ``seconds``
@@ -167,6 +173,13 @@ def read_export(path: Path) -> pd.DataFrame:
                 raise DataError(
                     f"{path}: no number in the column {name} ({error}); restore the file"
                 ) from None
+    for text in {*frame.get("until", ())} - {""}:
+        try:
+            _rule(text)
+        except ValueError:
+            raise DataError(
+                f"{path}: {text!r} in the column until is no sweep.until; restore the file"
+            ) from None
     for name in (one for one in PROVENANCE if one not in frame):
         frame[name] = ""  # kept by an older flray
     for name in ("seed", "rounds"):
@@ -234,10 +247,13 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "protocol": protocol,
         "metric": trial.metric,
         "look": 2 if not trial.taken_over and any(t.taken_over for t in source.trials) else 1,
-        "failed": " ".join(str(seed) for seed in sorted(_failed(source, trial))),
+        "failed": _seeds_of(source, trial, "failed"),
+        "stopped": _seeds_of(source, trial, "stopped"),
         "positive": trial.positive,
         "tuning": trial.repetition,
         "reference": registered_reference(source) or "",
+        "until": str((source.config.get("sweep") or {}).get("until") or ""),
+        "places": " ".join(sorted({*REPEATED} & {*source.varying} - {*repeated_columns(source)})),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
         "bytes_up": _total_bytes(trial, "up"),
@@ -252,10 +268,10 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _failed(source: ResultSet, trial: Trial) -> set[int]:
-    """Return the seeds that a trial's setting failed at."""
-    same = [one for one in source.trials if one.setting == trial.setting]
-    return {one.seed for one in same if one.status == "failed"}
+def _seeds_of(source: ResultSet, trial: Trial, status: str) -> str:
+    """Return the seeds of a trial's setting that ended so."""
+    same = (one for one in source.trials if one.setting == trial.setting)
+    return " ".join(map(str, sorted({one.seed for one in same if one.status == status})))
 
 
 def _domains(trial: Trial) -> dict[str, list[str]]:
@@ -351,22 +367,43 @@ def _alike(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     """Return the comparisons: settings on the same data, in the same circumstances."""
-    repeated = [name for name in _place_columns(frame) if name in REPEATED]
+    repeated = _repeated(frame)
     tuned = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
-    observations = []
-    where = _places_and_names(frame)
-    for (place, name), record in zip(where, frame.to_dict("records"), strict=True):
+    observations, stopped = [], set()
+    for place_and_name, record in zip(
+        _places_and_names(frame), frame.to_dict("records"), strict=True
+    ):
+        if record.get("stopped"):
+            stopped.add(place_and_name)
+            continue
         failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
         look, value = int(record.get("look") or 1), float(record["value"])
         chosen = str(record.get("tuning") or 0) if any(record[one] != "" for one in tuned) else ""
         own = {one: str(record[one]) for one in repeated}
         key, levels = levels_of(int(record["seed"]), own, str(record["data_sha256"]), chosen)
+        place, name = place_and_name
         observations.append(Observation(place, metric, name, key, value, look, failed, levels))
-    found = map(without_gaps, group_observations(observations))
-    studies = [one for one in found if one is not None]
+    # Rows of several rules, or of some and of none, have no planned end.
+    rules = sorted(set(frame.get("until", [""])))
+    until = (
+        {**_rule(rules[-1]), **({"at_most": None} if len(rules) > 1 else {})} if rules[-1] else None
+    )
+    studies, left_out = comparable(group_observations(observations), stopped, until)
     references = set(frame.get("reference", [""]))
     known = {name for study in studies for name in study.values} & references
-    return Studies(studies, registered=known.pop() if len(references) == 1 and known else None)
+    registered = known.pop() if len(references) == 1 and known else None
+    return Studies(studies, left_out, registered)
+
+
+def _rule(text: str) -> dict[str, Any]:
+    """Return the rule in a cell of the column ``until`` has."""
+    return Until.model_validate(yaml_files.parse(text)).model_dump()
+
+
+def _repeated(frame: pd.DataFrame) -> list[str]:
+    """Return the columns of settings whose values are repetitions and no places."""
+    places = " ".join(frame.get("places", ())).split()
+    return [name for name in _place_columns(frame) if name in REPEATED and name not in places]
 
 
 def _place_columns(frame: pd.DataFrame) -> list[str]:
@@ -378,12 +415,12 @@ def _place_columns(frame: pd.DataFrame) -> list[str]:
 
 def _places_and_names(frame: pd.DataFrame) -> list[tuple[str, str]]:
     """Return the place of each row, and the name of the setting that is compared there."""
-    places = _place_columns(frame)
+    places, repeated = _place_columns(frame), _repeated(frame)
     several = frame["data"].nunique() > 1 and "data" not in places
     found = []
     names = row_labels(frame.drop(columns=places).assign(data=""))
     for name, record in zip(names, frame.to_dict("records"), strict=True):
-        own = {one: record[one] for one in places if record[one] != "" and one not in REPEATED}
+        own = {one: record[one] for one in places if record[one] != "" and one not in repeated}
         data = str(record["data"]) if several else ""
         found.append((" ".join(filter(None, (setting_label(own), data))), name))
     return found

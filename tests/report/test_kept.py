@@ -13,6 +13,7 @@ from flray.errors import DataError
 from flray.records import directory
 from flray.reporting import build
 from flray.results import export
+from flray.results.build_studies import build_studies
 from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.load import load_folder
 from flray.results.measures import costs
@@ -153,6 +154,38 @@ def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
     grown.write_text(grown.read_text().replace(",3,", ",3 x,"))
     with pytest.raises(DataError, match="'3 x' in the column"):
         read_export(grown)
+
+
+@pytest.mark.parametrize("kind", ["until", "places", "stopped", "no number"])
+def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind: str) -> None:
+    """Seeds that a rule added are tested by it, places stay apart, and nothing disappears without a line."""
+    rule = {"margin": 1.0, "alpha": 0.05, "at_least": 2, "at_most": 4}
+    if kind == "stopped":
+        directory.update(sweep / "trials" / "0008", status="stopped")
+    source = load_folder(sweep)
+    source.config["paper"] = None
+    source.config["sweep"] |= {"until": {"until": rule}.get(kind)}
+    if kind == "places":
+        source.config["sweep"]["places"] = ["partition.seed"]
+        for trial in source.trials:
+            trial.setting["partition.seed"] = trial.setting.pop("arms.data")[6:]  # 10 and 100
+    if kind == "no number":
+        source.trials[-1].history["global/common/accuracy"] = math.nan
+    export_runs(source, tmp_path / "kept.csv")
+    frame = read_export(tmp_path / "kept.csv")
+    found, kept = build_studies(source), build_export_table(frame).studies
+    pd.testing.assert_frame_equal(found.frame(), kept.frame())
+    assert found.left_out == kept.left_out
+    lines = {"stopped": "stopped early", "no number": "no number at 1 of 2 seeds"}
+    assert found.left_out == [f"CIFAR-100 full: {lines.get(kind)}, not compared"] * (kind in lines)
+    if kind == "until":
+        assert {one.first_look for study in kept.each for one in study.differences} == {2}
+        mixed = frame.assign(until=["", *frame["until"][1:]])
+        (pair, _) = (study.differences[0] for study in build_export_table(mixed).studies.each)
+        assert (pair.first_look, pair.last_look) == (2, 0)
+        frame.assign(until="{at_most: 1}").to_csv(tmp_path / "kept.csv", index=False)
+        with pytest.raises(DataError, match="in the column until"):
+            read_export(tmp_path / "kept.csv")
 
 
 def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> None:
