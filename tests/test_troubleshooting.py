@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from flray.cli.main import invoke
-from flray.data.loading import load_once
 from flray.records.journal import Journal
 from tests.clusters import joined_cluster
 from tests.helpers import INLINE, written
@@ -112,7 +111,6 @@ def more_rounds(folder: Path) -> None:
 
 def other_samples(folder: Path) -> None:
     np.save("x.npy", np.ones((20, 3, 32, 32), np.uint8))
-    load_once("random", {})  # a process keeps the set it has loaded last
 
 
 def damage(folder: Path) -> None:

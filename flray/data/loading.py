@@ -169,6 +169,12 @@ def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey image (ITU-R BT.601), as Pillow and torchvision have them."""
 _loaded: dict[str, DataSet] = {}
+_of_user: dict[str, DataSet] = {}
+
+
+def forget_of_user() -> None:
+    """Forget data sets of the user's files or code, because these may change between two runs."""
+    _of_user.clear()
 
 
 def load_once(
@@ -178,6 +184,8 @@ def load_once(
     subset: int | None = None,
 ) -> DataSet:
     """Return a data set with its public samples; a process keeps the one that it has loaded last.
+
+    `forget_of_user` removes a set of the user's files or code.
 
     Parameters
     ----------
@@ -190,22 +198,20 @@ def load_once(
     subset : int, optional
         At most so many training and test samples of each domain.
     """
-    key = f"{name} {sorted(options.items())} {public} {subset} {_place(options.get('path'))}"
-    if key not in _loaded:
+    key = f"{name} {sorted(options.items())} {public} {subset}"
+    sources = [(name, options), *([(public.name, public.options)] if public is not None else [])]
+    own = any(datasets.is_own(source) or given.get("path") for source, given in sources)
+    kept = _of_user if own else _loaded
+    if key not in kept:
         _loaded.clear()
+        _of_user.clear()
         dataset = load_dataset(name, options)
         if subset is not None:
             dataset = take_subset(dataset, subset)
         if public is not None:
             dataset = with_public(dataset, public.name, public.options)
-        _loaded[key] = dataset
-    return _loaded[key]
-
-
-def _place(path: object) -> str:
-    """Return the cache key of a custom data set: its path and modification time."""
-    place = Path(str(path)).expanduser() if path is not None else None
-    return f"{place.resolve()} {place.stat().st_mtime_ns}" if place and place.exists() else ""
+        kept[key] = dataset
+    return kept[key]
 
 
 def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> DataSet:

@@ -15,6 +15,7 @@ from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
 from flray.config.shapes import read_partition
+from flray.data.loading import forget_of_user
 from flray.devices import check_alike, check_precision
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
@@ -162,6 +163,7 @@ def start(
     config: Config, *, address: str | None = None, progress: Progress | bool | None = None
 ) -> Result:
     """Run a federation from a checked configuration; see `run`."""
+    forget_of_user()
     experiment, progress = config.experiment, shown(progress, RunProgress)
     say = logged(progress.say)
     if uses_ray(experiment):
@@ -230,6 +232,7 @@ def resume(
         If the run's files are damaged, its CPU, GPUs, data, code or settings have changed, another process
         runs it, or what it has learnt depends on the number of rounds it began with.
     """
+    forget_of_user()
     config = resume_checks.load_config(folder, plugins)
     progress = shown(progress, RunProgress)
     if uses_ray(config.experiment):

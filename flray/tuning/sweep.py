@@ -12,6 +12,7 @@ from flray.config import suites
 from flray.config.arms import flatten_setting
 from flray.config.experiment import Config, Experiment
 from flray.config.selection import choice_line
+from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
@@ -124,6 +125,7 @@ class Sweep:
 
     def check(self, folder: Path | None = None) -> None:
         """Build the trials and reject infeasible ones, before anything is created."""
+        forget_of_user()
         bits.require(self._config.experiment)
         sweep = self._config.sweep
         if sweep.search == "optuna":

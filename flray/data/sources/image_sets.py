@@ -90,7 +90,9 @@ class Store:
                 for folder, _, names in os.walk(self.where, onerror=_raise, followlinks=True):
                     for path in (Path(folder, name) for name in names):
                         facts, below = path.stat(), path.relative_to(self.where).as_posix()
-                        found.append(Item(below, facts.st_size, str(facts.st_mtime_ns)))
+                        # A tool may set the time of the content, such as that of the file it has copied.
+                        stamp = f"{facts.st_mtime_ns} {facts.st_ctime_ns}"
+                        found.append(Item(below, facts.st_size, stamp))
             except OSError as error:
                 raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from None
         return sorted(one for one in found if not any(map(_is_litter, one.path.split("/"))))
