@@ -129,6 +129,9 @@ def _problems(dataset: DataSet) -> Iterator[str]:
                 yield f"{where}: {len(x)} rows in {part}_x and {len(y)} in {part}_y; each sample needs one label"
             if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
                 yield f"{where}: {part}_x is {x.dtype}; give images as uint8 from 0 to 255, anything else as float32"
+            elif x.dtype != np.uint8 and not np.isfinite(x).all():
+                row = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))[0])
+                yield f"{where}: {part}_x is NaN or infinite in row {row}; fill it, or take the row away"
             if (x.shape[1:], x.dtype) != (first.shape[1:], first.dtype):
                 yield (
                     f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "

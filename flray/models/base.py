@@ -191,10 +191,12 @@ def build(
         # here.
         torch.default_generator.manual_seed(rng.key(seed, "init", extra=name))
         model = registry.models.call(name, tuple(shape), num_classes, **checked)
-    if not isinstance(model, nn.Module):
-        raise FlrayError(
-            f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
-        )
+        if not isinstance(model, nn.Module):
+            raise FlrayError(
+                f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
+            )
+        if any(map(nn.parameter.is_lazy, model.parameters())):  # LazyLinear: sizes from a sample
+            dry_run(name, model, shape)
     return model.to(dtype=dtype)
 
 

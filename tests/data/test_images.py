@@ -94,3 +94,10 @@ def test_a_wrong_mean_is_one_line(mean: Any, std: Any, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
     own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
     refused(validate_dataset, "own", own)
+
+
+def test_a_sample_that_is_no_number_is_named() -> None:
+    whole, y = np.ones((4, 3), dtype=np.float32), np.array([0, 1, 0, 1])
+    holed = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, whole)
+    domain = Domain("d", "real", whole, y, holed.astype(np.float32), y)
+    refused(validate_dataset, "own", DataSet("own", (domain,), ("a", "b"), (0.0,), (1.0,)))

@@ -30,6 +30,9 @@ def users_model() -> Iterator[str]:
 def test_a_users_model_is_built_like_any_other(users_model: str) -> None:
     model = build(users_model, (6,), 4, {"hidden": 5}, seed=0)
     assert [tuple(p.shape) for p in model.parameters()] == [(5, 6), (5,), (4, 5), (4,)]
+    registry.models._entries[users_model] = lambda shape, num_classes: nn.LazyLinear(num_classes)
+    lazy, again = (build(users_model, (6,), 4, {}, seed=0).state_dict() for _ in range(2))
+    assert lazy["weight"].shape == (4, 6) and torch.equal(lazy["weight"], again["weight"])
     registry.models._entries[users_model] = lambda shape, num_classes: shape
     refused(build, users_model, (6,), 4, {}, seed=0)
 
