@@ -88,8 +88,11 @@ def build_studies(source: ResultSet) -> Studies:
         and place_and_name(source, one) not in stopped
     ]
     found = group_observations(_observe(source, finished)) if finished else []
-    until = (source.config.get("sweep") or {}).get("until")
-    return Studies(*comparable(found, stopped, until), registered_reference(source))
+    sweep = source.config.get("sweep") or {}
+    chosen = sweep.get("search", "random") != "random" or sweep.get("scheduler")
+    repeated = any((count or 1) > 1 for count in (sweep.get("repeat") or {}).values())
+    whole, left_out = comparable(found, stopped, sweep.get("until"))
+    return Studies(whole, left_out, registered_reference(source), bool(chosen or repeated))
 
 
 def comparable(

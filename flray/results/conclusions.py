@@ -229,7 +229,7 @@ def _until(found: Studies) -> Iterator[str]:
     """Yield how to add seeds so that the test allows for it, if that may decide something."""
     seeds, most, least = 0, 0, math.inf
     for study in found.each:
-        for one in study.differences if study.rule is None else ():
+        for one in study.differences if study.rule is None and not found.closed else ():
             seeds = max(seeds, one.seeds)
             wanted = _wanted(one, study.unit)
             needed = (

@@ -100,11 +100,15 @@ class Studies:
         Settings that cannot be compared, with the reason.
     registered : str or None
         The reference that was chosen before there were values; None: all pairs were to be compared.
+    closed : bool
+        Whether the sweep refuses ``sweep.until``: a search or a scheduler chose its settings, or seeds
+        differ in draws or tunings.
     """
 
     each: list[Study] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     registered: str | None = None
+    closed: bool = False
 
     @cached_property
     def ranks(self) -> dict[str, "Ranks"]:

@@ -85,7 +85,14 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     for name in export.setting_columns(kept):
         if kept[name] != "" and (value := own.get(name, own.get(f"{name}.name"))) is not None:
             said[name] = (str(_parsed(kept, name)), value)
+    digests = [
+        f"{name} {kept[name][:12]}, here {here[name][:12]}"
+        for name in ("data_sha256", "partition_sha256")
+        if kept[name] and here[name] and kept[name] != here[name]
+    ]
+    same = kept["sha256"] == here["sha256"]
     other = [
+        *(digests if same else ()),
         *(f"{name} {one}, here {two}" for name, (one, two) in said.items() if one != two),
         *(
             f"{name} {one:g}, here {two:g}"
@@ -96,13 +103,13 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     ]
     shown = ", ".join(other[:_SHOWN]) + f" and {len(other) - _SHOWN} more" * (len(other) > _SHOWN)
     row = f"{kept['label']} seed {kept['seed']}"
-    if kept["sha256"] == here["sha256"]:
+    if same:
         if not other:
             return Verdict(row, "same", "the same bits")
         return Verdict(
             row, "unexplained", f"{shown}, of the same bits: the row is not as it was kept"
         )
-    causes = list(_causes(kept, here, entries, found))
+    causes = [*digests, *_causes(kept, here, entries, found)]
     what = f"other bits ({shown})" if shown else "other bits, the same values"
     if not causes:
         return Verdict(row, "unexplained", f"{what}, and nothing that is recorded explains them")
@@ -140,9 +147,6 @@ def _causes(kept: Row, here: Row, entries: Entries, found: Entries) -> Iterator[
             yield f"{name} {one.get(name, 'not there')}, here {two.get(name, 'not there')}"
     else:
         unknown.append("settings")
-    for name in ("data_sha256", "partition_sha256"):
-        if kept[name] and here[name] and kept[name] != here[name]:
-            yield f"{name} {kept[name][:12]}, here {here[name][:12]}"
     if pair := both("code"):
         if changed := code_differences(*pair):
             yield describe_difference(changed)

@@ -114,6 +114,16 @@ def test_a_named_reference_is_compared_with_all_others(edited: Edited) -> None:
     assert note.endswith("all pairs are compared")
 
 
+@pytest.mark.parametrize(
+    "chosen", [{}, {"search": "grid"}, {"scheduler": {"name": "asha"}}, {"repeat": {"data": 2}}]
+)
+def test_no_rule_is_advised_that_the_sweep_refuses(
+    edited: Edited, chosen: dict[str, object]
+) -> None:
+    table = build_table(edited(lambda config: (plain(config), config["sweep"].update(chosen))))
+    assert any("sweep.until" in line for line in table.conclusions) != bool(chosen)
+
+
 def test_trials_that_stopped_early_or_have_not_ended_are_not_compared(sweep: Path) -> None:
     directory.update(sweep / "trials" / "0001", status="running")
     directory.update(sweep / "trials" / "0008", status="stopped")

@@ -102,6 +102,8 @@ def test_the_same_bits_and_evenly_spread_rows(edited: Edit) -> None:
         ({"rounds": "3"}, "rounds 3, here 2"),
         ({"algorithm": "fedprox"}, "algorithm fedprox, here fedavg"),
         ({"data": "mnist"}, "data mnist, here digits-sklearn"),
+        ({"data_sha256": "ab" * 32}, "data_sha256 abababababab, here "),
+        ({"partition_sha256": "ab" * 32}, "partition_sha256 abababababab, here "),
     ],
 )
 def test_an_edited_cell_is_found(cells: dict[str, str], words: str, edited: Edit) -> None:
