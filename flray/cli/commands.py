@@ -288,6 +288,7 @@ def export_command(
     to: Path | None = None,
     output: OutputFolder = "runs",
     plugin: PluginFiles = None,
+    crate: Annotated[str | None, typer.Option(metavar="LICENCE")] = None,
 ) -> None:
     """Write trained models as safetensors, with plain PyTorch code that builds them without flray.
 
@@ -305,6 +306,8 @@ def export_command(
         folder of runs and sweeps
     plugin : list of str, optional
         Python files that replace those of the settings
+    crate : str, optional
+        with settings, data and history as RO-Crate, under a licence: its SPDX name, such as CC-BY-4.0, or its address
     """
     from flray.records import directory
     from flray.runs import export
@@ -315,7 +318,8 @@ def export_command(
             f"{folder}: a sweep has a model for each trial; name one, for example "
             f"{folder.parent.name}/{folder.name}/trials/0000"
         )
-    for path in export.export(folder, to, client=client, every=every, plugins=tuple(plugin or ())):
+    own = tuple(plugin or ())
+    for path in export.export(folder, to, client=client, every=every, plugins=own, crate=crate):
         typer.echo(one_line(str(path)))
 
 

@@ -24,6 +24,7 @@ from flray.files.atomic import write_atomically
 from flray.files.border import read
 from flray.records import directory
 from flray.records.journal import Journal
+from flray.runs.crate import license_address, write_crate
 from flray.runs.models import TrainedModels
 from flray.startup import own_version
 
@@ -42,6 +43,7 @@ def export(
     client: str | None = None,
     every: bool = False,
     plugins: tuple[str, ...] = (),
+    crate: str | None = None,
 ) -> list[Path]:
     """Write models of a run: weights as safetensors, code in plain PyTorch, and a card that describes them.
 
@@ -57,6 +59,9 @@ def export(
         Whether to write the global model and those of all clients, if the method has them.
     plugins : tuple of str
         Your files that replace those that the settings name.
+    crate : str, optional
+        A licence, under which the run's settings, data and history are added as RO-Crate; see
+        `flray.runs.crate`.
 
     Returns
     -------
@@ -69,8 +74,10 @@ def export(
         If the run has no such model, or if a layer cannot be written in plain PyTorch; the message
         names the layer.
     """
-    models = TrainedModels(folder, plugins)
     to = folder / "export" if to is None else to
+    if crate is not None:
+        license_address(crate)  # before anything is written
+    models = TrainedModels(folder, plugins)
     written: list[Path] = []
     code: dict[str, str] = {}
     card = _card(models, folder)
@@ -94,7 +101,8 @@ def export(
         }
     write_atomically(to / CARD, json.dumps(card, indent=1).encode())
     write_atomically(to / PAGE, _page(card).encode())
-    return [*written, to / CARD, to / PAGE]
+    written += [to / CARD, to / PAGE]
+    return [*written, *(write_crate(folder, to, written, crate) if crate is not None else ())]
 
 
 def _page(card: Mapping[str, Any]) -> str:
