@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,8 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     assert sizes(found) == dict.fromkeys(("w0", "w1", "w2"), (10, 2))
     assert found.domains[0].train_x.shape[1:] == (3, 16, 16)
     refused(load, "huggingface", path="set")
+    for splits in (["train", "tset"], ["train", "train"], ["test"]):
+        refused(load, "huggingface", **{**options, "splits": splits})
     refused(load, "huggingface", path="set", image="writer", label="digit")
 
 
@@ -335,8 +338,15 @@ def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:
     photographs(Path("photos"))
     photograph(Path("photos/anna/cats/1.png"), 3, 0)
     photograph(Path("single/cats/1.png"), 3, 0)
-    for path in ("none", "photos", "single"):
+    for part in ("train", "val", "test"):
+        photographs(Path("parts") / part)
+    photographs(Path("scans"))
+    Path("scans/slides/1.TIFF").parent.mkdir()
+    Path("scans/slides/1.TIFF").touch()
+    for path in ("none", "photos", "single", "parts", "scans"):
         refused(load, "folder", path=path)
+    shutil.rmtree("parts/test")
+    assert sizes(load("folder", path="parts")) == {"photos": (18, 18)}
 
 
 CASES = ("case", "control"), ("0", "1"), ("YES", "no")

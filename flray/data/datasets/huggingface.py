@@ -72,10 +72,12 @@ def huggingface(
     require_package("data set huggingface", "datasets", "huggingface")
     held = _Held(path, config, revision, root / "huggingface", splits[0])
     chosen = [name for name in splits if name in held.splits]
-    if splits[0] not in chosen:
+    missing = [name for name in splits if name not in chosen]
+    if not chosen or missing not in ([], ["test"]) or len(set(splits)) < len(splits):
+        found = f"no split {missing[0]}" if missing else f"one split {splits[0]} for both parts"
         raise DataError(
-            f"data set huggingface: {path} has no split {splits[0]}; it has {', '.join(held.splits)}; name "
-            "one or two in data.splits"
+            f"data set huggingface: {path} has {found}; it has {', '.join(held.splits)}; name one or two in "
+            "data.splits"
         )
     for split in chosen:
         held.check(split, image, [label, *([by] if by else [])])

@@ -208,7 +208,8 @@ def _in_words(label: Any) -> str:
 
 
 LAYOUT = "CLASS/*.jpg, DOMAIN/CLASS/*.jpg, or train/CLASS/*.jpg and test/CLASS/*.jpg"
-_PARTS = {"train": False, "training": False, "test": True, "testing": True, "val": True}
+_HELD = ("val", "valid", "validation")
+_OTHER_IMAGES = (".tif", ".tiff", ".heic", ".avif", ".jp2", ".dcm")
 
 
 @register_dataset("folder")
@@ -234,7 +235,12 @@ def folder(
         which class of a binary task is positive.
     """
     store = image_sets.find_store(root, Source("folder", "your own files"), path, LAYOUT)
-    images = [item for item in store.items() if item.is_image]
+    files = store.items()
+    for item in (one for one in files if one.path.lower().endswith(_OTHER_IMAGES)):
+        raise DataError(
+            f"data set folder: {store.where / item.path} is not read; write it as .png, or take it away"
+        )
+    images = [item for item in files if item.is_image]
     table, names, classes = _table(store, images, task, positive)
     chosen = select_domains("folder", names, domains)
     kept = np.flatnonzero(np.isin(table.domains, [names.index(name) for name in chosen]))
@@ -267,8 +273,14 @@ def _table(
     classes = tuple(Labelling("folder", str(store.where), None, task, positive).classes(named))
     labels = np.array([classes.index(name) for name in named], dtype=np.int64)
     above = [step[0] if len(step) == 3 else "photos" for step in steps]
-    if len(steps[0]) == 3 and {name.lower() for name in above} <= _PARTS.keys():
-        test = np.array([_PARTS[name.lower()] for name in above])
+    said = {name.lower() for name in above}
+    if len(steps[0]) == 3 and said <= {*_TRAINING, *_TEST, *_HELD}:
+        if not said.isdisjoint(_TEST) and not said.isdisjoint(_HELD):
+            raise DataError(
+                f"data set folder: {store.where} has folders for validation and for test; move the first into the one "
+                "for training, from which evaluation.validation: 0.2 takes samples, or take it away"
+            )
+        test = np.array([name.lower() not in _TRAINING for name in above])
         same = np.zeros(len(images), dtype=np.int64)
         return image_sets.Table(list(images), labels, same, test), ("photos",), classes
     names = tuple(sorted(set(above)))
