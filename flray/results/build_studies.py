@@ -1,7 +1,7 @@
 """Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +14,18 @@ from flray.results import measures
 from flray.results.load import load_folder
 from flray.results.paired import Difference, Rule
 from flray.results.result_set import ResultSet, Trial
-from flray.results.study import DRAWS, TUNINGS, Studies, Study, registered_reference
+from flray.results.study import (
+    DRAWS,
+    PARTITION_SEED,
+    PARTITIONS,
+    TUNINGS,
+    Studies,
+    Study,
+    registered_reference,
+)
 from flray.results.table import Column, build_paper_table, column_value, has_arms
 
-REPEATED = {"data.seed": DRAWS, "partition.seed": "partitions"}
+REPEATED = {"data.seed": DRAWS, PARTITION_SEED: PARTITIONS}
 """Settings whose values are repetitions, like seeds, unless ``sweep.places`` names them; the plural of each."""
 
 
@@ -96,7 +104,7 @@ def build_studies(source: ResultSet) -> Studies:
 
 
 def comparable(
-    found: Sequence[Study], stopped: Iterable[tuple[str, str]], until: Mapping[str, Any] | None
+    found: Sequence[Study], stopped: Set[tuple[str, str]], until: Mapping[str, Any] | None
 ) -> tuple[list[Study], list[str]]:
     """Return studies without the settings that are not compared, and a line on each of these.
 
@@ -104,30 +112,32 @@ def comparable(
     ----------
     found : sequence of Study
         The studies of all settings.
-    stopped : iterable of (str, str)
+    stopped : set of (str, str)
         Place and name of settings that stopped early at some seed.
     until : mapping, optional
         The rule that seeds were added by; see `flray.config.sweep.Until`.
     """
     whole, left_out = [], {(*one, "stopped early") for one in stopped}
-    several = len({study.measure for study in found}) > 1
     for study in found:
         lacking = dict.fromkeys(study.failed, "failed at each of its seeds")
         for name, seeds in study.values.items():
-            gaps, of = sum(not math.isfinite(one) for one in seeds.values()), study.measure
-            lacking[name] = f"no number{f' ({of})' * several} at {gaps} of {len(seeds)} seeds" * (
-                gaps > 0
-            )
+            gaps = sum(not math.isfinite(one) for one in seeds.values())
+            lacking[name] = f"no number at {gaps} of {len(seeds)} seeds" if gaps else ""
         left_out |= {(study.place, *one) for one in lacking.items() if one[1]}
-        kept = {name: seeds for name, seeds in study.values.items() if not lacking[name]}
+        kept = {
+            name: seeds
+            for name, seeds in study.values.items()
+            if not lacking[name] and (study.place, name) not in stopped
+        }
         whole += [replace(study, values=kept)] if len(kept) > 1 else []
     if until:
         # Each place has its part of alpha, and within it each pair.
         alpha = until["alpha"] / max(1, len(whole))
         rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
-    lines = (f"{f'{place} {name}'.strip()}: {why}, not compared" for place, name, why in left_out)
-    return whole, sorted(lines)
+    return whole, sorted(
+        f"{f'{at} {name}'.strip()}: {why}, not compared" for at, name, why in left_out
+    )
 
 
 def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
@@ -180,11 +190,18 @@ def repetition(source: ResultSet, trial: Trial) -> tuple[Hashable, dict[str, str
         name: str(trial.setting[name]) for name in repeated_columns(source) if name in trial.setting
     }
     tuning = str(trial.repetition) if trial.tuned else ""
-    return levels_of(trial.seed, own, trial.fingerprints.get("data", ""), tuning)
+    fixed = fixed_partition(source)
+    return levels_of(trial.seed, own, trial.fingerprints.get("data", ""), tuning, fixed)
+
+
+def fixed_partition(source: ResultSet) -> str:
+    """Return the seed of the one partition of all runs; empty if it follows the run's seed or varies."""
+    seed = source.config["experiment"]["partition"].get("seed")
+    return "" if seed is None or PARTITION_SEED in source.varying else str(seed)
 
 
 def levels_of(
-    seed: int, repeated: Mapping[str, str], data: str, tuning: str
+    seed: int, repeated: Mapping[str, str], data: str, tuning: str, partition: str
 ) -> tuple[Hashable, dict[str, str]]:
     """Return the key of a repetition, and by level the member that it belongs to.
 
@@ -198,8 +215,11 @@ def levels_of(
         SHA-256 of the data; empty if they were not tracked.
     tuning : str
         The number of the tuning; empty without one.
+    partition : str
+        See `fixed_partition`.
     """
-    levels = {DRAWS: data, TUNINGS: tuning} | {REPEATED[name]: x for name, x in repeated.items()}
+    levels = {DRAWS: data, PARTITIONS: partition, TUNINGS: tuning}
+    levels |= {REPEATED[name]: x for name, x in repeated.items()}
     key = (seed, *repeated.values()) if repeated else seed
     return key, {**levels, "seeds": str(seed)}
 

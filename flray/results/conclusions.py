@@ -10,7 +10,7 @@ import numpy as np
 from flray.results.paired import Difference
 from flray.results.ranks import Ranks, elsewhere
 from flray.results.sequential import ALPHA, UNSURE, detectable_difference, seeds_of_signs
-from flray.results.study import DRAWS, TUNINGS, Studies, Study
+from flray.results.study import DRAWS, PARTITIONS, TUNINGS, Studies, Study
 
 ONE_SEED = "one seed: no difference can be told from chance; give at least three in sweep.seeds"
 _NOTICED = 0.025
@@ -82,7 +82,7 @@ def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
 
 def _held_fixed(found: Studies) -> Iterator[str]:
     """Yield the levels that did not vary: the intervals do not hold for other members of them."""
-    names = {DRAWS: "one draw of the data", TUNINGS: "one tuning"}
+    names = {DRAWS: "one draw of the data", PARTITIONS: "one partition", TUNINGS: "one tuning"}
     fixed = [
         name
         for level, name in names.items()

@@ -23,6 +23,7 @@ from flray.results.build_studies import (
     REPEATED,
     Observation,
     comparable,
+    fixed_partition,
     group_observations,
     levels_of,
     place_columns,
@@ -51,7 +52,7 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
 OPTIONAL = {"look": "1", "tuning": "0"} | dict.fromkeys(
-    ("failed", "stopped", "positive", "reference", "until", "places"), ""
+    ("failed", "stopped", "positive", "reference", "until", "places", "partition_seed"), ""
 )
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
 _FORMS = {
@@ -91,7 +92,8 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
         had this run, because added seeds need another test. ``failed`` has the seeds that its
         setting failed at, ``stopped`` those that it stopped early at, ``until`` the rule that the
-        sweep added seeds by, ``places`` the seeds whose values are compared apart, ``positive`` the
+        sweep added seeds by, ``places`` the seeds whose values are compared apart, ``partition_seed`` the
+        seed of the one partition of all runs, if the sweep names it, ``positive`` the
         positive class of a task of two, ``tuning`` the number of the tuning that chose its settings,
         ``reference`` the one that the sweep registered,
         ``tuned.NAME`` the choices of ``sweep.tune``,
@@ -253,6 +255,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "tuning": trial.repetition,
         "reference": registered_reference(source) or "",
         "until": str((source.config.get("sweep") or {}).get("until") or ""),
+        "partition_seed": fixed_partition(source),
         "places": " ".join(sorted({*REPEATED} & {*source.varying} - {*repeated_columns(source)})),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **{name: round(value, _DIGITS) for name, value in measured.items()},
@@ -370,18 +373,15 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     repeated = _repeated(frame)
     tuned = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
     observations, stopped = [], set()
-    for place_and_name, record in zip(
-        _places_and_names(frame), frame.to_dict("records"), strict=True
-    ):
-        if record.get("stopped"):
-            stopped.add(place_and_name)
-            continue
+    where = _places_and_names(frame)
+    for (place, name), record in zip(where, frame.to_dict("records"), strict=True):
+        stopped |= {(place, name)} if record.get("stopped") else set()
         failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
         look, value = int(record.get("look") or 1), float(record["value"])
         chosen = str(record.get("tuning") or 0) if any(record[one] != "" for one in tuned) else ""
         own = {one: str(record[one]) for one in repeated}
-        key, levels = levels_of(int(record["seed"]), own, str(record["data_sha256"]), chosen)
-        place, name = place_and_name
+        data, fixed = str(record["data_sha256"]), str(record.get("partition_seed", ""))
+        key, levels = levels_of(int(record["seed"]), own, data, chosen, fixed)
         observations.append(Observation(place, metric, name, key, value, look, failed, levels))
     # Rows of several rules, or of some and of none, have no planned end.
     rules = sorted(set(frame.get("until", [""])))

@@ -17,7 +17,7 @@ from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule
 from flray.results.ranks import Ranks, rank
 from flray.results.result_set import ResultSet
 
-DRAWS, TUNINGS = "draws of the data", "tunings"
+DRAWS, PARTITIONS, TUNINGS = "draws of the data", "partitions", "tunings"
 """Levels of repetition, see `flray.results.paired.Levels`; members are empty texts where nothing is known of them."""
 
 

@@ -2,12 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from flray.results.build_studies import Observation, build_studies, group_observations
 from flray.results.conclusions import conclude, rank_sentence
+from flray.results.export import build_export_table, export_runs, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
 from flray.results.result_set import ResultSet
@@ -128,6 +130,17 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
         ]
         said = conclude(build_studies(replace(source, trials=trials)))
         assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
+
+
+def test_a_partition_that_the_file_fixes_is_said(source: ResultSet, tmp_path: Path) -> None:
+    source.config["paper"] = None
+    source.config["experiment"]["partition"]["seed"] = 7
+    export_runs(source, tmp_path / "kept.csv")
+    for found in (
+        build_studies(source),
+        build_export_table(read_export(tmp_path / "kept.csv")).studies,
+    ):
+        assert "held fixed throughout: one partition" in conclude(found)
 
 
 @pytest.mark.parametrize("order", [("tuned", "plain"), ("plain", "tuned")])
