@@ -106,11 +106,17 @@ def show_result(result: Result, as_json: bool = False) -> None:
         console.print(line)
     if result.positive:
         console.print(one_line(f"positive class: {result.positive}"))
-    went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
-    console.print(
-        f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
-        f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round {went.best_round}"
-    )
+    try:
+        went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
+    except (
+        ValueError
+    ) as error:  # R2 of equal numbers, or the AUC of a label that no test sample has
+        console.print(one_line(f"{error}: these test samples do not define it"))
+    else:
+        console.print(
+            f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
+            f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round {went.best_round}"
+        )
     console.print(_format_costs(result.history))
     console.print(f"model SHA-256: {result.sha256}")
     console.print(f"run: {result.folder}")

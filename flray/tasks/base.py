@@ -254,7 +254,8 @@ class WithMetrics(Task):
 
 def _measure(name: str, options: Mapping[str, Any], targets: Any, outputs: Any) -> float:
     try:
-        value = registry.metrics.call(name, targets, outputs, **options)
+        # Copies, because a metric may sort in place, and others are measured on the same.
+        value = registry.metrics.call(name, targets.copy(), outputs.copy(), **options)
     except FlrayError as error:
         raise MethodError(str(error)) from error
     if not isinstance(value, int | float | np.number | np.bool_):

@@ -23,6 +23,12 @@ def wrong_result(targets: Any, outputs: Any) -> str:
     return "much"
 
 
+@register_metric("spoils")
+def spoils(targets: Any, outputs: Any) -> float:
+    outputs[:], targets[:] = 0, 0
+    return 0.0
+
+
 @register_metric("raises")
 def raises(targets: Any, outputs: Any) -> float:
     raise ValueError("no such luck")
@@ -73,6 +79,17 @@ def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str
     assert metrics.keys() - before.keys() == added
     assert bool({name for name in added if "/pooled/" in name}) == (method != "fedavg")
     assert plain.sha256() == federation.sha256()
+
+
+def test_a_metric_that_writes_into_its_arrays_changes_no_other() -> None:
+    plain, spoilt = (
+        tiny.fresh("fedavg", evaluation={"metrics": [*first, "calibration-error"]})
+        for first in ([], ["spoils"])
+    )
+    plain.step()
+    spoilt.step()
+    before, metrics = plain.evaluate(), spoilt.evaluate()
+    assert {name: metrics[name] for name in before} == before
 
 
 @pytest.mark.parametrize(
