@@ -84,7 +84,8 @@ def write_crate(folder: Path, to: Path, models: Sequence[Path], license_: str) -
         )
     plugins = [f"{PLUGINS}/{path.name}" for path in sorted((folder / PLUGINS).glob("*.py"))]
     experiment = config["experiment"]
-    experiment |= {"tracking": {"uri": None}, "plugins": plugins, "output": "runs"}
+    own = plugins or experiment.get("plugins", [])  # a trial's folder has no copies
+    experiment |= {"tracking": {"uri": None}, "plugins": own, "output": "runs"}
     known = {key: value for key, value in record.items() if key in _PUBLIC}
     code, commit = record.get("code"), record.get("source", {}).get("commit")
     known |= {"commit": commit, "code": code and code_digest(code)}
