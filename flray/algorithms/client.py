@@ -350,8 +350,7 @@ def make_optimizer(
         return other_optimizer(local.optimizer, parameters, local, lr)
     if local.optimizer == "sgd":
         return SGD(parameters, lr=lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    decoupled = local.optimizer == "adamw"
-    return Adam(parameters, lr, local.betas, local.weight_decay, decoupled)
+    return Adam(parameters, lr, local.betas, local.weight_decay, local.optimizer == "adamw")
 
 
 def other_optimizer(

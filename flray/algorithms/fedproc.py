@@ -49,8 +49,7 @@ class FedProc(Algorithm):
         loss, known = super().loss(client, batch), client.message.get("prototypes")
         if known is None:
             return loss
-        grown = min(client.round / self.hp.ramp, 1.0)
-        alpha = grown if self.hp.alpha is None else self.hp.alpha
+        alpha = min(client.round / self.hp.ramp, 1.0) if self.hp.alpha is None else self.hp.alpha
         given = (known["vectors"], known["present"], self.hp.temperature, self.hp.cosine)
         contrast = functional.prototype_contrastive_loss(batch.features, batch.y, *given)
         return alpha * loss + (1 - alpha) * contrast

@@ -56,8 +56,7 @@ class FedRCL(Algorithm):
             loss = super().loss(client, batch)
         features = [mean_over_positions(layer) for layer in layers]
         settings = (hp.tau, hp.threshold, hp.beta, hp.negatives, hp.pairs)
-        term = functional.relaxed_contrastive_loss(features, batch.y, *settings)
-        return loss + hp.weight * term
+        return loss + hp.weight * functional.relaxed_contrastive_loss(features, batch.y, *settings)
 
 
 @contextmanager

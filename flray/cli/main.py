@@ -50,8 +50,7 @@ def run_command(
     with gc_disabled("flray.runs.runner"):
         from flray.runs import runner
 
-    result = runner.start(config, address=address, progress=True)
-    display.show_result(result, as_json)
+    display.show_result(runner.start(config, address=address, progress=True), as_json)
 
 
 @command(commands, "tune", "flray tune quickstart sweep.seeds=[0]")
@@ -103,8 +102,7 @@ def tune_command(
         return
     if plan:
         planned = sweeps.plan(config, address=address, smoke=smoke)
-        suggested = config.sweep.samples * max(1, len(config.sweep.seeds))
-        display.show_plan(planned, as_json, suggested)
+        display.show_plan(planned, as_json, config.sweep.samples * max(1, len(config.sweep.seeds)))
         return
     progress = display.SweepProgress()
     result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)

@@ -127,8 +127,7 @@ def _resolve(value: Any) -> Any:
             raise ValueError
         run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
         if run is not None and not (run / "config.yaml").is_file():  # the newest of its name
-            numbers = numbered(path.parent.name for path in run.glob("*/config.yaml"))
-            run /= numbers[-1]
+            run /= numbered(path.parent.name for path in run.glob("*/config.yaml"))[-1]
         return _known(Path(value) if run is None else _newest_checkpoint(run))
     except FlrayError as error:
         raise PydanticCustomError("start", "{why}", {"why": str(error)}) from None

@@ -126,8 +126,7 @@ def random_jitter(
         for i, change in enumerate(_CHANGES):
             chosen = (changed & (orders[place] == i)).nonzero().flatten()
             if spreads[i] and len(chosen):
-                factor = factors[i][chosen].to(pixels.dtype)
-                result[chosen] = change(result[chosen], factor)
+                result[chosen] = change(result[chosen], factors[i][chosen].to(pixels.dtype))
     return result
 
 

@@ -366,8 +366,7 @@ def _apply_shift(
 
 def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
     """Call a partition with the context it declares, and check what it returns."""
-    function = partitions.get(name)
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(partitions.get(name)).parameters.values()
     wanted = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":

@@ -82,8 +82,7 @@ def list_datasets(root: Path | None = None) -> list[Entry]:
 def entry(name: str, root: Path) -> Entry:
     """Return one registered data set, given the folder of the data cache."""
     item = datasets.get(name)
-    what = (item.__doc__ or "").strip().split("\n")[0]
-    return Entry(name, what, *_origin(name, root, item))
+    return Entry(name, (item.__doc__ or "").strip().split("\n")[0], *_origin(name, root, item))
 
 
 def _origin(name: str, root: Path, item: Any) -> tuple[str, str, bool]:

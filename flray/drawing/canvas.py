@@ -122,8 +122,7 @@ def name_legend(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, as the file's suffix says."""
-    kind = path.suffix.lower().removeprefix(".")
-    write_atomically(path, _render(figure, kind), keep_name=False)
+    write_atomically(path, _render(figure, path.suffix.lower().removeprefix(".")), keep_name=False)
 
 
 def render_svg(figure: Figure) -> str:

@@ -166,8 +166,7 @@ def draw_bars(panels: Sequence[BarPanel], x_label: str) -> Figure:
         The label of all axes.
     """
     most = max(len(panel.names) for panel in panels)
-    longest = max(len(name) for panel in panels for name in panel.names)
-    width = 3.6 + 0.06 * min(longest, 60)
+    width = 3.6 + 0.06 * min(max(len(name) for panel in panels for name in panel.names), 60)
     figure, axes = canvas.create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
     series = list(dict.fromkeys(part for panel in panels for part in panel.parts))
     handles = {}
@@ -232,8 +231,7 @@ def draw_forest(panels: Sequence[ForestPanel], x_label: str) -> Figure:
         The label of all axes.
     """
     most = max(len(panel.rows) for panel in panels)
-    longest = max(len(row.name) for panel in panels for row in panel.rows)
-    width = 4.0 + 0.06 * min(longest, 80)
+    width = 4.0 + 0.06 * min(max(len(row.name) for panel in panels for row in panel.rows), 80)
     figure, axes = canvas.create_figure(len(panels), width, 1.1 + 0.3 * most, columns=2)
     for one, panel in zip(axes, panels, strict=True):
         one.axvline(0.0, color=canvas.INK, linewidth=1.0)
@@ -242,8 +240,7 @@ def draw_forest(panels: Sequence[ForestPanel], x_label: str) -> Figure:
             one.plot([row.low, row.high], [height] * 2, color=colour, linewidth=1.6)
             face = colour if row.decided else "none"
             one.plot(row.mean, height, "o", color=colour, markersize=5, markerfacecolor=face)
-        names = [row.name for row in reversed(panel.rows)]
-        _name_rows(one, names, most, x_label, panel.title)
+        _name_rows(one, [row.name for row in reversed(panel.rows)], most, x_label, panel.title)
     return figure
 
 

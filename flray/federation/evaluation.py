@@ -336,8 +336,7 @@ def evaluate_unseen(federation: FederationState) -> dict[str, float]:
     if not data.unseen:
         return metrics
     unseen = range(len(data.clients), len(data.everyone))
-    models = federation.whole_models(Stage("adapt"))
-    found = predict_clients(federation, "unseen", unseen, models)
+    found = predict_clients(federation, "unseen", unseen, federation.whole_models(Stage("adapt")))
     for view in sorted({view for one in found.values() for view in one}, reverse=True):
         values = {n: federation.spec.task.summarise(one[view]) for n, one in found.items()}
         metrics |= over_clients(federation, f"{view}/unseen", values)

@@ -139,8 +139,7 @@ def relaxed_contrastive_loss(
 
 def _extreme(similarity: Tensor, mask: Tensor, count: int, largest: bool) -> Tensor:
     """Return the mask's `count` most (or least) similar entries of every row."""
-    worst = float("-inf") if largest else float("inf")
-    candidates = similarity.detach().masked_fill(~mask, worst)
+    candidates = similarity.detach().masked_fill(~mask, float("-inf") if largest else float("inf"))
     chosen = candidates.topk(min(count, mask.shape[-1]), largest=largest).indices
     return torch.zeros_like(mask).scatter(-1, chosen, True) & mask
 

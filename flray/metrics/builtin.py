@@ -33,8 +33,7 @@ def macro_f1(targets: NDArray[np.int64], outputs: NDArray[Any]) -> float:
 
 def _mean_over_classes(score: Any, targets: NDArray[np.int64], outputs: NDArray[Any]) -> float:
     labels = np.unique(targets)
-    found = score(targets, outputs.argmax(1), labels=labels, average="macro", zero_division=0)
-    return float(found)
+    return float(score(targets, outputs.argmax(1), labels=labels, average="macro", zero_division=0))
 
 
 @register_metric("calibration-error")

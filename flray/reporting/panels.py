@@ -278,8 +278,7 @@ def _mean_total(trials: Sequence[Trial], name: str) -> float:
 def profiles(studies: Studies) -> Iterator[charts.LinePanel]:
     """Yield a performance profile for each measure that several places have."""
     for measure in studies.ranks:
-        same = [study for study in studies.each if study.measure == measure]
-        found = behind_best(same)
+        found = behind_best([study for study in studies.each if study.measure == measure])
         most = max((float(one[-1]) for one in found.values()), default=0.0)
         if most == 0:
             continue

@@ -391,8 +391,7 @@ def _studies(frame: pd.DataFrame, metric: str) -> Studies:
     studies, left_out = comparable(group_observations(observations), stopped, until)
     references = set(frame.get("reference", [""]))
     known = {name for study in studies for name in study.values} & references
-    registered = known.pop() if len(references) == 1 and known else None
-    return Studies(studies, left_out, registered)
+    return Studies(studies, left_out, known.pop() if len(references) == 1 and known else None)
 
 
 def _rule(text: str) -> dict[str, Any]:

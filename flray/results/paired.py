@@ -278,8 +278,7 @@ def compare(
         one = _difference(first, second, differences, lower, count)
         own = np.array([[values[name][seed] for seed in seeds] for name in (first, second)])
         if seeds:
-            off = float(np.abs(own - own.mean(axis=1, keepdims=True)).max())
-            one = replace(one, farthest=off)
+            one = replace(one, farthest=float(np.abs(own - own.mean(axis=1, keepdims=True)).max()))
         if shared := _crossed(seeds, levels or {}):
             found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
             continue

@@ -340,8 +340,7 @@ def judge_alike(*groups: Sequence[Trial]) -> list[list[Trial]]:
 
 def alike_notes(metrics: Iterable[str]) -> list[str]:
     """Return a note where global models are reported as clients' own ones are, see `alike`."""
-    views = {one.rpartition("/")[0] for one in metrics}
-    return [ALIKE_NOTE] if views >= set(ALIKE) else []
+    return [ALIKE_NOTE] if {one.rpartition("/")[0] for one in metrics} >= set(ALIKE) else []
 
 
 @dataclass

@@ -306,8 +306,7 @@ def _describe_data(source: ResultSet) -> str:
         if trial.partition is not None
     )
     rounds = [int(trial.history["round"].max()) for trial in source.trials if len(trial.history)]
-    ends = dict.fromkeys((min(rounds, default=0), max(rounds, default=0)))
-    span = " to ".join(map(str, ends))
+    span = " to ".join(map(str, dict.fromkeys((min(rounds, default=0), max(rounds, default=0)))))
     names = ", ".join(data) or source.config["experiment"]["data"]["name"]
     return f"run on {names} for {span} rounds"
 

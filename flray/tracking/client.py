@@ -202,8 +202,7 @@ def _prepare_database(uri: str, database: Path) -> None:
             for rest in (made, made.with_name(f"{made.name}-journal")):  # left by a killed process
                 rest.unlink(missing_ok=True)
             made.touch()  # MLflow tries for a minute
-            artifacts = str(database.parent / "mlruns")
-            store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", artifacts)
+            store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", str(database.parent / "mlruns"))
             store.engine.dispose()
             made.replace(database)
     except OSError as error:

@@ -193,8 +193,7 @@ class MlflowExporter:
         for line, end in client.unsent_lines(self.run_dir, cursor.offset):
             event = decode(line)
             again = event["type"] == "round" and event.get("replaces", False)
-            left_out = not again and event.get("round", 0) % self._every
-            new = [] if left_out else _points(event)
+            new = [] if not again and event.get("round", 0) % self._every else _points(event)
             if gathered > cursor.offset and (
                 event["type"] != "round" or again or len(metrics) + len(new) > _METRICS
             ):
@@ -398,8 +397,7 @@ class MlflowExporter:
         from mlflow.entities import LoggedModelOutput
 
         run, where = self._run_id(cursor), [cursor.experiment_id or ""]
-        mine = f"source_run_id = '{run}'"
-        known = self._call("search_logged_models", where, filter_string=mine)
+        known = self._call("search_logged_models", where, filter_string=f"source_run_id = '{run}'")
         made = next((model for model in known if model.name == name), None)
         if made is None:
             made = self._call("create_logged_model", where[0], name=name, source_run_id=run)

@@ -102,8 +102,7 @@ class Phases:
         """The tuning seeds of each repetition: the next free ones for each."""
         given = list(self._tune.seeds)
         free = (n for n in itertools.count(max(given) + 1) if n not in self._config.sweep.seeds)
-        more = [[next(free) for _ in given] for _ in range(self._tunings - 1)]
-        return [given, *more]
+        return [given, *([next(free) for _ in given] for _ in range(self._tunings - 1))]
 
     @cached_property
     def _most(self) -> int:
@@ -311,8 +310,7 @@ class Phases:
             )
             for u in chosen
         }
-        numbers = {point.number: u for (u, _), point in points.items()}
-        pairs, seconds = compare_units(sweep, numbers)
+        pairs, seconds = compare_units(sweep, {point.number: u for (u, _), point in points.items()})
         undecided = [(first, second) for first, second, one in pairs if not one.verdict]
         wanted: dict[tuple[int, int], float] = {}
         for first, second in undecided:

@@ -230,8 +230,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _round(self) -> dict[str, float]:
         """Run one round and return its metrics."""
-        result = self._federation.step()
-        metrics = result.metrics
+        metrics = self._federation.step().metrics
         self._check_measured(metrics)
         metrics["score"] = self._course.add(metrics)
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))

@@ -212,8 +212,7 @@ def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:
 def _applicable(
     config: Config, setting: Values, space: Mapping[str, Domain]
 ) -> Iterator[tuple[str, Domain]]:
-    method = experiment_at(config, setting).algorithm.name
-    options = registry.algorithms.params(method).model_fields
+    options = registry.algorithms.params(experiment_at(config, setting).algorithm.name).model_fields
     for path, domain in space.items():
         head, _, option = path.removeprefix("experiment.").partition(".")
         if head != "algorithm" or option.split(".")[0] in options:

@@ -319,8 +319,7 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
 def split_usps(halves: Arrays, seed: int) -> Arrays:
     """Pool the two halves and split them 80/20 by the seed."""
     x, y = (np.concatenate([halves[f"train_{kind}"], halves[f"test_{kind}"]]) for kind in "xy")
-    order = _generator(seed, "usps").permutation(len(y))
-    train, test = np.split(order, [int(0.8 * len(y))])
+    train, test = np.split(_generator(seed, "usps").permutation(len(y)), [int(0.8 * len(y))])
     return {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
 
 

@@ -131,8 +131,7 @@ def eeg(
         If MOABB is not installed or cannot fetch a source.
     """
     wanted = select_domains("eeg", SOURCES, domains)
-    found = {name: _cached_trials(root, name, low, high) for name in wanted}
-    return dataset_of("eeg", found, seed)
+    return dataset_of("eeg", {name: _cached_trials(root, name, low, high) for name in wanted}, seed)
 
 
 def dataset_of(name: str, sources: dict[str, Trials], seed: int) -> DataSet:

@@ -272,8 +272,7 @@ def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> 
     """
     images = np.empty((len(labels), 3, SIZE, SIZE), dtype=np.uint8)
     for start in range(0, len(labels), _CHUNK):
-        part = labels[start : start + _CHUNK]
-        ink = _ink(part, generator)
+        ink = _ink(labels[start : start + _CHUNK], generator)
         images[start : start + _CHUNK] = _paint(ink, generator)
     return images
 
@@ -287,8 +286,7 @@ def _atlas() -> tuple[Floats, Floats]:
     tiles = np.zeros((len(FONTS), 10, _TILE, _TILE), dtype=np.float32)
     widths = np.zeros((len(FONTS), 10), dtype=np.float32)
     for f, name in enumerate(FONTS):
-        probe = ImageFont.truetype(folder / f"{name}.ttf", 100)
-        _, top, _, bottom = probe.getbbox("8")
+        _, top, _, bottom = ImageFont.truetype(folder / f"{name}.ttf", 100).getbbox("8")
         font = ImageFont.truetype(folder / f"{name}.ttf", round(100 * 32 / (bottom - top)))
         for digit in range(10):
             left, top, right, bottom = font.getbbox(str(digit))

@@ -113,8 +113,7 @@ def cifar10_jpeg(
     """Return all of CIFAR-10 after lossy compression, 3x32x32: results on it are not results on CIFAR-10."""
     file = Path(path).expanduser()
     files = Files("cifar10-jpeg", "who made the file", [[file.name]], _decode_jpeg, 10)
-    arrays = files.load(root, str(file.parent))
-    return one_domain("cifar10-jpeg", arrays, CIFAR10, seed, samples)
+    return one_domain("cifar10-jpeg", files.load(root, str(file.parent)), CIFAR10, seed, samples)
 
 
 def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:

@@ -439,8 +439,7 @@ def pachinko(
     DataError
         If a class has two superclasses.
     """
-    pairs = np.unique(np.stack([labels, superclasses]), axis=1)
-    classes, parents = pairs
+    classes, parents = np.unique(np.stack([labels, superclasses]), axis=1)
     if len(np.unique(classes)) < len(classes):
         raise DataError(
             "partition pachinko: a class has samples of two superclasses; each class must have one"

@@ -229,8 +229,7 @@ def resize(images: Array, size: int) -> Images:
     # Fixed-point weights make the sums exact in float64, so that the result does not depend on the
     # BLAS.
     weights = np.rint(weights * 1024) / 1024
-    enlarged = weights @ images.astype(np.float64) @ weights.T
-    return _to_uint8(enlarged)
+    return _to_uint8(weights @ images.astype(np.float64) @ weights.T)
 
 
 def to_colour(grey: Images) -> Images:
