@@ -65,7 +65,7 @@ class Study:
     def unit(self) -> str:
         """``points`` of percent, or nothing."""
         held = [one for seeds in self.values.values() for one in seeds.values()]
-        return "points" if is_share(self.measure) and all(0 <= one <= 100 for one in held) else ""
+        return "points" if is_share(self.measure) and all(one <= 100 for one in held) else ""
 
     @cached_property
     def differences(self) -> list[Difference]:

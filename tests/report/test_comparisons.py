@@ -317,6 +317,12 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert conclude(Studies([])) == []
 
 
+def test_a_share_of_explained_variance_below_zero_is_in_points_too() -> None:
+    values = {"a": {0: -40.0, 1: -30.0, 2: -35.0}, "b": {0: 10.0, 1: 20.0, 2: 14.0}}
+    (line, _) = conclude(Studies([replace(studied(values), measure="global/common/r2")]))
+    assert line.startswith("b is better than a by 49.7 points (")
+
+
 def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> None:
     jitter = np.random.default_rng(1)
     values = {
