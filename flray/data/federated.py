@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and deviation of ImageNet's red, green and blue, as torchvision's networks want them."""
+_NAMED = {"imagenet": IMAGENET, "none": ((0.0,), (1.0,))}
 
 
 def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData:
@@ -41,13 +42,8 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
     """
     if how == "data":
         return data
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    if isinstance(how, str):
-        found: str = how
-        mean, std = IMAGENET if how == "imagenet" else ((0.0,), (1.0,))
-    else:
-        found, mean, std = f"mean of {len(how.mean)} values", how.mean, how.std
+    mean, std = _NAMED[how] if isinstance(how, str) else (how.mean, how.std)
+    found = how if isinstance(how, str) else f"mean of {len(mean)} values"
     why = ""
     if data.x.dtype != np.uint8:
         kind = data.x.dtype

@@ -171,13 +171,14 @@ def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey image (ITU-R BT.601), as Pillow and torchvision have them."""
-_loaded: dict[str, DataSet] = {}
-_of_user: dict[str, DataSet] = {}
+_loaded: dict[tuple[bool, str], DataSet] = {}
+"""By whether it is of the user's files or code, and its name and options."""
 
 
 def forget_of_user() -> None:
     """Forget data sets of the user's files or code, because these may change between two runs."""
-    _of_user.clear()
+    for key in [key for key in _loaded if key[0]]:
+        del _loaded[key]
 
 
 def load_once(
@@ -201,20 +202,18 @@ def load_once(
     subset : int, optional
         At most so many training and test samples of each domain.
     """
-    key = f"{name} {sorted(options.items())} {public} {subset}"
     sources = [(name, options), *([(public.name, public.options)] if public is not None else [])]
     own = any(datasets.is_own(source) or given.get("path") for source, given in sources)
-    kept = _of_user if own else _loaded
-    if key not in kept:
+    key = (own, f"{name} {sorted(options.items())} {public} {subset}")
+    if key not in _loaded:
         _loaded.clear()
-        _of_user.clear()
         dataset = load_dataset(name, options)
         if subset is not None:
             dataset = take_subset(dataset, subset)
         if public is not None:
             dataset = with_public(dataset, public.name, public.options)
-        kept[key] = dataset
-    return kept[key]
+        _loaded[key] = dataset
+    return _loaded[key]
 
 
 def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> DataSet:
@@ -263,11 +262,11 @@ def public_images(source: DataSet, shape: tuple[int, ...], samples: int, seed: i
         If either side is not made of images, or the source has too few.
     """
     parts = [domain.train_x for domain in source.domains]
-    if parts[0].dtype != np.uint8 or parts[0].ndim != 4:
+    image = parts[0].dtype == np.uint8 and parts[0].ndim == 4
+    if not image or len(shape) != 3:
         why = "public data are taken from images; this set has others"
-        raise ConfigError("experiment.public", source.name, why)
-    if len(shape) != 3:
-        why = "public images go with private images only; these private samples are numbers of their own"
+        if image:
+            why = "public images go with private images only; these private samples are numbers of their own"
         raise ConfigError("experiment.public", source.name, why)
     total = sum(map(len, parts))
     if samples > total:

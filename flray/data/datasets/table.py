@@ -32,6 +32,7 @@ OneOrMore = Annotated[
 Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
 
 
+_WHOSE = {"all": "all", "domain": "their domain's"}
 Gaps = Literal["refuse", "mean", "median", "zero"]
 MOST_WORDS = 100
 """Most different words of a column: each of them becomes a column."""
@@ -106,22 +107,27 @@ def table(
     named = [label] if isinstance(label, str) else list(label)
     uses = [*(("label", name) for name in named), ("by", by), ("part", part)]
     besides = [name for _, name in uses if name is not None]
-    for name in (*besides, *(columns or []), *leave_out, *dates):
-        if name not in frame.columns:
-            raise DataError(
-                f"data set table: {file} has no column {name!r}{nearest(name, frame.columns)}; it has "
-                f"{', '.join(map(str, frame.columns[:20]))}"
-            )
-    for use, column in (*uses, *(("leave_out", name) for name in leave_out)):
-        if column in (columns or []):
-            raise DataError(
-                f"data set table: data.columns has {column!r}, which is data.{use} already; leave it out"
-            )
-    twice = next((name for name in besides if besides.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(
-            f"data set table: data.label, by and part name {twice!r} twice; leave it out once"
-        )
+    asked = (*besides, *(columns or []), *leave_out, *dates)
+    wrong = (
+        *(
+            f"{file} has no column {name!r}{nearest(name, frame.columns)}; it has "
+            f"{', '.join(map(str, frame.columns[:20]))}"
+            for name in asked
+            if name not in frame.columns
+        ),
+        *(
+            f"data.columns has {name!r}, which is data.{use} already; leave it out"
+            for use, name in (*uses, *(("leave_out", name) for name in leave_out))
+            if name in (columns or [])
+        ),
+        *(
+            f"data.label, by and part name {name!r} twice; leave it out once"
+            for name in besides
+            if besides.count(name) > 1
+        ),
+    )
+    for problem in wrong:
+        raise DataError(f"data set table: {problem}")
     used = columns or [name for name in frame.columns if name not in (*besides, *leave_out)]
     unnamed = [] if columns is not None else [name for name in used if name not in dates]
     identifiers = [name for name in unnamed if _is_identifier(frame, name)]
@@ -147,14 +153,12 @@ def table(
     parts = None if part is None else [str(v) for v in frame[part].tolist()]
     labelling = Labelling("table", str(file), named[0], task, positive)
     target = tasks.outline(task).target
-    if target == "classes" and len(named) > 1:
+    if (target == "classes" and len(named) > 1) or (target != "classes" and positive is not None):
         raise labelling.refused(
             f"data.label names {len(named)} columns, and {task} has one; leave some out, or write "
             "data.task: regression or multi-label"
-        )
-    if target != "classes" and positive is not None:
-        raise labelling.refused(
-            f"data.positive is {positive}, and {task} has no classes; leave it out"
+            if target == "classes"
+            else f"data.positive is {positive}, and {task} has no classes; leave it out"
         )
     y: Array
     y, classes = (
@@ -397,10 +401,9 @@ def _fill(
         own = _typical(one.train_x, gaps) if fit == "domain" else everybody
         filling = np.where(np.isnan(own), everybody, own)  # a domain without any takes everybody's
         for values in (one.train_x, one.test_x):
-            values[:] = np.where(np.isnan(values), filling, values)
-    whose = "all" if fit == "all" else "their domain's"
-    by = "zero" if gaps == "zero" else f"the {gaps} of {whose} training rows"
-    return [f"empty cells: {count} (filled with {by})"]
+            np.copyto(values, filling, where=np.isnan(values))
+    by = f"the {gaps} of {_WHOSE[fit]} training rows"
+    return [f"empty cells: {count} (filled with {'zero' if gaps == 'zero' else by})"]
 
 
 def _typical(training: Array, gaps: str) -> Array:
