@@ -316,7 +316,7 @@ def export_command(
     if directory.folder_kind(folder) != "run":
         raise FlrayError(
             f"{folder}: a sweep has a model for each trial; name one, for example "
-            f"{folder.parent.name}/{folder.name}/trials/0000"
+            f"{folder.parent.name}/{folder.name}/trials/0001"
         )
     own = tuple(plugin or ())
     for path in export.export(folder, to, client=client, every=every, plugins=own, crate=crate):
