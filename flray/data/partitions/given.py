@@ -197,7 +197,11 @@ def flower(
     if ("num_partitions" in takes) != (clients is not None):
         do = "set clients" if clients is None else "leave clients out, its options say how many"
         raise DataError(f"partition flower: {do}; {partitioner} has {', '.join(sorted(takes))}")
-    given = {name: np.array(v) if _is_table(v) else v for name, v in given.items()}
+    # A list of lists, such as a table of shares, is an array there.
+    tables = [
+        n for n, v in given.items() if isinstance(v, list) and isinstance((v or [0])[0], list)
+    ]
+    given |= {name: np.array(given[name]) for name in tables}
     own_seed = int(numpy_generator(seed, "partition").integers(2**31))
     for name, value in (("num_partitions", clients), ("partition_by", "y"), ("seed", own_seed)):
         if name in takes:
@@ -221,7 +225,3 @@ def _split(partitioner: Any, labels: Rows) -> list[Rows]:
     partitioner.dataset = datasets.Dataset.from_dict({"y": labels, "row": rows})
     parts = (partitioner.load_partition(part) for part in range(partitioner.num_partitions))
     return [np.sort(np.array(part["row"], dtype=np.int64)) for part in parts]
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], list)

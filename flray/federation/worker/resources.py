@@ -167,7 +167,7 @@ class WorkerResources:
         """
         x, y = self._labelled
         here = x.device == self.device
-        few = len(rows) * _sample_bytes(x, y) <= LARGEST_PART * self._capacity
+        few = len(rows) * (x[:1].nbytes + y[:1].nbytes) <= LARGEST_PART * self._capacity
         prepared = self._prepared_bytes(len(rows))
         return Samples(
             x,
@@ -234,11 +234,6 @@ class WorkerResources:
         return x + noise.view(x.shape).to(
             memory_format=self._format if x.dim() == 4 else torch.contiguous_format
         )
-
-
-def _sample_bytes(*arrays: Tensor) -> int:
-    """Return the bytes of one sample of arrays."""
-    return sum(array[:1].numel() * array.element_size() for array in arrays)
 
 
 CACHE_BYTES = 64 * 2**20
