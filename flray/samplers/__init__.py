@@ -87,7 +87,9 @@ def check_clients(name: str, numbers: object, round_: int, count: int) -> list[i
         If the answer is not a list of different client numbers.
     """
     given = list(numbers) if isinstance(numbers, Iterable) else [numbers]
-    found = sorted(int(one) for one in given if isinstance(one, Integral) and 0 <= int(one) < count)
+    # A mask's True and False are integers in Python.
+    whole = (int(one) for one in given if not isinstance(one, bool) and isinstance(one, Integral))
+    found = sorted(one for one in whole if 0 <= one < count)
     if len(found) < len(given) or len(set(found)) < len(found):
         shown = ", ".join(repr(one) for one in given[:5])
         raise MethodError(

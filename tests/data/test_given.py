@@ -57,7 +57,12 @@ def test_without_tests_they_follow_the_training_samples() -> None:
     assert [len(client.val) for client in apart.clients] == [10, 10, 10]
 
 
-@pytest.mark.parametrize("form", ["[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", ""])
+TWICE = ('{"a": [0], "b": [1], "a": [2]}', '{"clients": {"a": {"train": [0], "train": [1]}}}')
+
+
+@pytest.mark.parametrize(
+    "form", ["[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", "", *TWICE]
+)
 def test_other_files_are_refused(form: str) -> None:
     refused(given, form)
 

@@ -38,6 +38,7 @@ ANSWERS: dict[str, Any] = {
     "nobody": [9],
     "negative": [-1],
     "floats": [0.0, 1.0],
+    "a-mask": [True, False, True, False, False],
 }
 
 

@@ -1,8 +1,10 @@
 """Splits that others make: a file, by flray or by another tool, and Flower's partitioners by their classes' names."""
 
 import inspect
+import json
 import logging
 import warnings
+from collections import Counter
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -105,18 +107,28 @@ def file(
 def _parse(known: SplitFile) -> _Split:
     """Return a file's content in its full form."""
     try:
-        content = MAPPING.validate_json(known.read(_FIELD))
+        content = MAPPING.validate_python(json.loads(known.read(_FIELD), object_pairs_hook=_once))
         if not isinstance(content.get("clients"), dict):
             content = {"clients": {name: {"train": rows} for name, rows in content.items()}}
         return _Split.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "its content"
+    except (ValueError, RecursionError) as error:
+        where, why = "its content", str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            where, why = ".".join(map(str, first["loc"])) or where, first["msg"]
         raise DataError(
-            f"{known.file}: {where}: {one_line(first['msg'])}; needed is a JSON file such as "
+            f"{known.file}: {where}: {one_line(why)}; needed is a JSON file such as "
             '{"clients": {"a": {"train": [0, 1], "test": [8]}}}: names of at most 100 letters, digits, '
             "spaces and _ - . :, and numbers of samples from 0"
         ) from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the entries of a JSON object; of a name that stands twice it would have the last."""
+    if len(found := dict(pairs)) < len(pairs):
+        ((name, count),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} stands {count} times")
+    return found
 
 
 def split_of(data: FederatedData) -> dict[str, Any]:
