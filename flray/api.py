@@ -15,7 +15,7 @@ from flray.files.tracking_address import check
 from flray.interrupts import resume_hint
 from flray.records import directory
 from flray.results import measures
-from flray.results.export import build_export_table, read_export
+from flray.results.export import kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.study import forecast
 from flray.results.sweep import SweepResult, build_table
@@ -178,12 +178,7 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
         raise FlrayError(f"--detect: found {difference:g}; a difference above 0, such as 1")
     kept, name = file.with_suffix(".results.csv"), config.experiment.name
     if kept.is_file():
-        frame = read_export(kept)
-        pilot, found, seconds = (
-            kept,
-            build_export_table(frame).studies,
-            float(frame["seconds"].mean()),
-        )
+        pilot, source = kept, kept_results(read_export(kept))
     else:
         try:
             pilot = directory.find(name, config.experiment.output)
@@ -193,8 +188,8 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
                 "seeds show the spread; run a pilot first, with sweep.seeds=[0,1,2]"
             ) from None
         source = load_folder(pilot)
-        times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
-        found, seconds = build_table(source).studies, sum(times) / len(times)
+    times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
+    found, seconds = build_table(source).studies, sum(times) / len(times)
     lines = list(forecast(found, seconds, difference))
     if not lines:
         raise FlrayError(

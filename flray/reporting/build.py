@@ -21,7 +21,7 @@ from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
-from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.formatting import (
     CONCLUSIONS,
     csv_text,
@@ -430,7 +430,7 @@ def report_file(
     path: Path, to: Path | None = None, reference: str | None = None
 ) -> tuple[Table, tuple[Path, ...]]:
     """Return the table of an exported CSV file, and write it as Markdown and LaTeX if a folder is given."""
-    table = build_export_table(read_export(path), reference)
+    table = build_table(kept_results(read_export(path)), reference)
     if to is None:
         return table, ()
     contents = {f"{path.stem}.md": markdown(table, ()), f"{path.stem}.tex": render_latex(table)}

@@ -1,7 +1,7 @@
 """Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,30 +95,11 @@ def build_studies(source: ResultSet) -> Studies:
         and len(one.history)
         and place_and_name(source, one) not in stopped
     ]
-    found = group_observations(_observe(source, finished)) if finished else []
     sweep = source.config.get("sweep") or {}
     chosen = sweep.get("search", "random") != "random" or sweep.get("scheduler")
     repeated = any((count or 1) > 1 for count in (sweep.get("repeat") or {}).values())
-    whole, left_out = comparable(found, stopped, sweep.get("until"))
-    return Studies(whole, left_out, registered_reference(source), bool(chosen or repeated))
-
-
-def comparable(
-    found: Sequence[Study], stopped: Set[tuple[str, str]], until: Mapping[str, Any] | None
-) -> tuple[list[Study], list[str]]:
-    """Return studies without the settings that are not compared, and a line on each of these.
-
-    Parameters
-    ----------
-    found : sequence of Study
-        The studies of all settings.
-    stopped : set of (str, str)
-        Place and name of settings that stopped early at some seed.
-    until : mapping, optional
-        The rule that seeds were added by; see `flray.config.sweep.Until`.
-    """
     whole, left_out = [], {(*one, "stopped early") for one in stopped}
-    for study in found:
+    for study in group_observations(_observe(source, finished)) if finished else ():
         lacking = dict.fromkeys(study.failed, "failed at each of its seeds")
         for name, seeds in study.values.items():
             gaps = sum(not math.isfinite(one) for one in seeds.values())
@@ -130,14 +111,13 @@ def comparable(
             if not lacking[name] and (study.place, name) not in stopped
         }
         whole += [replace(study, values=kept)] if len(kept) > 1 else []
-    if until:
+    if until := sweep.get("until"):
         # Each place has its part of alpha, and within it each pair.
         alpha = until["alpha"] / max(1, len(whole))
         rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
-    return whole, sorted(
-        f"{f'{at} {name}'.strip()}: {why}, not compared" for at, name, why in left_out
-    )
+    lines = sorted(f"{f'{at} {name}'.strip()}: {why}, not compared" for at, name, why in left_out)
+    return Studies(whole, lines, registered_reference(source), bool(chosen or repeated))
 
 
 def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
@@ -160,17 +140,8 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
                     place, name = place_of(column), one.setting[rows]
                 value = column_value(one, column, paper) if id(one) in valued else None
                 failed = {seed: one.failure} if one.status == "failed" else {}
-                look = 0 if one.taken_over else 1
-                yield Observation(
-                    place,
-                    measure_of(column, source.metric),
-                    name,
-                    seed,
-                    value,
-                    look,
-                    failed,
-                    levels,
-                )
+                measure = measure_of(column, source.metric)
+                yield Observation(place, measure, name, seed, value, one.look, failed, levels)
 
 
 def place_of(column: Column) -> str:
@@ -189,39 +160,20 @@ def repetition(source: ResultSet, trial: Trial) -> tuple[Hashable, dict[str, str
     own = {
         name: str(trial.setting[name]) for name in repeated_columns(source) if name in trial.setting
     }
-    tuning = str(trial.repetition) if trial.tuned else ""
-    fixed = fixed_partition(source)
-    return levels_of(trial.seed, own, trial.fingerprints.get("data", ""), tuning, fixed)
+    levels = {
+        DRAWS: trial.fingerprints.get("data", ""),
+        PARTITIONS: fixed_partition(source),
+        TUNINGS: str(trial.repetition) if trial.tuned else "",
+        **{REPEATED[name]: value for name, value in own.items()},
+        "seeds": str(trial.seed),
+    }
+    return (trial.seed, *own.values()) if own else trial.seed, levels
 
 
 def fixed_partition(source: ResultSet) -> str:
     """Return the seed of the one partition of all runs; empty if it follows the run's seed or varies."""
     seed = source.config["experiment"]["partition"].get("seed")
     return "" if seed is None or PARTITION_SEED in source.varying else str(seed)
-
-
-def levels_of(
-    seed: int, repeated: Mapping[str, str], data: str, tuning: str, partition: str
-) -> tuple[Hashable, dict[str, str]]:
-    """Return the key of a repetition, and by level the member that it belongs to.
-
-    Parameters
-    ----------
-    seed : int
-        The run's.
-    repeated : mapping
-        The values of the settings of `REPEATED` that vary.
-    data : str
-        SHA-256 of the data; empty if they were not tracked.
-    tuning : str
-        The number of the tuning; empty without one.
-    partition : str
-        See `fixed_partition`.
-    """
-    levels = {DRAWS: data, PARTITIONS: partition, TUNINGS: tuning}
-    levels |= {REPEATED[name]: x for name, x in repeated.items()}
-    key = (seed, *repeated.values()) if repeated else seed
-    return key, {**levels, "seeds": str(seed)}
 
 
 def repeated_columns(source: ResultSet) -> list[str]:

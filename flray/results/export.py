@@ -2,8 +2,10 @@
 
 import io
 import math
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,33 +19,20 @@ from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import open_file
-from flray.metrics.names import lower_is_better
+from flray.metrics.names import is_share, lower_is_better
 from flray.results import measures
-from flray.results.build_studies import (
-    REPEATED,
-    Observation,
-    comparable,
-    fixed_partition,
-    group_observations,
-    levels_of,
-    place_columns,
-    repeated_columns,
-)
-from flray.results.conclusions import conclude
+from flray.results.build_studies import REPEATED, fixed_partition, place_columns, repeated_columns
 from flray.results.formatting import csv_text, read_csv
 from flray.results.result_set import (
     PROVENANCE,
     ResultSet,
     Trial,
     alike,
-    alike_notes,
     beside,
     entries_text,
     read_entries,
 )
-from flray.results.study import AFTERWARDS, Studies, registered_reference
-from flray.results.sweep import SMOKE_NOTE
-from flray.results.table import Column, Table
+from flray.results.study import PARTITION_SEED, registered_reference
 
 FIRST = ("suite", "algorithm")
 MEASURED = ("seed", "rounds", "protocol", "metric", "value", "own", "others", "worst")
@@ -248,7 +237,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "rounds": int(trial.history["round"].max()),
         "protocol": protocol,
         "metric": trial.metric,
-        "look": 2 if not trial.taken_over and any(t.taken_over for t in source.trials) else 1,
+        "look": 1 + trial.look - min(one.look for one in source.trials),
         "failed": _seeds_of(source, trial, "failed"),
         "stopped": _seeds_of(source, trial, "stopped"),
         "positive": trial.positive,
@@ -290,108 +279,55 @@ def _total_bytes(trial: Trial, direction: str) -> int | None:
     return None if math.isnan(count) else int(count)
 
 
-_DISTINGUISHING = {
-    "algorithm": "{}",
-    "data": "{}",
-    "rounds": "{} rounds",
-    "protocol": "{}",
-    "metric": "{}",
-}
-"""Columns that keep rows apart besides their settings, and their text in a label."""
-_HEADS = {"value": "score", "own": f"own {measures.AVERAGE}"}
+def kept_results(frame: pd.DataFrame) -> ResultSet:
+    """Return the runs that rows keep, in their order; the reported values of each are its one round.
 
-
-def build_export_table(frame: pd.DataFrame, reference: str | None = None) -> Table:
-    """Return the table of exported results.
-
-    Runs of other numbers of rounds, of other data or under another protocol are other rows, and say
-    so.
+    Method, data, rounds, protocol and metric are settings if they keep rows apart. Seeds that a setting
+    failed or stopped early at are further trials, without a round.
 
     Parameters
     ----------
     frame : DataFrame
-        As `flray.results.export.read_export` returns it.
-    reference : str, optional
-        The setting that all others are compared with; default: the registered one, or else all
-        pairs are compared.
+        As `read_export` returns it.
     """
-    frame = _alike(frame)
-    metrics = " or ".join(sorted(set(frame["metric"])))
-    domains = [str(name) for name in frame.columns if str(name).startswith(DOMAIN)]
-    shown = ["value", *domains, *(["own"] if "/others/" in metrics else [])]
-    columns = [
-        Column((_HEADS.get(name, name.removeprefix(DOMAIN)),), metrics, compared=name == "value")
-        for name in shown
-    ]
-    table = Table(f"{frame['suite'].iloc[0]}: {metrics}", "setting", columns)
-    repeated: dict[str, None] = {}
-    for label, record in zip(row_labels(frame), frame.to_dict("records"), strict=True):
-        if table.add(label, int(record["seed"]), [float(record[name]) for name in shown]):
-            repeated[f"{label} seed {record['seed']}"] = None
-    table.sort_rows()
-    data = dict.fromkeys(
-        f"{data} ({origins})" for data, origins in zip(frame["data"], frame["origins"], strict=True)
-    )
-    if not any(str(name).endswith(SMOKE) for name in frame["suite"]):
-        found = _studies(frame, metrics)
-        table.studies = found.against(reference or found.registered, "--reference")
-        where = dict(zip(row_labels(frame), _places_and_names(frame), strict=True))
-        table.mark_best(lambda label, column: (where[label][0], metrics, where[label][1]))
-        late = any(study.afterwards for study in table.studies.each)
-        table.conclusions = conclude(table.studies) + [AFTERWARDS.format(reference)] * late
-    versions = dict.fromkeys(
-        ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, one, strict=True))
-        for one in frame[list(PACKAGES)].to_numpy()
-    )
-    table.notes = alike_notes(frame["metric"]) + [
-        f"{title}: {'; '.join(map(str, found))}"
-        for title, found in (
-            ("value of a run", frame["protocol"].unique()),
-            ("rounds", frame["rounds"].unique()),
-            ("data", data),
-            ("positive class", list(filter(None, frame.get("positive", pd.Series()).unique()))),
-            ("tuned", _tuned(frame)),
-            ("versions", versions),
-            ("kept more than once, of which the last counts", list(repeated)),
-        )
-        if len(found)
-    ]
-    if any(str(name).endswith(SMOKE) for name in frame["suite"]):
-        table.notes.append(SMOKE_NOTE)
-    return table
-
-
-def _alike(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with values that may be compared with each other, see `flray.results.result_set.alike`."""
-    metrics = pd.Series(alike(list(frame["metric"])), index=frame.index)
-    values = frame["value"].where(metrics == frame["metric"], frame["own"])
-    return frame.assign(metric=metrics, value=values)
-
-
-def _studies(frame: pd.DataFrame, metric: str) -> Studies:
-    """Return the comparisons: settings on the same data, in the same circumstances."""
-    repeated = _repeated(frame)
-    tuned = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
-    observations, stopped = [], set()
-    where = _places_and_names(frame)
-    for (place, name), record in zip(where, frame.to_dict("records"), strict=True):
-        stopped |= {(place, name)} if record.get("stopped") else set()
-        failed = {int(seed): "" for seed in str(record.get("failed", "")).split()}
-        look, value = int(record.get("look") or 1), float(record["value"])
-        chosen = str(record.get("tuning") or 0) if any(record[one] != "" for one in tuned) else ""
-        own = {one: str(record[one]) for one in repeated}
-        data, fixed = str(record["data_sha256"]), str(record.get("partition_seed", ""))
-        key, levels = levels_of(int(record["seed"]), own, data, chosen, fixed)
-        observations.append(Observation(place, metric, name, key, value, look, failed, levels))
-    # Rows of several rules, or of some and of none, have no planned end.
-    rules = sorted(set(frame.get("until", [""])))
-    until = (
-        {**_rule(rules[-1]), **({"at_most": None} if len(rules) > 1 else {})} if rules[-1] else None
-    )
-    studies, left_out = comparable(group_observations(observations), stopped, until)
-    references = set(frame.get("reference", [""]))
-    known = {name for study in studies for name in study.values} & references
-    return Studies(studies, left_out, known.pop() if len(references) == 1 and known else None)
+    settings, rows = _settings_apart(frame), records(frame)
+    trials = [_kept_trial(*one) for one in zip(range(len(rows)), settings, rows, strict=True)]
+    known = {(str(one.setting), one.seed) for one in trials}
+    for one, row in zip(list(trials), rows, strict=True):
+        for status in ("failed", "stopped"):
+            for seed in map(int, str(row.get(status, "")).split()):
+                if (key := (str(one.setting), seed)) not in known:
+                    known.add(key)
+                    gone = replace(one, number="", seed=seed, history=pd.DataFrame(), sha256="")
+                    trials.append(replace(gone, status=status))
+    names = list(dict.fromkeys(name for setting in settings for name in setting))
+    suites = [*filter(lambda name: name.endswith(SMOKE), frame["suite"]), frame["suite"].iloc[0]]
+    rules = set(frame.get("until", [""]))
+    rule = _rule(max(rules)) if max(rules) else None
+    if rule and len(rules) > 1:  # of several rules, or of some rows only: no planned end
+        rule["at_most"] = None
+    config = {
+        "experiment": {
+            "data": {"name": frame["data"].iloc[0]},
+            "partition": {"seed": _only(frame, "partition_seed") or None},
+            "evaluation": {"protocol": "last"},
+        },
+        "arms": {
+            name.removeprefix(PREFIX): dict.fromkeys({*frame[name]})
+            for name in setting_columns(frame)
+            if name.startswith(PREFIX)
+        },
+        "space": {name: {"grid": []} for name in ("algorithm", *names)},
+        "sweep": {
+            "metric": "",  # not kept: the one that settings were chosen by
+            "reference": _only(frame, "reference") or None,
+            "until": rule,
+            "places": " ".join(frame.get("places", ())).split(),
+        },
+    }
+    source = ResultSet(suites[0], trials, config)
+    source.notes = list(_kept_notes(source, frame))
+    return source
 
 
 def _rule(text: str) -> dict[str, Any]:
@@ -399,68 +335,110 @@ def _rule(text: str) -> dict[str, Any]:
     return Until.model_validate(yaml_files.parse(text)).model_dump()
 
 
-def _repeated(frame: pd.DataFrame) -> list[str]:
-    """Return the columns of settings whose values are repetitions and no places."""
-    places = " ".join(frame.get("places", ())).split()
-    return [name for name in _place_columns(frame) if name in REPEATED and name not in places]
+def _only(frame: pd.DataFrame, name: str) -> str:
+    """Return the one value of a column that may be missing; empty if it has several."""
+    found = set(frame.get(name, [""]))
+    return str(found.pop()) if len(found) == 1 else ""
 
 
-def _place_columns(frame: pd.DataFrame) -> list[str]:
+def _settings_apart(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return each row's settings, with as many columns more as keep different runs apart."""
+    frame = frame.assign(metric=alike(list(frame["metric"])))
     columns = setting_columns(frame)
-    arms = [name for name in columns if name.startswith(PREFIX)]
-    varying = [name for name in columns if frame[name].nunique() > 1]
-    return place_columns(varying, arms[0].removeprefix(PREFIX) if arms else "")
+    arms = [name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX)]
+    names = {name for name in columns if is_name(name) and frame[name].nunique() > 1}
 
+    def differs(name: str, among: Sequence[str]) -> bool:
+        return bool(frame.groupby(list(among) or (lambda _: 0))[name].nunique().max() > 1)
 
-def _places_and_names(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return the place of each row, and the name of the setting that is compared there."""
-    places, repeated = _place_columns(frame), _repeated(frame)
-    several = frame["data"].nunique() > 1 and "data" not in places
+    apart = list(columns)
+    if len(seeds := {*frame.get("partition_seed", [""])}) > 1 and "" not in seeds:
+        frame = frame.assign(**{PARTITION_SEED: frame["partition_seed"]})
+        apart.append(PARTITION_SEED)
+    # Methods on other data are never compared with each other.
+    apart += ["data"] * differs("data", place_columns(columns, arms[0] if arms else ""))
+    for name in ("algorithm", "rounds", "protocol", "metric"):
+        apart += [name] * differs(name, apart)
     found = []
-    names = row_labels(frame.drop(columns=places).assign(data=""))
-    for name, record in zip(names, frame.to_dict("records"), strict=True):
-        own = {one: record[one] for one in places if record[one] != "" and one not in repeated}
-        data = str(record["data"]) if several else ""
-        found.append((" ".join(filter(None, (setting_label(own), data))), name))
+    for row in records(frame):
+        own = {name: row[name] for name in apart if row[name] != ""}
+        if not names & own.keys():
+            own["algorithm"] = row["algorithm"]
+        found.append(own)
     return found
 
 
-def _tuned(frame: pd.DataFrame) -> list[str]:
-    """Return a note on the tuned settings of each row of the table."""
-    columns = [str(name) for name in frame.columns if str(name).startswith(TUNED)]
-    found: dict[str, str] = {}
-    for label, record in zip(row_labels(frame), frame.to_dict("records"), strict=True):
-        own = {
-            name.removeprefix(TUNED): yaml_files.parse(record[name])
-            for name in columns
-            if record[name] != ""
-        }
-        if own:
-            found[label] = f"{label} {setting_label(own)}"
-    return list(found.values())
+def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) -> Trial:
+    metric, scale = row["metric"], 100.0 if is_share(row["metric"]) else 1.0
+    view, measure = metric.partition("/")[0], metric.rpartition("/")[2]
+    own, others = f"{view}/local/{measure}", f"personal/others/{measure}"
+    values = {own: row["own"], others: row["others"], metric: row["value"]}
+    domains = [
+        name.removeprefix(DOMAIN)
+        for name, cell in row.items()
+        if name.startswith(DOMAIN) and not math.isnan(cell)
+    ]
+    for domain in domains:
+        values[f"{own}/client/{domain}"] = math.nan
+        shown = others if "/others/" in metric else own
+        values[f"{shown}/client/{domain}"] = row[f"{DOMAIN}{domain}"]
+    history = {"round": int(row["rounds"]), "time/round": row["seconds"]}
+    history |= {name: value / scale for name, value in values.items()}
+    return Trial(
+        str(number),
+        setting,
+        int(row["seed"]),
+        "finished",
+        metric,
+        pd.DataFrame([history]),
+        row["algorithm"],
+        Path(os.devnull),
+        sha256=row["sha256"],
+        fingerprints={part: row[f"{part}_sha256"] for part in ("data", "partition")},
+        tuned={
+            name.removeprefix(TUNED): yaml_files.parse(cell)
+            for name, cell in row.items()
+            if name.startswith(TUNED) and cell != ""
+        },
+        repetition=int(row.get("tuning") or 0),
+        look=int(row.get("look") or 1),
+        partition={"clients": [{"name": name, "domain": name} for name in domains]},
+    )
+
+
+def _kept_notes(source: ResultSet, frame: pd.DataFrame) -> Iterator[str]:
+    """Yield a line on each thing that rows hold besides settings and values."""
+    data = [f"{one} ({of})" for one, of in frame[["data", "origins"]].itertuples(index=False)]
+    packages = frame[list(PACKAGES)].to_dict("records")
+    labels = {(source.label(one), one.seed): one.number for one in source.trials}
+    for title, found in (
+        ("value of a run", frame["protocol"]),
+        ("rounds", frame["rounds"]),
+        ("data", data),
+        ("positive class", frame.get("positive", ())),
+        (
+            "tuned",
+            [
+                f"{source.label(one)} {setting_label(one.tuned)}"
+                for one in source.trials
+                if one.tuned
+            ],
+        ),
+        ("versions", [", ".join(f"{name} {one[name]}" for name in PACKAGES) for one in packages]),
+        (
+            "kept more than once, of which the last counts",
+            [
+                f"{label} seed {one.seed}"
+                for one in source.trials
+                if labels[(label := source.label(one)), one.seed] != one.number
+            ],
+        ),
+    ):
+        if texts := [text for text in dict.fromkeys(map(str, found)) if text]:
+            yield f"{title}: {'; '.join(texts)}"
 
 
 def setting_columns(columns: Iterable[object]) -> list[str]:
     """Return those of a kept file's columns that are settings."""
     names = [str(name) for name in columns]
     return names[len(FIRST) : names.index(MEASURED[0])]
-
-
-def row_labels(frame: pd.DataFrame) -> list[str]:
-    """Return each row's label, with as many columns as keep different runs apart."""
-    varying = [name for name in setting_columns(frame) if frame[name].nunique() > 1]
-    methods = frame["algorithm"].nunique() > 1
-    labels = []
-    for record in frame.to_dict("records"):
-        own = {str(name): record[name] for name in varying if record[name]}
-        if methods and not any(map(is_name, own)):
-            own = {"algorithm": record["algorithm"], **own}
-        labels.append(setting_label(own) or str(record["algorithm"]))
-    for name, text in _DISTINGUISHING.items():
-        counts = frame[name].astype(str).groupby(labels).nunique()
-        several = {label for label, count in counts.items() if count > 1}
-        labels = [
-            f"{label} · {text.format(value)}" if label in several else label
-            for label, value in zip(labels, frame[name], strict=True)
-        ]
-    return labels

@@ -95,6 +95,11 @@ def _trial(
 ) -> Trial:
     """Return a trial by its record; its history is in its journal unless it was tracked elsewhere."""
     history = history_of(read_events(folder / directory.JOURNAL)) if tracked is None else tracked
+    file = folder / directory.PARTITION
+    partition = read_partition(file) if file.is_file() else None
+    held = identity  # a single run's fingerprints are in its own record
+    if partition is not None:
+        held = {**identity, **partition.get("fingerprints", {})}
     method, evaluation = str(experiment["algorithm"]["name"]), experiment["evaluation"]
     metric, chosen_by = str(identity.get("metric") or ""), ""
     if is_validation(metric):
@@ -113,30 +118,15 @@ def _trial(
         str(identity.get("failure") or ""),
         str(identity.get("sha256") or ""),
         dict(identity.get("versions", {})),
-        read_fingerprints(folder, identity),
+        {part: str(held[part]) for part in ("data", "partition") if part in held},
         str(identity.get("taken_over") or ""),
         chosen_by,
         str(identity.get("phase", COMPARISON)),
         tuned,
         int(identity.get("repetition", 0)),
+        0 if identity.get("taken_over") else 1,
+        partition,
     )
-
-
-def read_fingerprints(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of a run's data and partition.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's.
-    identity : mapping
-        The content of its ``run.json``, which holds them for a single run; those of trials stand in
-        ``partition.json``.
-    """
-    partition = folder / directory.PARTITION
-    held = read_partition(partition).get("fingerprints") if partition.is_file() else None
-    found: Mapping[str, Any] = identity if held is None else held
-    return {part: str(found[part]) for part in ("data", "partition") if part in found}
 
 
 def find_primary_metric(method: str, history: pd.DataFrame) -> str:

@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from flray.config.arms import PREFIX, setting_label
-from flray.config.shapes import may_change, read_partition
+from flray.config.shapes import may_change
 from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
 from flray.files.border import read_json, read_npz
@@ -226,6 +226,10 @@ class Trial:
         Settings that were tuned for the unit of `setting`.
     repetition : int
         The number of the tuning that it is part of, or whose choice it has, from 0.
+    look : int
+        The number of looks at others before it was added.
+    partition : mapping, optional
+        The content of ``partition.json``; None if it was not tracked.
     """
 
     number: str
@@ -247,6 +251,8 @@ class Trial:
     phase: str = COMPARISON
     tuned: dict[str, Any] = field(default_factory=dict)
     repetition: int = 0
+    look: int = 1
+    partition: Mapping[str, Any] | None = None
 
     @property
     def score_metric(self) -> str:
@@ -262,12 +268,6 @@ class Trial:
     def measure(self) -> str:
         """The measure of the primary metric, for example ``accuracy``."""
         return self.metric.rpartition("/")[2]
-
-    @cached_property
-    def partition(self) -> Mapping[str, Any] | None:
-        """The content of ``partition.json``; None if it was not tracked."""
-        path = self.folder / directory.PARTITION
-        return read_partition(path) if path.is_file() else None
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -361,8 +361,8 @@ class ResultSet:
         Folder or address of the results.
     tuning : list of Trial
         Those that only helped to choose what `trials` compare.
-    code_notes : list of str
-        Lines on the code; see `flray.runs.code.code_notes`.
+    notes : list of str
+        Lines on the code, see `flray.runs.code.code_notes`, or on kept rows.
     registered : dict
         Of a sweep, the settings that made up its question at its start, as text by their path.
     """
@@ -373,7 +373,7 @@ class ResultSet:
     versions: dict[str, str] = field(default_factory=dict)
     where: str = ""
     tuning: list[Trial] = field(default_factory=list)
-    code_notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     registered: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -370,6 +370,8 @@ def question_lines(source: ResultSet, found: Studies) -> Iterator[str]:
     found : Studies
         The comparisons of its report.
     """
+    if not source.registered and any(one.afterwards for one in found.each):
+        yield AFTERWARDS.format(found.each[0].reference)
     if not found.each or not source.registered:
         return
     reference = registered_reference(source)

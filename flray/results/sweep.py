@@ -208,11 +208,12 @@ def _status_notes(source: ResultSet) -> list[str]:
     if sweeps:
         names = ", ".join(dict.fromkeys(sweeps))
         notes.append(f"{len(sweeps)} of {total} trials were taken over from {names}")
-    notes += source.code_notes
+    notes += source.notes
     if stopped:
         low, high = min(stopped), max(stopped)
         span = f"{low} round{'s' * (low > 1)}" if low == high else f"{low} to {high} rounds"
-        notes.append(f"{len(stopped)} of {total} trials stopped early, after {span}")
+        after = f", after {span}" * bool(high)  # kept rows have none of them
+        notes.append(f"{len(stopped)} of {total} trials stopped early{after}")
     if running:
         notes.append(f"{len(running)} of {total} trials have not ended: the table is not complete")
     return notes + [
@@ -228,12 +229,12 @@ def _failures(source: ResultSet) -> list[str]:
     trials: dict[str, list[str]] = {}
     for one in source.trials:
         if one.status == "failed":
-            name = f"{one.number} ({source.label(one)} seed={one.seed})"
+            name = f"{one.number} ({source.label(one)} seed={one.seed})".strip()
             trials.setdefault(one.failure.partition("\n")[0], []).append(name)
     return [
         f"trial{'s' * (len(names) > 1)} {', '.join(names[:_MAX_FAILURES])}"
         f"{f' and {len(names) - _MAX_FAILURES} more' if len(names) > _MAX_FAILURES else ''} "
-        f"failed: {reason}"
+        f"failed{f': {reason}' * bool(reason)}"
         for reason, names in trials.items()
     ]
 

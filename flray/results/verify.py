@@ -248,7 +248,9 @@ def verify(
         If the user stopped it.
     """
     frame, entries = export.read_export(path), read_entries(path)
-    every = export.records(frame.assign(label=export.row_labels(frame)))
+    held = export.kept_results(frame)
+    labels = [held.label(trial) for trial in held.trials[: len(frame)]]
+    every = export.records(frame.assign(label=labels))
     count = len(every) if rows is None else min(rows, len(every))
     chosen = [every[number * len(every) // count] for number in range(count)]
     plans = [(row, experiment_of(path, row, entries, list(overrides))) for row in chosen]

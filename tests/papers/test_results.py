@@ -12,7 +12,8 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.results import export
 from flray.results.conclusions import sentence
-from flray.results.export import build_export_table, read_export
+from flray.results.export import kept_results, read_export
+from flray.results.sweep import build_table
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ _AMOUNT = re.compile(rf"{_NUMBER}(?: points?)?(?: above| apart)?\s+{_INTERVAL_OF
 def unfounded(claims: list[tuple[str, ...]], files: list[Path]) -> set[tuple[str, ...]]:
     """Return the claims that no sentence on two settings makes, of all pairs or all against any reference."""
     left = set(claims)
-    for found in [build_export_table(read_export(file)).studies for file in files]:
+    for found in [build_table(kept_results(read_export(file))).studies for file in files]:
         for name in sorted({name for study in found.each for name in study.values}):
             for study in found.against(name).each if left else ():
                 for pair in study.differences:

@@ -13,8 +13,7 @@ from flray.errors import DataError
 from flray.records import directory
 from flray.reporting import build
 from flray.results import export
-from flray.results.build_studies import build_studies
-from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.measures import costs
 from flray.results.result_set import PROVENANCE, ResultSet, beside, digest, read_entries
@@ -37,7 +36,7 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert measured == pytest.approx([70.0, 70.0, 65.0, 70.0, 6.0])
     assert first["sha256"] == "ab" * 32 and first["torch"] == directory.versions()["torch"]
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
-    made = build_export_table(frame)
+    made = build_table(kept_results(frame))
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
     assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2))
@@ -102,8 +101,10 @@ def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
     export_runs(source, tmp_path / "kept.csv")
     frame = read_export(tmp_path / "kept.csv")
     assert frame["tuned.local.lr"].tolist() == ["0.123456789"] * 2 + [""] * 6
-    table = build_export_table(frame)
-    assert list(table.rows) == list(build_export_table(frame.drop(columns="tuned.local.lr")).rows)
+    table = build_table(kept_results(frame))
+    assert list(table.rows) == list(
+        build_table(kept_results(frame.drop(columns="tuned.local.lr"))).rows
+    )
     assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
 
 
@@ -115,7 +116,7 @@ def test_the_positive_class_is_kept_and_said(sweep: Path, tmp_path: Path) -> Non
     export_runs(source, tmp_path / "kept.csv")
     frame = read_export(tmp_path / "kept.csv")
     assert frame["positive"].tolist() == ["ill"] * 8
-    assert "positive class: ill" in build_export_table(frame).notes
+    assert "positive class: ill" in build_table(kept_results(frame)).notes
 
 
 def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
@@ -132,6 +133,7 @@ def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
                 seed=seed,
                 sha256=f"{seed}{one.number[-1]}" * 32,
                 taken_over="made/001/0001" if seed in taken_over else "",
+                look=seed not in taken_over,
                 status="failed" if (seed, one.number) == (failed, first[0].number) else "finished",
                 failure="ValueError: no",
             )
@@ -146,7 +148,10 @@ def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
     export_runs(of(range(2), range(0)), grown)
     assert not {"look", "failed"} & set(read_export(grown).columns)
     assert export_runs(last, grown) == (5, 4, 1)
-    reports = [build_table(last), *(build_export_table(read_export(one)) for one in (whole, grown))]
+    reports = [
+        build_table(last),
+        *(build_table(kept_results(read_export(one))) for one in (whole, grown)),
+    ]
     for table in reports:
         (pair,) = table.studies.each[0].differences
         assert (pair.first_look, pair.seeds) == (2, 4)
@@ -156,12 +161,19 @@ def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
         read_export(grown)
 
 
-@pytest.mark.parametrize("kind", ["until", "places", "stopped", "no number"])
+@pytest.mark.parametrize(
+    "kind", ["until", "places", "stopped", "failed", "no number", "domains", "error"]
+)
 def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind: str) -> None:
     """Seeds that a rule added are tested by it, places stay apart, and nothing disappears without a line."""
     rule = {"margin": 1.0, "alpha": 0.05, "at_least": 2, "at_most": 4}
-    if kind == "stopped":
-        directory.update(sweep / "trials" / "0008", status="stopped")
+    if kind in ("stopped", "failed"):
+        directory.update(sweep / "trials" / "0008", status=kind, failure="ValueError: no")
+    for trial in sweep.glob("trials/*") if kind == "domains" else ():
+        held = json.loads((trial / "partition.json").read_text())
+        for client, domain in zip(held["clients"], "ab", strict=True):
+            client["domain"] = domain
+        (trial / "partition.json").write_text(json.dumps(held))
     source = load_folder(sweep)
     source.config["paper"] = None
     source.config["sweep"] |= {"until": {"until": rule}.get(kind)}
@@ -171,17 +183,45 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
             trial.setting["partition.seed"] = trial.setting.pop("arms.data")[6:]  # 10 and 100
     if kind == "no number":
         source.trials[-1].history["global/common/accuracy"] = math.nan
+    if kind == "error":  # a measure that is no share, and less is better
+        for number, trial in enumerate(source.trials):
+            values = {"global/common/rmse": 3.0 + number % 3, "global/local/rmse": 2.0}
+            trial.history = trial.history[["round"]].assign(**values)
+            trial.metric = "global/common/rmse"
     export_runs(source, tmp_path / "kept.csv")
     frame = read_export(tmp_path / "kept.csv")
-    found, kept = build_studies(source), build_export_table(frame).studies
-    pd.testing.assert_frame_equal(found.frame(), kept.frame())
+    own, other = build_table(source), build_table(kept_results(frame))
+    found, kept = own.studies, other.studies
+    why = " (ValueError: no)" if kind == "failed" else "\n"  # it is not kept
+    frames = [one.frame().replace(re.escape(why), "", regex=True) for one in (found, kept)]
+    pd.testing.assert_frame_equal(*frames)
     assert found.left_out == kept.left_out
+    said = [one.replace(why, "") for one in own.conclusions if "registered" not in one]
+    assert said == other.conclusions
+    assert (said == own.conclusions[: len(said)]) is (kind != "failed")
+    gone = {
+        "stopped": "1 of 8 trials stopped early",
+        "failed": "trial (full CIFAR-100 seed=1) failed",
+    }
+    assert [one for one in other.notes if "trial" in one] == [
+        v for k, v in gone.items() if k == kind
+    ]
+    assert own.rows.keys() == other.rows.keys()
+    for label, row in other.rows.items():
+        same = [
+            one
+            for one, at in zip(own.rows[label], own.columns, strict=True)
+            if kind == "domains" or at.client == "avg"
+        ]
+        assert [one.mean for one in row] == pytest.approx([one.mean for one in same], nan_ok=True)
     lines = {"stopped": "stopped early", "no number": "no number at 1 of 2 seeds"}
     assert found.left_out == [f"CIFAR-100 full: {lines.get(kind)}, not compared"] * (kind in lines)
     if kind == "until":
         assert {one.first_look for study in kept.each for one in study.differences} == {2}
         mixed = frame.assign(until=["", *frame["until"][1:]])
-        (pair, _) = (study.differences[0] for study in build_export_table(mixed).studies.each)
+        (pair, _) = (
+            study.differences[0] for study in build_table(kept_results(mixed)).studies.each
+        )
         assert (pair.first_look, pair.last_look) == (2, 0)
         frame.assign(until="{at_most: 1}").to_csv(tmp_path / "kept.csv", index=False)
         with pytest.raises(DataError, match="in the column until"):
@@ -281,15 +321,18 @@ def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
 def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> None:
     path, prox = tmp_path / "r.csv", {"algorithm": "fedprox"}
     mu = prox | {"algorithm.mu": 0.1}
-    made = build_export_table(rows(path, {}, {"seed": 1}, mu, mu | {"seed": 1, "value": 60.0}))
+    made = build_table(
+        kept_results(rows(path, {}, {"seed": 1}, mu, mu | {"seed": 1, "value": 60.0}))
+    )
     found = {label: row[0].values for label, row in made.rows.items()}
     assert found == {"fedprox mu=0.1": {0: 50.0, 1: 60.0}, "fedavg": {0: 50.0, 1: 50.0}}
-    made = build_export_table(
-        rows(path, {}, {"seed": 1, "rounds": 2}, prox, prox | {"data": "svhn"})
+    made = build_table(
+        kept_results(rows(path, {}, {"seed": 1, "rounds": 2}, prox, prox | {"data": "svhn"}))
     )
-    several = {"fedavg · 5 rounds", "fedavg · 2 rounds", "fedprox · mnist", "fedprox · svhn"}
+    several = {"fedavg mnist rounds=5", "fedavg mnist rounds=2"}
+    several |= {"fedprox mnist rounds=5", "fedprox svhn rounds=5"}
     assert set(made.rows) == several and "rounds: 5; 2" in made.notes
-    again = build_export_table(rows(path, {}, {"value": 52.0, "sha256": "cd" * 32}))
+    again = build_table(kept_results(rows(path, {}, {"value": 52.0, "sha256": "cd" * 32})))
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 

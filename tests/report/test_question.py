@@ -13,7 +13,7 @@ from flray.config import yaml_files
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
-from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.result_set import ResultSet
@@ -89,13 +89,13 @@ def test_a_kept_file_remembers_the_question(asked: ResultSet, tmp_path: Path) ->
     export_runs(asked, tmp_path / "kept.csv")
     kept = read_export(tmp_path / "kept.csv")
     assert set(kept["reference"]) == {"none"}
-    own, other = build_export_table(kept), build_export_table(kept, "full")
+    own, other = build_table(kept_results(kept)), build_table(kept_results(kept), "full")
     assert {one.reference for one in own.studies.each} == {"none"}
     assert not any("afterwards" in line for line in own.conclusions)
     assert other.conclusions[-1].startswith("the reference full was chosen afterwards")
     # Rows of two sweeps that asked for different things ask for nothing together.
     kept.loc[kept.index[0], "reference"] = "full"
-    assert build_export_table(kept).studies.registered is None
+    assert build_table(kept_results(kept)).studies.registered is None
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 
 from flray.results.build_studies import Observation, build_studies, group_observations
 from flray.results.conclusions import conclude, rank_sentence
-from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
 from flray.results.result_set import ResultSet
 from flray.results.study import DRAWS, TUNINGS
+from flray.results.sweep import build_table
 from tests.report.conftest import Edited
 
 STUDIES = 400
@@ -138,7 +139,7 @@ def test_a_partition_that_the_file_fixes_is_said(source: ResultSet, tmp_path: Pa
     export_runs(source, tmp_path / "kept.csv")
     for found in (
         build_studies(source),
-        build_export_table(read_export(tmp_path / "kept.csv")).studies,
+        build_table(kept_results(read_export(tmp_path / "kept.csv"))).studies,
     ):
         assert "held fixed throughout: one partition" in conclude(found)
 

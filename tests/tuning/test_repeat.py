@@ -13,7 +13,7 @@ from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.records import directory
 from flray.results.choices import tuned_settings
-from flray.results.export import build_export_table, export_runs, read_export
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.study import TUNINGS
@@ -82,7 +82,7 @@ def test_its_report_and_its_kept_file_say_the_same(
     assert "2 tunings, 4 runs" in table.conclusions[0] or "2 draws" in table.conclusions[0]
     assert not any("held fixed" in line for line in table.conclusions)
     export_runs(source, tmp_path / "kept.csv")
-    kept = build_export_table(read_export(tmp_path / "kept.csv"))
+    kept = build_table(kept_results(read_export(tmp_path / "kept.csv")))
     (one,), (other,) = (found.studies.each[0].differences for found in (table, kept))
     assert one.repeated == other.repeated != ""
     assert (one.low, one.high) == pytest.approx((other.low, other.high), abs=1e-3)
