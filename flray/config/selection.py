@@ -1,6 +1,6 @@
 """Whether a sweep chooses settings, and whether it chooses by validation or by test data."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from flray.config.experiment import Config, Experiment
@@ -114,11 +114,16 @@ def _vary(config: Config, parts: tuple[str, ...]) -> bool:
         *(path for one in config.arms.values() for arm in one.values() for path in arm),
         *(path for rule in config.sweep.where for path in rule.settings),
     ]
-    return any(path.removeprefix("experiment.").split(".")[0] in parts for path in paths)
+    return any(is_place(path, parts) for path in paths)
+
+
+def is_place(path: str, parts: Collection[str] = PLACES) -> bool:
+    """Return whether a path belongs to some parts of the experiment, by default to `PLACES`."""
+    return path.removeprefix("experiment.").split(".")[0] in parts
 
 
 def _is_choice(path: str, domain: Mapping[str, Any]) -> bool:
-    if path.split(".")[0] in PLACES:
+    if is_place(path):
         return False
     values = next(iter(domain.values()))
     if path not in ("algorithm", "algorithm.name") or len(values) < 2:

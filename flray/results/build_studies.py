@@ -1,6 +1,7 @@
 """Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flray.config.arms import PREFIX, setting_label
-from flray.config.selection import PLACES
+from flray.config.selection import is_place
 from flray.results import measures
 from flray.results.load import load_folder
 from flray.results.paired import Difference, Rule
@@ -46,6 +47,8 @@ class Observation(NamedTuple):
         The seeds that its setting failed at, and why.
     levels : mapping
         By level, the member that the repetition belongs to; see `flray.results.paired.Levels`.
+    partition : str
+        SHA-256 of who held which samples; empty if it was not tracked.
     """
 
     place: str
@@ -56,6 +59,7 @@ class Observation(NamedTuple):
     look: int = 0
     failed: Mapping[Any, str] = {}
     levels: Mapping[str, str] = {}
+    partition: str = ""
 
 
 def group_observations(observations: Iterable[Observation]) -> list[Study]:
@@ -63,12 +67,14 @@ def group_observations(observations: Iterable[Observation]) -> list[Study]:
     groups: dict[tuple[str, str], Study] = {}
     for one in observations:
         where = (one.place, one.measure)
-        study = groups.setdefault(where, Study(*where, {}, failed={}, looks={}, levels={}))
+        study = groups.setdefault(where, Study(*where, {}))
         found: Any = study  # its mappings are filled here, and nowhere else
         found.looks.setdefault(one.name, {})[one.seed] = one.look
         found.failed.setdefault(one.name, {}).update(one.failed)
         if one.value is not None:
             found.values.setdefault(one.name, {})[one.seed] = one.value
+        if one.partition:
+            found.partitions.setdefault(one.seed, {})[one.name] = one.partition
         for level, member in one.levels.items():
             known = found.levels.setdefault(level, {})
             known[one.seed] = member or known.get(one.seed, "")  # of an arm that was not tuned
@@ -104,6 +110,7 @@ def build_studies(source: ResultSet) -> Studies:
         for name, seeds in study.values.items():
             gaps = sum(not math.isfinite(one) for one in seeds.values())
             lacking[name] = f"no number at {gaps} of {len(seeds)} seeds" if gaps else ""
+        lacking |= _on_other_samples(study)
         left_out |= {(study.place, *one) for one in lacking.items() if one[1]}
         kept = {
             name: seeds
@@ -118,6 +125,16 @@ def build_studies(source: ResultSet) -> Studies:
         whole = [replace(study, rule=rule) for study in whole]
     lines = sorted(f"{f'{at} {name}'.strip()}: {why}, not compared" for at, name, why in left_out)
     return Studies(whole, lines, registered_reference(source), bool(chosen or repeated))
+
+
+def _on_other_samples(study: Study) -> dict[str, str]:
+    """Return the settings whose clients held other samples than those of most settings at some seed, and why."""
+    return {
+        name: "other samples or clients than the others"
+        for held in study.partitions.values()
+        for name, one in held.items()
+        if one != Counter(held.values()).most_common(1)[0][0]
+    }
 
 
 def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
@@ -141,7 +158,8 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
                 value = column_value(one, column, paper) if id(one) in valued else None
                 failed = {seed: one.failure} if one.status == "failed" else {}
                 measure = measure_of(column, source.metric)
-                yield Observation(place, measure, name, seed, value, one.look, failed, levels)
+                held = one.fingerprints.get("partition", "")
+                yield Observation(place, measure, name, seed, value, one.look, failed, levels, held)
 
 
 def place_of(column: Column) -> str:
@@ -215,7 +233,7 @@ def place_columns(columns: Sequence[str], rows: str) -> list[str]:
     return [
         name
         for name in columns
-        if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or name.split(".")[0] in PLACES
+        if (name.startswith(PREFIX) and name != f"{PREFIX}{rows}") or is_place(name)
     ]
 
 

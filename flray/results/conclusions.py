@@ -86,10 +86,7 @@ def _held_fixed(found: Studies) -> Iterator[str]:
         name
         for level, name in names.items()
         if found.each
-        and all(
-            len(members := set(study.levels.get(level, {}).values())) == 1 and members != {""}
-            for study in found.each
-        )
+        and all(len({*study.levels.get(level, {}).values()} - {""}) == 1 for study in found.each)
     ]
     if fixed:
         yield f"held fixed throughout: {' and '.join(fixed)}"
@@ -286,7 +283,7 @@ def rank_sentence(ranks: Ranks) -> str:
     )
     text = f"mean ranks over {count} places ({', '.join(ranks.places)}): {listed}"
     if math.isinf(ranks.critical):
-        return f"{text}; not tested, because the data are the same in all places"
+        return f"{text}; not tested, because places have the same data"
     if not math.isnan(ranks.p) and ranks.p >= ALPHA:
         test = "Friedman" if len(ranks.names) > 2 else "sign test"
         return f"{text}; not decided ({test} p = {ranks.p:.2f})"
@@ -294,9 +291,11 @@ def rank_sentence(ranks: Ranks) -> str:
         (first, second)
         for i, first in enumerate(ranks.names)
         for j, second in enumerate(ranks.names[i + 1 :], i + 1)
-        if ranks.means[j] - ranks.means[i] >= ranks.critical
+        if ranks.means[j] - ranks.means[i] >= ranks.critical and first not in ranks.failed
     ]
     critical = f"critical difference {ranks.critical:.2f}"
+    if ranks.failed:
+        critical += f"; {', '.join(ranks.failed)} failed at some seeds and cannot rank above others"
     if not told:
         return f"{text}; not decided ({critical})"
     by_first = {first: [b for a, b in told if a == first] for first, _ in told}

@@ -31,10 +31,12 @@ class Ranks:
         Of Friedman's test that all settings are alike, of two settings of the sign test; NaN where
         all values are equal.
     critical : float
-        Nemenyi's critical difference of two mean ranks at 0.05; infinite if all places have the same
-        data, since they are then no sample of data sets.
+        Nemenyi's critical difference of two mean ranks at 0.05; infinite if places have the same data,
+        since they are then no sample of data sets.
     wins, ties : array
         In how many places the setting of the row is better than that of the column, and equal.
+    failed : tuple of str
+        Settings that failed at some seed: none of them ranks above another.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,7 @@ class Ranks:
     critical: float
     wins: NDArray[np.int64]
     ties: NDArray[np.int64]
+    failed: tuple[str, ...] = ()
 
     @property
     def together(self) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from flray.config.arms import PREFIX, setting_label
+from flray.config.selection import is_place
 from flray.config.shapes import may_change
 from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
@@ -401,8 +402,13 @@ class ResultSet:
     @property
     def rows(self) -> str:
         """The axis whose arms are the rows of the table; empty without arms."""
-        axes, paper = self.axes, self.paper
-        return paper.rows if paper is not None and paper.rows in axes else next(iter(axes), "")
+        given: Mapping[str, Mapping[str, Any]] = self.config.get("arms") or {}
+        named = [self.paper.rows] if self.paper is not None else []
+        for axis, arms in given.items():
+            named += [axis] * (
+                not any(is_place(path) for arm in arms.values() for path in arm or ())
+            )
+        return next((axis for axis in (*named, *given) if axis in given), "")
 
     @property
     def settings(self) -> list[str]:
@@ -419,8 +425,9 @@ class ResultSet:
         ]
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """Return columns of settings as the file has them: arms, then the space, then the rest."""
-        paths = [f"{PREFIX}{axis}" for axis in self.config.get("arms") or {}]
+        """Return columns of settings as the file has them: arms, of the table's rows first, the space, the rest."""
+        axes = sorted(self.axes, key=lambda axis: axis != self.rows)
+        paths = [f"{PREFIX}{axis}" for axis in axes]
         paths += [
             path.removeprefix("experiment.").removesuffix(".name")
             for path in self.config.get("space") or {}

@@ -1,9 +1,11 @@
 """Settings that are compared under one measure on the same data, and the question that a sweep was registered with."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,6 +46,8 @@ class Study:
     afterwards : bool
         Whether the reference was chosen when the values were there: it may be the best or the worst
         by chance. Then tests and intervals are corrected for all pairs.
+    partitions : mapping
+        By seed and setting, the SHA-256 of who held which samples, if it was tracked.
     """
 
     place: str
@@ -55,6 +59,7 @@ class Study:
     looks: Added = field(default_factory=dict)
     levels: Levels = field(default_factory=dict)
     afterwards: bool = False
+    partitions: Mapping[Any, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def lower(self) -> bool:
@@ -79,6 +84,16 @@ class Study:
         """Mean over the seeds of each setting, best first."""
         found = {name: float(np.mean(list(one.values()))) for name, one in self.values.items()}
         return dict(sorted(found.items(), key=lambda item: item[1] if self.lower else -item[1]))
+
+    @property
+    def survived(self) -> "Study":
+        """The same without the seeds that a compared setting failed at."""
+        gone = {seed for name in self.values for seed in self.failed.get(name, ())}
+        kept = {
+            name: {seed: value for seed, value in one.items() if seed not in gone}
+            for name, one in self.values.items()
+        }
+        return replace(self, values={name: one for name, one in kept.items() if one})
 
     @cached_property
     def winner(self) -> str:
@@ -116,12 +131,14 @@ class Studies:
         found = {}
         for measure in dict.fromkeys(study.measure for study in self.each):
             same = [study for study in self.each if study.measure == measure]
-            ranks = rank({study.place: study.means for study in same}, same[0].lower)
-            data = {one for study in same for one in study.levels.get(DRAWS, {}).values()}
-            if ranks is not None and len(data) == 1 and data != {""}:
+            ranks = rank({study.place: study.survived.means for study in same}, same[0].lower)
+            if ranks is None:
+                continue
+            places = [set(study.levels.get(DRAWS, {}).values()) - {""} for study in same]
+            if any(one & other for one, other in itertools.combinations(places, 2)):
                 ranks = replace(ranks, p=math.nan, critical=math.inf)
-            if ranks is not None:
-                found[measure] = ranks
+            failed = {name for study in same for name in study.failed}
+            found[measure] = replace(ranks, failed=tuple(n for n in ranks.names if n in failed))
         return found
 
     @property

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
 from flray.results.result_set import ResultSet
-from flray.results.study import DRAWS, TUNINGS
+from flray.results.study import DRAWS, TUNINGS, Studies, Study
 from flray.results.sweep import build_table
 from tests.report.conftest import Edited
 
@@ -123,6 +124,7 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
             "held fixed throughout: one draw of the data and one tuning",
         ),
         (("x", "x"), {}, "held fixed throughout: one draw of the data"),
+        (("x", ""), {}, "held fixed throughout: one draw of the data"),  # a run that has not begun
         (("x", "y"), {}, None),
     ):
         trials = [
@@ -162,7 +164,61 @@ def test_places_with_the_same_data_are_not_ranked_as_data_sets(source: ResultSet
     same = build_studies(replace(source))
     (own,), (of_one,) = found.ranks.values(), same.ranks.values()
     assert "not tested" not in rank_sentence(own)
-    assert rank_sentence(of_one).endswith("not tested, because the data are the same in all places")
+    assert rank_sentence(of_one).endswith("not tested, because places have the same data")
+    # Several draws, and the same ones in both places.
+    for trial in source.trials:
+        trial.fingerprints["data"] = str(trial.seed)
+    (of_two,) = build_studies(replace(source)).ranks.values()
+    assert "not tested" in rank_sentence(of_two)
+
+
+def test_no_setting_ranks_above_another_by_the_seeds_that_it_survived() -> None:
+    """Equal methods: one fails at the hard seed, at which the other reaches half."""
+    studies = [
+        Study(
+            f"data {number}",
+            "global/common/accuracy",
+            {"whole": {0: 90.0, 1: 92.0, 2: 45.0}, "shaky": {0: 90.0 + own, 1: 92.0 + own}},
+            failed={"shaky": {2: "no memory"}},
+        )
+        for number in range(8)
+        for own in [0.0 if number % 2 else 1.0]
+    ]
+    (ranks,) = Studies(studies).ranks.values()
+    assert ranks.names == ("shaky", "whole") and ranks.ties[0, 1] == 4
+    above = [replace(one, values={**one.values, "whole": {0: 1.0, 1: 2.0}}) for one in studies]
+    (ranks,) = Studies(above).ranks.values()
+    assert ranks.p < 0.05 and "ranks above" not in rank_sentence(ranks)
+    assert "shaky failed at some seeds and cannot rank above others" in rank_sentence(ranks)
+    (whole,) = Studies([replace(one, failed={}) for one in above]).ranks.values()
+    assert "shaky ranks above whole" in rank_sentence(whole)
+
+
+def test_an_axis_of_data_that_comes_first_is_a_place_and_not_compared(
+    edited: Edited, tmp_path: Path
+) -> None:
+    def first(config: dict[str, Any]) -> None:
+        config["paper"] = None
+        config["arms"] = {name: config["arms"][name] for name in ("data", "modules")}
+
+    source = edited(first)
+    export_runs(source, tmp_path / "kept.csv")
+    kept = kept_results(read_export(tmp_path / "kept.csv"))
+    for found in map(build_studies, (source, kept)):
+        assert [study.place for study in found.each] == ["CIFAR-10", "CIFAR-100"]
+        assert all({*study.values} == {"none", "full"} for study in found.each)
+
+
+def test_settings_whose_clients_hold_other_samples_are_not_compared(source: ResultSet) -> None:
+    source.config["paper"] = None
+    for trial in source.trials:
+        other = trial.setting["arms.modules"] == "full" and trial.setting["arms.data"] == "CIFAR-10"
+        trial.fingerprints["partition"] = f"{trial.seed}{other}"
+    found = build_studies(source)
+    assert [study.place for study in found.each] == ["CIFAR-100"]
+    assert found.left_out == [
+        "CIFAR-10 full: other samples or clients than the others, not compared"
+    ]
 
 
 @pytest.mark.parametrize(("places", "decided"), [("wxyz", False), ("uvwxyz", True)])
