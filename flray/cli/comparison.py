@@ -60,9 +60,14 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     what = (
         "over the clients, where both runs have the same partition; it says nothing about other seeds"
         if kinds[0] == "run"
-        else "paired over the seeds that both have, where both have the same data and partition"
+        else "paired over the seeds that both finished, where both have the same data and partition"
     )
     console.print(f"intervals: {b} less {a}, {what}")
+    for name, one in zip((a, b), sets, strict=True):
+        if kinds[0] == "sweep" and (rest := sum(t.status != "finished" for t in one.trials)):
+            console.print(
+                f"{name}: {rest} of {len(one.trials)} trials have not finished and do not count"
+            )
     if alike:
         console.print(ALIKE_NOTE)
 
@@ -135,10 +140,11 @@ def _sweep_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ..
 
 
 def _values(source: ResultSet) -> dict[str, _Values]:
-    """Return the reported values by setting, shares between 0 and 1."""
+    """Return the reported values of finished trials by setting, shares between 0 and 1."""
     found: dict[str, _Values] = defaultdict(dict)
     for trial in source.trials:
-        if len(trial.history) and not math.isnan(value := measures.tracked_value(trial, "auto")):
+        value = measures.tracked_value(trial, "auto")
+        if trial.status == "finished" and not math.isnan(value):
             key = trial.seed, *(trial.fingerprints.get(what) for what in ("data", "partition"))
             found[source.label(trial)][key] = value
     return dict(found)

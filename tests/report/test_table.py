@@ -443,3 +443,6 @@ def test_sweeps_are_compared_setting_by_setting() -> None:
     rows = {row[0]: row[1:] for row in comparison._sweep_values(other, third)}
     assert set(rows) == {"local", "fedbn"} and not rows["fedbn"][0]
     assert rows["local"][2] and not rows["local"][3], "other partitions"
+    other.trials[0].status = "failed"
+    ((_, _, mean, _, interval),) = comparison._sweep_values(one, other)
+    assert mean == "0.6600 (1 seed)" and not interval, "the value of a round before it failed"
