@@ -402,7 +402,7 @@ def augment_pair(
 def check(
     how: str | Sequence[AugmentChoice], path: str, shape: Sequence[int], dtype: np.dtype[Any]
 ) -> None:
-    """Refuse colours for samples that have none.
+    """Refuse steps for samples other than images, and colours for images that have none.
 
     Parameters
     ----------
@@ -418,15 +418,17 @@ def check(
     Raises
     ------
     ConfigError
-        If a step works on pixels, and the samples are images of other than 8 bits or other than 1
-        or 3 channels.
+        If there are steps and no images, or a step works on pixels and the images are of other than 8 bits
+        or other than 1 or 3 channels.
     """
     for name, _ in _steps(how):
-        if (
-            len(shape) == 3
-            and _wants_pixels(augmentations.get(name))
-            and (dtype != np.uint8 or shape[0] not in (1, 3))
-        ):
+        if len(shape) != 3:
+            raise ConfigError(
+                path,
+                name,
+                f"none: it changes images, and these samples have the shape {tuple(shape)}",
+            )
+        if _wants_pixels(augmentations.get(name)) and (dtype != np.uint8 or shape[0] not in (1, 3)):
             raise ConfigError(
                 path,
                 name,

@@ -229,11 +229,12 @@ def federate(
         dataset.ordered,
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
+    pooled = pooled or Pooled.of(dataset)
     given: dict[str, dict[str, Rows]] = {}
     if function is given_split:
         _check_plain(split, shift)
         given = given_split(
-            len(y), len(train_domain), **partitions.checked(partition_name, options)
+            pooled.y, len(train_domain), **partitions.checked(partition_name, options)
         )
     tested = any("test" in parts for parts in given.values())
     if tested:  # then any sample may be one to train on
@@ -297,7 +298,6 @@ def federate(
     if shift is not None and shift.noise:
         held_rows = [np.concatenate([c.train, c.val, c.test]) for c in clients]
         noise = splits.noise_levels(held_rows, len(y), shift.noise)
-    pooled = pooled or Pooled.of(dataset)
     held = FederatedData(
         dataset=dataset.name,
         x=pooled.x,
@@ -313,6 +313,7 @@ def federate(
         public=pooled.public,
         noise=noise,
         encoding=dataset.encoding,
+        columns=dataset.columns,
     )
     return keep_unseen(held, unseen, seed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -123,6 +123,10 @@ class DataSet:
         first or last samples means these.
     encoding : str
         The changes to a table's columns before anything is learnt from them, in words; not identity.
+    columns : mapping
+        Of a table, by ``inputs`` and ``labels``, the source of each value of a sample: the ``column``, of a column of
+        words the ``word``, of one of dates the ``unit``, and the ``fill``, ``mean`` and ``std`` that changed it, by
+        domain if they are a domain's own; not identity.
     """
 
     name: str
@@ -135,6 +139,7 @@ class DataSet:
     coarse: tuple[int, ...] | None = None
     ordered: bool = False
     encoding: str = ""
+    columns: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -264,8 +269,8 @@ class FederatedData(_ZeroCopyPickle):
         Standard deviation of the Gaussian noise on each sample, in units of normalised inputs.
     unseen : tuple of ClientIndices
         Clients that do not train and serve for tests alone; they are not among `clients`.
-    encoding : str
-        That of the data set.
+    encoding, columns : str, mapping
+        Those of the data set.
     """
 
     dataset: str
@@ -283,6 +288,7 @@ class FederatedData(_ZeroCopyPickle):
     noise: NDArray[np.float32] | None = None
     unseen: tuple[ClientIndices, ...] = ()
     encoding: str = ""
+    columns: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     partition_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -162,6 +162,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
         else None,
         "classes": list(map(str, data.classes)),
         **data.words,
+        **({"columns": data.columns} if data.columns else {}),
         "models": {},
     }
 

@@ -222,11 +222,12 @@ def test_colours_need_pixels() -> None:
     for how, shape, dtype in (
         ("strong", (3, 32, 32), "uint8"),
         ("strong", (1, 28, 28), "uint8"),
-        ("strong", (20,), "float32"),
+        ("none", (20,), "float32"),
         ("crop", (3, 32, 32), "float32"),
     ):
         check(how, "here", shape, np.dtype(dtype))
     refused(check, "strong", "here", (3, 32, 32), np.dtype("float32"))
+    refused(check, "flip", "here", (20,), np.dtype("float32"))
     refused(augment_pair, photos(), photos(), "strong", draws())
     config = {
         "data": {"name": "random", "samples": 20, "shape": [3, 8, 8]},

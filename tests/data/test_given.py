@@ -87,6 +87,7 @@ def changed(**parts: object) -> dict[str, Any]:
         changed(test=None),
         changed(more=[1]),
         {"clients": SPLIT, "samples": 79},
+        {"clients": SPLIT, "samples": 80, "labels": "0" * 64},
         {"clients": {"../a": {"train": [1]}}},
         {"clients": {"a\n": {"train": [1]}}},
         {"clients": {"a" * 101: {"train": [1]}}},
@@ -135,6 +136,7 @@ def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
     first, again = load(Path("x.yaml")), load(Path("x.yaml"), file)
     parts = [divide(config.experiment).partition_fingerprint for config in (first, again)]
     assert parts[0] == parts[1] and parts[0] in shown
+    refused(divide, load(Path("x.yaml"), [*file, "data.seed=1"]).experiment)  # other samples
     whole, other = runner.run(Path("x.yaml")), runner.run(Path("x.yaml"), file)
     assert other.sha256 == whole.sha256
 

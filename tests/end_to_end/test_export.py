@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -17,6 +18,7 @@ from flray.runs.export import _page, _place, export, plain_code
 from flray.runs.runner import Result
 from tests.helpers import python, small
 from tests.messages import refused
+from tests.pages import FILES
 
 PLAIN = """
 import sys
@@ -70,6 +72,38 @@ def test_plain_pytorch_gets_the_same_accuracy(tmp_cwd: Path) -> None:
             expected[f"{name} {stem}"] = result.metrics[metric]
     done = python(PLAIN, *(str(tmp_cwd / name) for name in CASES), cwd=tmp_cwd)
     assert json.loads(done.stdout) == pytest.approx(expected, abs=1e-9)
+
+
+def test_rows_as_they_are_in_a_file_are_predicted_by_the_guide_s_lines(tmp_cwd: Path) -> None:
+    """Words, gaps and dates: the same outputs as for flray's own test samples, and the label's unit comes back."""
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame(
+        {
+            "age": np.where(draw.random(60) < 0.2, np.nan, draw.normal(60, 9, 60)),
+            "sex": draw.choice(["f", "m", ""], 60),
+            "seen": pd.date_range("2024-02-01", periods=60, freq="9D").strftime("%Y-%m-%d"),
+            "days": draw.normal(500, 70, 60),
+            "part": ["train"] * 40 + ["test"] * 20,
+        }
+    )
+    rows.to_csv("stays.csv", index=False)
+    table = {"name": "table", "path": "stays.csv", "label": "days", "part": "part"}
+    table |= {"words": "one-hot", "gaps": "median", "dates": ["seen"], "task": "regression"}
+    settings = {"data": table, "model": "linear", "algorithm": "fedavg", "subset": None}
+    result = flray.run({"experiment": small(**settings)})
+    export(result.folder, tmp_cwd)
+    rows[40:].drop(columns=["days", "part"]).to_csv("new.csv", index=False)
+    Path("predict.py").write_text(FILES["predict.py"] + "\nprint(outputs.tolist())\n")
+    outputs = np.array(json.loads(python("import predict", cwd=tmp_cwd).stdout))
+    data = build_spec(result.experiment).data
+    with torch.no_grad():
+        own = result.model()(torch.from_numpy(data.x[data.test])).numpy()
+    np.testing.assert_allclose(outputs, own, rtol=1e-5, atol=1e-6)
+    columns = json.loads(Path("model.json").read_text())["columns"]
+    assert [one.get("word") for one in columns["inputs"]] == [None, "f", "m", None]
+    (label,) = columns["labels"]
+    true = data.y[data.test] * label["std"] + label["mean"]
+    np.testing.assert_allclose(true[:, 0], rows["days"][40:], rtol=1e-5)
 
 
 def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:

@@ -30,9 +30,8 @@ OneOrMore = Annotated[
     Discriminator(lambda value: "[names]" if isinstance(value, list | tuple) else "[name]"),
 ]
 Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
-
-
 _WHOSE = {"all": "all", "domain": "their domain's"}
+Facts = dict[str, Any]
 Gaps = Literal["refuse", "mean", "median", "zero"]
 MOST_WORDS = 100
 """Most different words of a column: each of them becomes a column."""
@@ -175,11 +174,16 @@ def table(
     told = encoded.told + _fill(file, encoded, domains, gaps, fit)
     if scale != "none":
         for group in [[one] for one in domains] if fit == "domain" else [domains]:
-            _standardise([(one.train_x, one.test_x) for one in group], encoded.numbers)
+            found = _standardise([(one.train_x, one.test_x) for one in group], encoded.numbers)
+            _tell(encoded.facts, found, group[0].name if fit == "domain" else "")
+    labels: list[Facts] = [{"column": name} for name in named]
     if scale == "standard" and target == "numbers":
-        _standardise([(one.train_y, one.test_y) for one in domains])
+        _tell(labels, _standardise([(one.train_y, one.test_y) for one in domains]))
     capped = tuple(cap_samples(_single(domain), samples, seed) for domain in domains)
-    return DataSet("table", capped, classes, (0.0,), (1.0,), task=task, encoding="; ".join(told))
+    facts = {"inputs": encoded.facts, "labels": labels}
+    return DataSet(
+        "table", capped, classes, (0.0,), (1.0,), task, encoding="; ".join(told), columns=facts
+    )
 
 
 def _read(file: Path) -> pd.DataFrame:
@@ -239,18 +243,20 @@ class Encoded(NamedTuple):
     ----------
     x : ndarray of float64 [n, d]
         Empty cells are NaN. Numbers far from 0, such as seconds since 1970, would lose their digits in float32.
-    numbers : ndarray of bool [d]
-        Which columns are numbers or dates; the others are 0 or 1 for a word.
-    columns : list of str
-        The column of the table that each is from.
+    facts : list of dict
+        The source of each, see `flray.data.types.DataSet.columns`.
     told : list of str
         What a report says about it.
     """
 
     x: NDArray[np.float64]
-    numbers: NDArray[np.bool_]
-    columns: list[str]
+    facts: list[Facts]
     told: list[str]
+
+    @property
+    def numbers(self) -> NDArray[np.bool_]:
+        """Which columns are numbers or dates, bool [d]; the others are 0 or 1 for a word."""
+        return np.array(["word" not in one for one in self.facts])
 
 
 def _is_identifier(frame: pd.DataFrame, name: str) -> bool:
@@ -300,14 +306,15 @@ def _encode(
     if not columns:
         raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
     made: list[Array] = []
-    origins: list[str] = []
-    texts: list[str] = []
+    facts: list[Facts] = []
     for name in columns:
-        values, found = frame[name], []
+        values = frame[name]
         if name in dates:
-            found = [_days(file, name, values)]
+            made.append(_days(file, name, values))
+            facts.append({"column": name, "unit": "days since 1970"})
         elif pd.api.types.is_numeric_dtype(values):
-            found = [values.to_numpy(dtype=np.float64, na_value=np.nan)]
+            made.append(values.to_numpy(dtype=np.float64, na_value=np.nan))
+            facts.append({"column": name})
         elif pd.api.types.is_datetime64_any_dtype(values):
             raise DataError(
                 f"data set table: column {name!r} of {file} has dates; data.dates: [{name}] learns from "
@@ -321,18 +328,18 @@ def _encode(
             )
         else:
             found = _one_hot(file, name, values)
-            texts.append(name)
-        made += found
-        origins += [name] * len(found)
+            made += found.values()
+            facts += [{"column": name, "word": word} for word in found]
     check_cells(file, len(frame), len(made))
     x = np.stack(made, axis=1, dtype=np.float64)
     empty = np.zeros(x.shape, dtype=bool) if gaps == "refuse" else np.isnan(x)
     for row, column in np.argwhere(~(np.abs(x) <= np.finfo(np.float32).max) & ~empty):
         remedy = "" if not np.isnan(x[row, column]) else ", or let data.gaps fill it (median)"
         raise DataError(
-            f"data set table: column {origins[column]!r} of {file} is empty, infinite or above "
+            f"data set table: column {facts[column]['column']!r} of {file} is empty, infinite or above "
             f"3.4e38 in row {row + 1}; fill it, take the row away or take another unit{remedy}"
         )
+    texts = list(dict.fromkeys(one["column"] for one in facts if "word" in one))
     blank = next((name for name in texts if gaps == "refuse" and frame[name].isna().any()), None)
     if blank is not None:
         row = int(np.flatnonzero(frame[blank].isna())[0])
@@ -340,13 +347,13 @@ def _encode(
             f"data set table: column {blank!r} of {file} is empty in row {row + 1}; with another "
             "data.gaps an empty word is none of its column's words"
         )
-    numbers = [name not in texts for name in origins]
     told = []
     if texts:
-        told = [f"columns of words: {len(texts)} (as {len(made) - sum(numbers)} of 0 and 1)"]
+        count = sum("word" in one for one in facts)
+        told = [f"columns of words: {len(texts)} (as {count} of 0 and 1)"]
     if days := [name for name in columns if name in dates]:
         told += [f"columns of dates: {len(days)} (in days)"]
-    return Encoded(x, np.array(numbers), origins, told)
+    return Encoded(x, facts, told)
 
 
 def _days(file: Path, name: str, values: pd.Series) -> Array:
@@ -367,7 +374,7 @@ def _days(file: Path, name: str, values: pd.Series) -> Array:
     return days.to_numpy(dtype=np.float64)
 
 
-def _one_hot(file: Path, name: str, values: pd.Series) -> list[Array]:
+def _one_hot(file: Path, name: str, values: pd.Series) -> dict[str, Array]:
     """Return for each word of a column, in alphabetical order, which rows hold it, float32 [n]."""
     texts = values.map(str, na_action="ignore")
     known = sorted(set(texts.dropna()))
@@ -380,7 +387,7 @@ def _one_hot(file: Path, name: str, values: pd.Series) -> list[Array]:
             f"data set table: column {name!r} of {file} has {len(known)} different words, and data.words: "
             f"one-hot takes at most {MOST_WORDS}; data.leave_out: [{name}], or join rare ones"
         )
-    return [(texts == word).to_numpy(dtype=np.float32) for word in known]
+    return {word: (texts == word).to_numpy(dtype=np.float32) for word in known}
 
 
 def _fill(
@@ -392,7 +399,7 @@ def _fill(
         return []
     everybody = _typical(np.concatenate([one.train_x for one in domains]), gaps)
     if np.isnan(everybody).any():
-        column = encoded.columns[int(np.flatnonzero(np.isnan(everybody))[0])]
+        column = encoded.facts[int(np.flatnonzero(np.isnan(everybody))[0])]["column"]
         raise DataError(
             f"data set table: column {column!r} of {file} is empty in all training rows; "
             f"data.leave_out: [{column}]"
@@ -400,6 +407,7 @@ def _fill(
     for one in domains:
         own = _typical(one.train_x, gaps) if fit == "domain" else everybody
         filling = np.where(np.isnan(own), everybody, own)  # a domain without any takes everybody's
+        _tell(encoded.facts, {"fill": filling}, one.name if fit == "domain" else "")
         for values in (one.train_x, one.test_x):
             np.copyto(values, filling, where=np.isnan(values))
     by = f"the {gaps} of {_WHOSE[fit]} training rows"
@@ -419,8 +427,8 @@ def _typical(training: Array, gaps: str) -> Array:
 
 def _standardise(
     pairs: Sequence[tuple[Array, Array]], columns: NDArray[np.bool_] | None = None
-) -> None:
-    """Scale training and test parts in place, by mean and deviation of the training parts together."""
+) -> dict[str, Array]:
+    """Scale training and test parts in place by mean and deviation of the training parts together; return these."""
     training = np.concatenate([train for train, _ in pairs]).astype(np.float64)
     mean, std = training.mean(0), training.std(0)
     std[training.min(0) == training.max(0)] = 1.0
@@ -428,6 +436,15 @@ def _standardise(
         mean[~columns], std[~columns] = 0.0, 1.0
     for values in itertools.chain.from_iterable(pairs):
         values[:] = (values - mean) / std
+    return {"mean": mean, "std": std}
+
+
+def _tell(facts: list[Facts], values: dict[str, Array], domain: str = "") -> None:
+    """Add values of columns of numbers to their facts, if they are a domain's under its name."""
+    for kind, array in values.items():
+        for one, value in zip(facts, array.tolist(), strict=True):
+            if "word" not in one:
+                one[kind] = {**one.get(kind, {}), domain: value} if domain else value
 
 
 def _single(domain: Domain) -> Domain:

@@ -1,5 +1,6 @@
 """Splits that others make: a file, by flray or by another tool, and Flower's partitioners by their classes' names."""
 
+import hashlib
 import inspect
 import json
 import logging
@@ -11,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flray.config.start import GivenSplit, SplitFile
-from flray.data.types import FederatedData, Rows
+from flray.data.types import FederatedData, Labels, Rows, add_bytes
 from flray.errors import DataError, brief, nearest, one_line
 from flray.files.border import MAPPING
 from flray.registry import register_partition, require_package
@@ -33,12 +34,13 @@ class _Split(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     dataset: str | None = None
     samples: int | None = None
+    labels: str | None = None
     clients: dict[_Name, _Client] = Field(min_length=1)
 
 
 @register_partition("file")
 def file(
-    samples: int,
+    labels: Labels,
     training: int,
     *,
     path: Annotated[
@@ -54,8 +56,10 @@ def file(
 
     Parameters
     ----------
-    samples, training : int
-        Number of all samples of the data set, and of the training samples among them.
+    labels : ndarray
+        Of all samples of the data set.
+    training : int
+        Number of the training samples among them.
     path : SplitFile
         The file. It has to stay as it was when the run began.
 
@@ -70,11 +74,15 @@ def file(
         If the file is gone, is another one now, or does not fit the data set.
     """
     known = SplitFile.model_validate(path)
-    found = _parse(known)
+    found, samples = _parse(known), len(labels)
+    remedy = "set data and subset as the file needs them, or write it anew"
     if found.samples not in (None, samples):
         raise DataError(
-            f"{known.file}: it splits {found.samples} samples, and the data set has {samples}; set "
-            "data and subset as the file needs them, or write it anew"
+            f"{known.file}: it splits {found.samples} samples, and the data set has {samples}; {remedy}"
+        )
+    if found.labels not in (None, _digest(labels)):
+        raise DataError(
+            f"{known.file}: it splits samples with other labels (SHA-256 in labels); {remedy}"
         )
     tested = [name for name, one in found.clients.items() if one.test is not None]
     if tested and (without := [name for name in found.clients if name not in tested]):
@@ -131,11 +139,18 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _digest(labels: Labels) -> str:
+    found = hashlib.sha256()
+    add_bytes(found, labels)
+    return found.hexdigest()
+
+
 def split_of(data: FederatedData) -> dict[str, Any]:
     """Return who holds which samples in the form that the partition ``file`` reads."""
     return {
         "dataset": data.dataset,
         "samples": len(data.y),
+        "labels": _digest(data.y),
         "clients": {
             client.name: {part: getattr(client, part).tolist() for part in ("train", "val", "test")}
             for client in data.everyone
