@@ -211,7 +211,7 @@ SHARE = 0.9
 
 @dataclass(frozen=True)
 class Cost:
-    """Means over the seeds of a setting.
+    """Means over the seeds of a setting, without those that it failed at unless it failed at all.
 
     Attributes
     ----------
@@ -255,21 +255,30 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
     source : ResultSet
         The sweep.
     target : float, optional
-        Between 0 and 1; default: `SHARE` of the best final mean of the group (settings with the
-        same arms apart from the methods).
+        As tracked, so of a share between 0 and 1. Default: `SHARE` of the best final mean of the group
+        (settings with the same arms apart from the methods); what is better lower has to come down
+        to that mean divided by `SHARE`.
     """
     found = []
     for group, settings in group_trials(source).items():
-        curves = {label: [series(trial) for trial in trials] for label, trials in settings.items()}
+        whole = {
+            label: [one for one in trials if one.status != "failed"] or trials
+            for label, trials in settings.items()
+        }
         finals = [
-            np.mean([one.iloc[-1] if len(one) else math.nan for one in seeds])
-            for seeds in curves.values()
+            float(np.mean([one.iloc[-1] if len(one) else math.nan for one in map(series, trials)]))
+            for trials in whole.values()
         ]
-        finite = [float(final) for final in finals if np.isfinite(final)]
-        goal = target if target is not None else SHARE * max(finite, default=math.nan)
-        for label, trials in settings.items():
-            lower = lower_is_better(trials[0].metric)
-            firsts = [rounds_to_target(one, goal, lower) for one in curves[label]]
+        finite = [final for final in finals if math.isfinite(final)]
+        lower = lower_is_better(next(iter(whole.values()))[0].metric)
+        best = (
+            min(finite, default=math.nan) / SHARE
+            if lower
+            else SHARE * max(finite, default=math.nan)
+        )
+        goal = best if target is None else target
+        for label, trials in whole.items():
+            firsts = [rounds_to_target(series(one), goal, lower) for one in settings[label]]
             reached = [first for first in firsts if math.isfinite(first)]
             seconds = [s for trial in trials for s in trial.history.get("time/round", ())]
             memory = [peak_memory(trial) for trial in trials]

@@ -423,6 +423,23 @@ def test_the_common_test_set_in_which_large_clients_weigh_more_is_not_compared()
     assert alone.rows["fedavg"][0].mean == pytest.approx(25.1) and ALIKE_NOTE not in alone.notes
 
 
+def test_the_target_of_a_loss_is_near_the_least_and_failed_runs_cost_nothing() -> None:
+    trials = [
+        one_round(name, seed, "global/common/loss", **{"global/common/loss": loss, "bytes/up": up})
+        for name, seed, loss, up in (
+            ("fedavg", 0, 0.5, 9.0),
+            ("fedavg", 1, 5.0, 1.0),
+            ("fedbn", 0, 0.6, 9.0),
+            ("fedbn", 1, 0.54, 9.0),
+        )
+    ]
+    trials[1].status = "failed"
+    one, other = costs(ResultSet("x", trials, random_config()))
+    assert one.target == pytest.approx(0.5 / 0.9)
+    assert (one.reached, one.seeds, one.up) == (1, 2, 9.0)
+    assert (other.reached, other.seeds) == (1, 2)
+
+
 def test_sweeps_are_compared_setting_by_setting() -> None:
     def swept(level: float, *methods: str, partition: str = "p") -> ResultSet:
         trials = [
