@@ -25,6 +25,7 @@ from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
 from flray.metrics.names import lower_is_better
+from flray.tasks.base import finite_or_infinite
 from flray.tasks.classification import summarise_parts
 
 NO_COMMON = (
@@ -310,7 +311,8 @@ def over_clients(
             continue
         numbers = np.array(list(known.values()))
         metrics[f"{view}/{name}{suffix}"] = float(numbers.mean())
-        metrics[f"{view}/{name}{suffix}/std"] = float(numbers.std())
+        with np.errstate(invalid="ignore"):  # a loss may be infinite
+            metrics[f"{view}/{name}{suffix}/std"] = finite_or_infinite(float(numbers.std()))
         if name != "loss":
             worst_first = np.sort(numbers)[:: -1 if lower_is_better(name) else 1]
             metrics[f"{view}/{name}{suffix}/worst"] = float(worst_first[0])

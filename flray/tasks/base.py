@@ -143,7 +143,8 @@ class Task:
         try:
             with registry.tasks.guarded(self.name):
                 loss = self.loss(torch.from_numpy(outputs).double(), torch.from_numpy(targets))
-                found: dict[str, Any] = {"loss": loss, **self.measure(targets, outputs)}
+                measured = self.measure(targets, outputs)
+                found: dict[str, Any] = {"loss": finite_or_infinite(float(loss)), **measured}
                 return {name: float(found[name]) for name in self.measures}
         except FlrayError as error:
             raise MethodError(str(error)) from error
@@ -151,6 +152,11 @@ class Task:
     def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
         """Return the measures other than ``loss`` of one sample at least."""
         raise NotImplementedError
+
+
+def finite_or_infinite(value: float) -> float:
+    """Return a loss of some samples, infinite in place of NaN: means leave out what is undefined, not what diverged."""
+    return math.inf if math.isnan(value) else value
 
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -21,7 +21,7 @@ from flray.data.types import Array, FederatedData, Rows
 from flray.errors import ConfigError, DataError
 from flray.models.base import dry_run
 from flray.registry import register_task
-from flray.tasks.base import Predictions, Task
+from flray.tasks.base import Predictions, Task, finite_or_infinite
 
 
 @register_task("classification")
@@ -81,7 +81,7 @@ class Classification(Task):
             shares[self._top] = predictions[self._top]
         return {
             **{name: float(np.count_nonzero(hit)) / len(hit) for name, hit in shares.items()},
-            "loss": float(loss.sum()) / len(loss),
+            "loss": finite_or_infinite(float(loss.sum()) / len(loss)),
         }
 
 
@@ -114,6 +114,7 @@ def summarise_parts(
     for size in np.unique(counts):
         alike = np.flatnonzero(counts == size)
         losses[alike] = predictions["loss"][ends[alike, None] + np.arange(size)].sum(axis=1)
+    losses[np.isnan(losses)] = np.inf
     with np.errstate(invalid="ignore"):  # an empty part has no mean
         return {name: values / counts for name, values in sums.items()}
 
@@ -197,7 +198,7 @@ def binary_metrics(scores: Array, labels: Array, threshold: float = 0.5) -> dict
     if ones and zeros:
         from sklearn.metrics import roc_auc_score  # takes a second to import, so only on use
 
-        auc = float(roc_auc_score(positive, scores))
+        auc = float(roc_auc_score(positive, np.nan_to_num(scores)))  # NaN is not found either
     return {
         "auc": auc,
         "sensitivity": _share(true, ones),
@@ -299,7 +300,7 @@ class FewShot(Task):
             right += float((logits.argmax(1) == targets).sum())
             loss += float(F.cross_entropy(logits, targets, reduction="sum"))
         count = len(rows) * rows.shape[1] * (rows.shape[2] - self.shot)
-        return {"accuracy": right / count, "loss": loss / count}
+        return {"accuracy": right / count, "loss": finite_or_infinite(loss / count)}
 
     def episodes(
         self, labels: Array, generator: np.random.Generator, number: int

@@ -40,11 +40,13 @@ class Segmentation(Task):
 
     def check(self, data: FederatedData) -> None:
         """Refuse anything but masks of the images' size, one per structure."""
-        wanted = (len(self.structures), *data.shape[1:])
-        if data.y.dtype != np.uint8 or (data.y.shape[1:] != wanted and data.y.size):
+        wanted, y = (len(self.structures), *data.shape[1:]), data.y
+        fits = y.dtype == np.uint8 and (y.shape[1:] == wanted or not y.size)
+        if not fits or y.max(initial=0) > 1:
+            highest = f" up to {y.max()}" if fits else ""
             raise DataError(
                 f"data set {data.dataset}: segmentation needs masks, uint8 {list(wanted)} per "
-                f"sample, found {data.y.dtype} {list(data.y.shape[1:])}"
+                f"sample, 0 or 1, found {y.dtype} {list(y.shape[1:])}{highest}"
             )
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
@@ -94,7 +96,8 @@ class Segmentation(Task):
                 metrics.update(
                     {f"{measure}_{s}": v for s, v in zip(self.structures, means, strict=True)}
                 )
-        return {**metrics, "loss": mean_of_known(predictions["loss"])}
+        loss = np.nan_to_num(predictions["loss"], nan=np.inf)  # NaN: training has diverged
+        return {**metrics, "loss": mean_of_known(loss)}
 
 
 def mean_of_known(values: Array) -> float:

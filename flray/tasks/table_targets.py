@@ -35,6 +35,7 @@ class Regression(Task):
     def measure(self, targets: Array, outputs: Array) -> dict[str, float]:
         """Return R^2 (of several numbers their mean; NaN if a number does not vary), RMSE and MAE."""
         wanted, errors = targets.astype(np.float64), outputs.astype(np.float64) - targets
+        errors[np.isnan(errors)] = np.inf
         spread = np.square(wanted - wanted.mean(0)).sum(0)
         left = np.square(errors).sum(0)
         r2 = float((1 - left / spread).mean()) if spread.all() else float("nan")

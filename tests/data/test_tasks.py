@@ -1,6 +1,7 @@
 """What each task minimises and measures."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from flray.data.federated import federate
 from flray.functional import dice_loss
 from flray.models import build
 from flray.tasks import NAMES, make_task
+from flray.tasks.classification import summarise_parts
 from tests.messages import refused
 
 
@@ -75,6 +77,24 @@ def test_no_samples_give_nan(name: str) -> None:
     assert all(math.isnan(v) for v in measured(name, outputs, targets, ("a", "b")).values())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_diverged_network_has_an_infinite_loss_that_no_mean_leaves_out(name: str) -> None:
+    outputs, targets = torch.zeros(12, 2), torch.arange(12) % 2
+    if name == "segmentation":
+        outputs, targets = torch.zeros(12, 2, 4, 4), torch.ones(12, 2, 4, 4, dtype=torch.uint8)
+    elif make_task(name).target in ("numbers", "flags"):
+        targets = torch.stack([targets, 1 - targets], 1).to(torch.uint8)
+    outputs[4:] = math.nan
+    task = make_task(name, ("a", "b"), {"shot": 1, "queries": 3, "way": 2, "test": 2})
+    found = {k: v.numpy() for k, v in task.predictions(outputs, targets).items()}
+    measures = task.summarise(found)
+    assert measures["loss"] == math.inf
+    assert not math.isnan(measures[task.measures[0]])
+    apart = summarise_parts(task, found, [4, 0, 8])
+    assert apart["loss"][0] < math.inf and apart["loss"][2] == math.inf
+    assert math.isnan(apart["loss"][1])
+
+
 def test_a_network_for_classes_is_refused_in_segmentation() -> None:
     data = of_masks()
     kind = make_task("segmentation", data.classes)
@@ -93,6 +113,7 @@ def test_data_of_another_kind_are_refused() -> None:
         ("binary", (), digits),
         ("segmentation", digits.classes, digits),
         ("segmentation", ("disc",), masks),
+        ("segmentation", masks.classes, replace(masks, y=masks.y * 255)),
     ):
         refused(make_task(name, classes).check, data)
     make_task("segmentation", masks.classes).check(masks)
