@@ -285,7 +285,8 @@ def _execute(text: str, path: Path) -> Path:
         where = f" (line {lines[-1]})" if lines else ""
         raise _refused(text, f"running it raised {brief(error)}{where}") from error
     path = path.resolve()
-    new = [sys.modules[one] for one in sys.modules.keys() - before]
+    # Python's multiprocessing, once imported, gives the command's own file a second name.
+    new = [sys.modules[one] for one in sys.modules.keys() - before - {"__mp_main__"}]
     imported = {file for one in new if (file := file_of(one)) is not None and _is_users(file)}
     earlier = _sources[path].imported if path in _sources else frozenset()
     for file in imported:

@@ -269,6 +269,21 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
     assert "it began with other code than it ended with" in shown("report", "single/001")
 
 
+def test_the_file_of_the_command_is_none_of_a_plug_in_s(tmp_path: Path) -> None:
+    """Python's multiprocessing, which torch imports, gives it a second name among the modules."""
+    (tmp_path / "own.py").write_text("import torch\n", encoding="utf-8")
+    command = tmp_path / "flray-command"
+    command.write_text(
+        "from flray.config.start import load_plugins, user_code\n"
+        "files, _ = user_code(load_plugins(['own.py']))\n"
+        "print(*(file.rpartition('/')[2] for file in files))\n",
+        encoding="utf-8",
+    )
+    words = [sys.executable, command.name]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["own.py"]
+
+
 def test_the_code_s_digest_passes_over_comments() -> None:
     code = 'def f(x):\n    """Add."""\n    return x + 1\n'
     same = "# more\ndef f(x):\n    return (x  + 1)\n"
