@@ -143,7 +143,8 @@ class Task:
         try:
             with registry.tasks.guarded(self.name):
                 loss = self.loss(torch.from_numpy(outputs).double(), torch.from_numpy(targets))
-                measured = self.measure(targets, outputs)
+                # Copies, because a measure may work in place, and others are measured on the same.
+                measured = self.measure(targets.copy(), outputs.copy())
                 found: dict[str, Any] = {"loss": finite_or_infinite(float(loss)), **measured}
                 return {name: float(found[name]) for name in self.measures}
         except FlrayError as error:
@@ -260,7 +261,7 @@ class WithMetrics(Task):
 
 def _measure(name: str, options: Mapping[str, Any], targets: Any, outputs: Any) -> float:
     try:
-        # Copies, because a metric may sort in place, and others are measured on the same.
+        # Copies as in `Task.summarise`.
         value = registry.metrics.call(name, targets.copy(), outputs.copy(), **options)
     except FlrayError as error:
         raise MethodError(str(error)) from error

@@ -340,3 +340,21 @@ def test_both_executors_give_the_same_bits_and_numbers(pools: Pools) -> None:
         assert "global/common/r2" in names
         assert {name: found[name] for name in names} == {name: wanted[name] for name in names}
     assert here.sha256() == there.sha256()
+
+
+def test_a_measure_that_works_in_place_changes_nothing_that_is_measured_later() -> None:
+    class InPlace(Task):
+        name = "regression"  # an error would name it
+        measures = ("near", "loss")
+
+        def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return (outputs - targets).square().mean()
+
+        def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
+            outputs -= targets
+            return {"near": -abs(outputs).mean()}
+
+    predictions = {"outputs": np.full((3, 1), 5.0, np.float32), "targets": np.ones((3, 1))}
+    wanted = {"near": -4.0, "loss": 16.0}
+    assert InPlace().summarise(predictions) == wanted
+    assert InPlace().summarise(predictions) == wanted
