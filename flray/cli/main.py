@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -234,6 +235,10 @@ def main(command: str | None = None) -> None:
         if getattr(sys, name) is None:
             nothing = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115
             setattr(sys, name, nothing)
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # a locale may have no sign for ± or a user's names
+        sys.stdout.reconfigure(errors="replace")
     module = getattr(sys.modules.get("__main__"), "__spec__", None)
     typed = Path(sys.argv[0]).name
     if module is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -25,6 +26,15 @@ PATIENCE = 300
 def write(**experiment: object) -> None:
     content = {"experiment": {**GOOD["experiment"], "model": "linear", "subset": 60, **experiment}}
     Path("x.yaml").write_text(yaml.safe_dump(content))
+
+
+def test_a_locale_that_lacks_a_sign_gets_a_question_mark(tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "search_spaces" / "quickstart.results.csv"
+    words = [sys.executable, "-m", "flray", "report", str(kept), "--to", str(tmp_path)]
+    locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(words, env=locale, capture_output=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert b" ? " in done.stdout, "in place of ±"
 
 
 def test_a_reader_that_goes_interrupts_a_run(tmp_cwd: Path) -> None:
