@@ -126,6 +126,16 @@ local: {epochs: 1, lr: 0.1}
 """
 
 
+def test_masks_are_split_by_a_file_too() -> None:
+    Path("x.yaml").write_text(
+        "{name: x, rounds: 1, data: {name: fundus-synthetic, samples: 6, size: 16}, partition: domains, "
+        "model: unet, algorithm: fedavg}"
+    )
+    shown = printed("data", "show", "x.yaml", "--split", "split.json")
+    again = load(Path("x.yaml"), ["partition={name: file, path: split.json}"])
+    assert divide(again.experiment).partition_fingerprint in shown
+
+
 def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
     Path("x.yaml").write_text(WRITTEN)
     shown = printed("data", "show", "x.yaml", "--split", "split.json")

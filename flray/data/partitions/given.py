@@ -40,7 +40,7 @@ class _Split(BaseModel):
 
 @register_partition("file")
 def file(
-    labels: Labels,
+    targets: Labels,
     training: int,
     *,
     path: Annotated[
@@ -56,8 +56,8 @@ def file(
 
     Parameters
     ----------
-    labels : ndarray
-        Of all samples of the data set.
+    targets : ndarray
+        Labels or masks of all samples of the data set.
     training : int
         Number of the training samples among them.
     path : SplitFile
@@ -74,13 +74,13 @@ def file(
         If the file is gone, is another one now, or does not fit the data set.
     """
     known = SplitFile.model_validate(path)
-    found, samples = _parse(known), len(labels)
+    found, samples = _parse(known), len(targets)
     remedy = "set data and subset as the file needs them, or write it anew"
     if found.samples not in (None, samples):
         raise DataError(
             f"{known.file}: it splits {found.samples} samples, and the data set has {samples}; {remedy}"
         )
-    if found.labels not in (None, _digest(labels)):
+    if found.labels not in (None, _digest(targets)):
         raise DataError(
             f"{known.file}: it splits samples with other labels (SHA-256 in labels); {remedy}"
         )
