@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray import devices
+from flray import bits, devices
 from flray.functional import numerics
 from flray.functional.numerics import TensorOrTree, map_floating
 from flray.trees import check_names
@@ -97,7 +97,7 @@ def adaptive_step(
         lambda update, m: beta1 * m + (1 - beta1) * update, mean_update, momentum=momentum
     )
     spread = map_floating(second, mean_update, variance=variance)
-    step = map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread)
+    step = map_floating(lambda m, v: lr * m / (bits.sqrt(v) + tau), moved, variance=spread)
     return step, moved, spread
 
 
