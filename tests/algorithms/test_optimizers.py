@@ -66,15 +66,15 @@ from flray import bits
 for kind in (np.float32, np.float64):
     values = np.geomspace(1e-12, 1e4, 100_000).astype(kind).reshape(100, 1000)
     given = torch.from_numpy(values).T
-    print(np.array_equal(bits.sqrt(given).numpy(), np.sqrt(values.T)), np.array_equal(given.sqrt(), np.sqrt(values.T)))
+    print(np.array_equal(bits.sqrt(given).numpy(), np.sqrt(values.T)))
 print(float(bits.sqrt(torch.tensor(4.0))))
 """
 
 
 @pytest.mark.skipif("avx2" not in bits._flags(), reason="no x86-64 CPU with AVX2")
 def test_roots_are_rounded_correctly_with_portable_bits() -> None:
-    """As no table of MKL's branch for every CPU: the two kinds of CPU would differ in Adam's last bits."""
-    assert python(ROOTS).stdout.split() == ["True", "False", "True", "False", "2.0"]
+    """IEEE 754 asks for it of any CPU; those of MKL's common branch are not on an Intel Xeon."""
+    assert python(ROOTS).stdout.split() == ["True", "True", "2.0"]
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw"])
