@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -189,7 +190,8 @@ class SweepProgress(_Display):
         self, number: str, label: str, done: int, rounds: int, score: float, left: float
     ) -> None:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
-        news = f"{label}: round {done}/{rounds}, score {score:.4f}, about {_minutes(left)} left"
+        value = "" if math.isnan(score) else f", score {score:.4f}"  # not every round is evaluated
+        news = f"{label}: round {done}/{rounds}{value}, about {_minutes(left)} left"
         if not self._update(news=one_line(news)) and time.monotonic() - self._printed >= 10.0:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")

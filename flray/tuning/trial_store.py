@@ -204,10 +204,9 @@ def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
 def begin_setting(sweep: Path, point: TrialSpec, parent: Mapping[str, Any], config: Config) -> str:
     """Begin the run of a trial's setting, or take it up again, and return its unique name."""
     uid, folder = f"{parent['uid']}-{point.key}", sweep / SETTINGS / point.key
-    if (folder / JOURNAL).exists():
-        events = read_events(folder / JOURNAL)
-        if not events or events[-1]["type"] != "end":
-            return uid
+    # A kill before the first event leaves an empty journal, whose run has yet to be named.
+    if (events := read_events(folder / JOURNAL)) and events[-1]["type"] != "end":
+        return uid
     with Journal(folder / JOURNAL) as journal:
         if not journal.start(
             uid=uid,

@@ -1,7 +1,13 @@
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from flray.records import directory
+from flray.records.journal import JOURNAL, read_events
 from flray.tuning.space import TrialSpec, setting_params, setting_tags, setting_title, sweep_tags
-from tests.tuning.helpers import specs
+from flray.tuning.trial_store import begin_setting
+from tests.tuning.helpers import begin, specs
 
 
 def varied(point: TrialSpec) -> dict[str, str]:
@@ -47,3 +53,17 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
         assert sweep_tags(config) == {"paper": "fedskc", "table": "table5"}
         if "data" in arms:
             assert varied(point) == {"_method": "LCL alone", "_data": "Digits"}
+
+
+@pytest.mark.parametrize("left", ["", '{"type":"start","ti'])
+def test_a_setting_whose_beginning_was_killed_is_named_by_the_resume(
+    content: dict[str, Any], tmp_path: Path, left: str
+) -> None:
+    config, (point, *_) = specs(content)
+    begin(config, tmp_path)
+    journal = tmp_path / "settings" / point.key / JOURNAL
+    journal.parent.mkdir(parents=True)
+    journal.write_text(left)
+    for _ in range(2):
+        begin_setting(tmp_path, point, directory.read(tmp_path), config)
+        assert [one["type"] for one in read_events(journal)] == ["start"]
