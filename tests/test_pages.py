@@ -1,5 +1,6 @@
 """README and the pages under docs/ work when pasted: files are written, commands run, settings and links are right."""
 
+import functools
 import re
 import shlex
 import shutil
@@ -13,7 +14,6 @@ import matplotlib
 import nbformat
 import numpy as np
 import pytest
-import ray
 import typer
 from PIL import Image
 
@@ -40,7 +40,8 @@ def small(command: list[str]) -> list[str]:
     if command[0] == "run":
         return [*command, *SMALL, "subset=100", "resources.executor=inline"]
     if command[0] == "tune":
-        return [*command, *SMALL, "sweep.samples=1", "sweep.seeds=[0]"]
+        few = "sweep.samples=1", "sweep.seeds=[0]", "sweep.concurrency=1"
+        return [*command, *SMALL, *few, "resources.executor=inline"]
     if command[0] == "resume":
         return [re.sub(r"^rounds=\d+$", "rounds=2", word) for word in command]
     return command
@@ -136,20 +137,22 @@ def test_the_commands_of_a_page(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_pictures", "ray_here")
 @pytest.mark.parametrize("block", SWEEPING, ids=lambda block: name_of(block.page))
 def test_the_sweeps_of_a_page(
     folder: Path, capsys: pytest.CaptureFixture[str], block: Block
 ) -> None:
-    ray.shutdown()  # a sweep may ask for all CPUs, and pools that tests share hold some of that Ray
     run_block(block, capsys)
 
 
 @pytest.mark.slow
-def test_ones_own_files_reach_the_actors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ones_own_files_reach_the_actors(
+    folder: Path, capsys: pytest.CaptureFixture[str], ray_here: dict[str, float]
+) -> None:
     digests = set()
     for executor in ("ray", "inline"):
         settings = ["rounds=2", "tracking.uri=null", f"resources.executor={executor}"]
+        settings += ["resources.actors=1"] * (executor == "ray")
         assert invoke(["run", "mine.yaml", *settings]) == 0
         digests.add(re.findall(r"model SHA-256: (\w+)", capsys.readouterr().out)[0])
     assert len(digests) == 1
@@ -321,6 +324,9 @@ def test_own_method(tmp_cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sweep(tmp_cwd: Path, ray_here: dict[str, float]) -> None:
+def test_sweep(tmp_cwd: Path, ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    few = "rounds=1", "sweep.concurrency=1", "resources.executor=inline"
+    monkeypatch.setattr(flray, "tune", functools.partial(flray.tune, overrides=few))
+    monkeypatch.setattr("flray.drawing.canvas.save_figure", lambda *_: None)
     result = run_cells("sweep")["result"]
     assert set(result.summary["seeds"]) == {3} and len(result.conclusions) >= 1

@@ -12,6 +12,7 @@ from flray.records import directory
 from tests.border import planted
 from tests.border.test_planted import OVER_ALL, put_planted, refusal, wrong
 from tests.hostile.values import GOOD
+from tests.tuning.conftest import ONE
 
 SWEEP = Path("runs/w/001")
 TRIAL = SWEEP / "trials" / "0001"
@@ -59,7 +60,7 @@ def sweep(
         settings = {"name": "w", "model": "linear", "checkpoint": {"min_seconds": 0}}
         settings |= {"data": {"name": "digits-sklearn", "samples": 96}}
         settings |= {"tracking": {"uri": "sqlite:///mlflow.db"}}
-        content = {"experiment": GOOD["experiment"] | settings, "sweep": {"seeds": [0, 1]}}
+        content = {"experiment": GOOD["experiment"] | settings, "sweep": {"seeds": [0, 1], **ONE}}
         Path("w.yaml").write_text(yaml.safe_dump(content))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("flray.tuning.sweep.add_report", lambda *_: None)  # for its time

@@ -79,7 +79,7 @@ def test_trials_and_actors_end_at_the_same_round(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     whole = runner.run(stopping(digits))
-    on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 2}))
+    on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 1}))
     sweep = api.tune({**stopping(digits), "sweep": {"seeds": [0]}})
     assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
     assert sweep.results["sha256"].tolist() == [whole.sha256]

@@ -9,7 +9,8 @@ from flray import api
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.extensions.test_callbacks import PLUGIN, killed, tensorboard_points, wandb_records
-from tests.helpers import inline
+from tests.helpers import INLINE, inline
+from tests.tuning.conftest import ONE
 
 MEASURE = "global/common/balanced-accuracy"
 CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
@@ -38,14 +39,14 @@ def wandb_steps(folder: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
-    tmp_cwd: Path, digits: dict[str, Any]
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
     pytest.importorskip("wandb")
     # killed once in the whole sweep, not once in each trial
     own = PLUGIN.replace('run.folder / "killed"', 'run.folder.parents[1] / "killed"')
     rates = {"local.lr": {"grid": [0.02, 0.1]}}
-    sweep = {"seeds": [0], "metric": MEASURE}
-    killed(experiment(digits, callbacks=CALLBACKS), own, space=rates, sweep=sweep)
+    sweep = {"seeds": [0], "metric": MEASURE, **ONE}
+    killed(experiment(digits, callbacks=CALLBACKS, **INLINE), own, space=rates, sweep=sweep)
     folder = tmp_cwd / "runs" / "digits" / "001"
     before = sum(one.rounds_recorded() for one in trial_folders(folder))
     resumed = api.resume_sweep(folder)

@@ -17,6 +17,7 @@ from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.helpers import inline
 from tests.messages import refused
 
 SIZES = (12, 9, 15, 6, 10)
@@ -177,7 +178,7 @@ def test_a_sweeps_files_and_tables_have_a_column_for_each(
     partition = {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0}
     added = {"rounds": 1, "participation": {"unseen": [first]}, "partition": partition}
     added["evaluation"] = {"adapt_steps": 2}
-    result = api.tune({"experiment": {**digits, **added}, "sweep": {"seeds": [0, 1]}})
+    result = api.tune({**inline(digits, **added), "sweep": {"seeds": [0, 1], "concurrency": 1}})
     table = build_table(load_folder(result.folder))
     heads = {column.head[-1]: place for place, column in enumerate(table.columns)}
     (cells,) = table.rows.values()

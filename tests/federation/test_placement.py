@@ -124,11 +124,11 @@ from flray.federation.ray_backend.nodes import measure_footprint
 from flray.federation.building import build_spec
 from flray.config.loader import load
 torch.set_num_threads(1)
-for batch, together in ((8, 1), (100, 1), (100, 4)):
+for batch, together in ((8, 1), (50, 1), (50, 4)):
     spec = build_spec(load({"experiment": {
-        "data": {"name": "random", "samples": 400, "shape": [3, 32, 32], "classes": 10},
+        "data": {"name": "random", "samples": 200, "shape": [3, 32, 32], "classes": 10},
         "partition": {"name": "iid", "clients": 4}, "model": "resnet8", "algorithm": "fedavg", "rounds": 2,
-        "local": {"batch_size": batch, "clients_per_step": together}, "aggregation": {"block": 4},
+        "local": {"batch_size": batch, "clients_per_step": together, "steps": 1}, "aggregation": {"block": 4},
         "evaluation": {"every": 2}, "tracking": {"uri": None}}}).experiment)
     print(measure_footprint(spec, torch.device("cpu")).memory)
 """

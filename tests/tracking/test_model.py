@@ -15,7 +15,7 @@ from flray.federation.building import build_spec
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tracking.exporter import MlflowExporter
-from tests.helpers import python
+from tests.helpers import inline, python
 from tests.messages import refused
 
 LOAD = """
@@ -73,12 +73,13 @@ def test_a_run_s_model_is_loaded_by_mlflow_alone(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_trials_that_have_one_leave_a_model(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
-    settings = {"tracking": {"uri": None, "model": True}, "rounds": 1}
+    content = inline(digits, tracking={"uri": None, "model": True}, rounds=1)
     arms = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
-    found = api.tune({"experiment": {**digits, **settings}, "arms": arms})
+    found = api.tune({**content, "arms": arms, "sweep": {"concurrency": 1}})
     assert [path.parent.parent.name for path in found.folder.glob("trials/*/model/MLmodel")] == [
         "0001"
     ]
