@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.config.experiment import Config
 from flray.data.types import DataSet, Domain
+from flray.federation import checkpoint
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock
@@ -160,6 +161,21 @@ def run(
     for _ in range(rounds):
         federation.step()
     return federation
+
+
+def resumed_from_any_round(spec: FederationSpec, folder: Path) -> str:
+    """Return the digest after all rounds, which is that of federations that go on from each round's checkpoint."""
+    whole, rounds = federation_of(spec), spec.config.rounds
+    for done in range(rounds):
+        checkpoint.save(whole, folder / str(done))
+        whole.step()
+    for done in range(rounds):
+        resumed = federation_of(spec)
+        assert checkpoint.restore(resumed, folder / str(done)) == done
+        while resumed.rounds_done < rounds:
+            resumed.step()
+        assert resumed.sha256() == whole.sha256(), f"resumed after round {done}"
+    return whole.sha256()
 
 
 def full(model: str | dict[str, Any] = "one-layer", **local: Any) -> dict[str, Any]:

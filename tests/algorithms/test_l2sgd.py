@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
@@ -104,14 +103,4 @@ def test_the_coin_falls_as_often_as_it_should(p: float) -> None:
 
 
 def test_a_federation_with_a_coin_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    spec = tiny.spec_of(coin(0.5), rounds=8)
-    whole = tiny.federation_of(spec)
-    for done in range(8):
-        checkpoint.save(whole, tmp_path / str(done))
-        whole.step()
-    for done in range(8):
-        resumed = tiny.federation_of(spec)
-        checkpoint.restore(resumed, tmp_path / str(done))
-        while resumed.rounds_done < 8:
-            resumed.step()
-        assert resumed.sha256() == whole.sha256(), done
+    tiny.resumed_from_any_round(tiny.spec_of(coin(0.5), rounds=8), tmp_path)
