@@ -69,14 +69,26 @@ class Clock:
         return self.now
 
 
-class StopAfter(Progress):
-    """Ctrl-C after a round; keeps the lines that were said."""
+class Said(Progress):
+    """Keeps the lines that were said."""
 
-    def __init__(self, last: int) -> None:
-        self.last, self.lines = last, list[str]()
+    def __init__(self) -> None:
+        self.lines: list[str] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)
+
+    def find(self, words: str) -> list[str]:
+        """Return the lines with some words."""
+        return [line for line in self.lines if words in line]
+
+
+class StopAfter(Said):
+    """Ctrl-C after a round."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
 
     def round(self, finished: Any, metric: str) -> None:
         if finished.number == self.last:

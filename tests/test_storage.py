@@ -218,7 +218,7 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     own = {"name": "lost", "rounds": 10_000, "output": f"{BUCKET}/lost"}
     content = {"experiment": {**digits, **INLINE, **own}}
     refused(runner.run, content, progress=progress)
-    (line,) = [line for line in progress.lines if "far-away" in line]
+    (line,) = progress.find("far-away")
     assert line.startswith(f"{uri}: process 1 on far-away works on it now; this process stops")
     pushed = json.loads(storage.read(f"{uri}/run.json") or b"")
     assert pushed["status"] == "running"

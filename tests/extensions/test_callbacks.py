@@ -89,7 +89,7 @@ def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     progress = StopAfter(3)
     with pytest.raises(InterruptedRunError):
         runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=progress)
-    (told,) = [line for line in progress.lines if "raises-once" in line]
+    (told,) = progress.find("raises-once")
     assert "the log is full" in told and "not called again" in told
     folder = tmp_cwd / "runs" / "digits" / "001"
     assert (folder / "seen.txt").read_text() == "1 "

@@ -10,8 +10,8 @@ import ray
 from flray import api
 from flray.federation.ray_backend import nodes
 from flray.runs import runner
-from flray.runs.progress import Progress
 from tests.clusters import joined_cluster
+from tests.helpers import Said
 
 pytestmark = pytest.mark.slow
 
@@ -42,20 +42,17 @@ def hold() -> Iterator[Callable[[int], Any]]:
         ray.kill(actor)
 
 
-class Said(Progress):
-    """Keeps what is said; another job ends when something waits for it."""
+class Awaited(Said):
+    """Another job, which ends when something waits for it."""
 
-    def __init__(self, other: Any = None) -> None:
-        self.lines: list[str] = []
+    def __init__(self, other: Any) -> None:
+        super().__init__()
         self.other = other
 
     def say(self, line: str) -> None:
-        self.lines.append(line)
-        if self.other is not None and "waits for room" in line:
+        super().say(line)
+        if "waits for room" in line:
             ray.kill(self.other)
-
-    def find(self, words: str) -> list[str]:
-        return [line for line in self.lines if words in line]
 
 
 def experiment(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
@@ -105,7 +102,7 @@ def test_whatever_has_no_room_says_so_and_goes_on_when_there_is_some(
     kind: str,
 ) -> None:
     monkeypatch.setattr(nodes, "WAIT_SECONDS", 0.5)
-    said = Said(hold(3))
+    said = Awaited(hold(3))
     if kind == "run":
         runner.run({"experiment": experiment(digits)}, progress=said)
     else:

@@ -16,8 +16,8 @@ import pytest
 
 from flray import api
 from flray.runs import runner
-from flray.runs.progress import Progress
 from tests.clusters import Gates, joined_cluster
+from tests.helpers import Said
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,13 +43,10 @@ def nodes() -> Iterator[Any]:
             yield cluster
 
 
-class Seen(Progress):
+class Seen(Said):
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.rounds: list[tuple[str, int]] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def round(self, number: Any, label: str, done: int = 0, *more: Any) -> None:
         self.rounds.append((number, done))
@@ -147,33 +144,25 @@ def undisturbed(settings: dict[str, Any], **changes: Any) -> str:
     return runner.run({"experiment": content}).sha256
 
 
+@pytest.mark.parametrize("notice", [0, 2], ids=["lost", "drained"])
 def test_a_run_survives_the_loss_of_a_node(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
+    tmp_cwd: Path, digits: dict[str, Any], nodes: Any, notice: int
 ) -> None:
-    """The states on the node are gone, so the run goes back to the beginning; nobody is blamed.
+    """The states on the node are gone, so the run goes back to the beginning; a drained one has none. Nobody is blamed.
 
     Two calls at most wait at an actor, so each has trained two clients of neighbouring numbers in
     round 2, and the other takes over only one of them. An evaluation could copy the second one.
     """
-    settings, progress = work(digits, 4, faults={"attempts": 1}), Seen()
-    settings["evaluation"] = {"every": 4}
-    with Disturbance(nodes, progress, both=2, lost=3):
+    rounds, progress = 6 if notice else 4, Seen()
+    settings = work(digits, rounds, faults={"attempts": 1})
+    settings["evaluation"] = {"every": 1 if notice else rounds}
+    when = {"notice": notice, "lost": 5} if notice else {"both": 2, "lost": 3}
+    with Disturbance(nodes, progress, **when):
         result = runner.run({"experiment": settings}, progress=progress)
     assert result.sha256 == undisturbed(settings)
-    assert list(result.history["round"]) == [1, 2, 3, 4]
-    assert any("lost with the node" in line for line in progress.lines), progress.lines
-
-
-def test_a_node_that_is_drained_takes_no_client_state_with_it(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any
-) -> None:
-    settings, progress = work(digits, 6, faults={"attempts": 1}), Seen()
-    with Disturbance(nodes, progress, notice=2, lost=5):
-        result = runner.run({"experiment": settings}, progress=progress)
-    assert result.sha256 == undisturbed(settings)
-    assert list(result.history["round"]) == [*range(1, 7)]
-    assert any("a node will soon be gone" in line for line in progress.lines), progress.lines
-    assert not any("lost with the node" in line for line in progress.lines), progress.lines
+    assert list(result.history["round"]) == [*range(1, rounds + 1)]
+    assert bool(progress.find("a node will soon be gone")) == bool(notice), progress.lines
+    assert bool(progress.find("lost with the node")) != bool(notice), progress.lines
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -192,8 +181,8 @@ def test_a_sweep_survives_the_loss_of_a_node(
     with Disturbance(nodes, progress, notice=notice, lost=3):
         result = api.tune(content, progress=progress)
     assert list(result.results["status"]) == ["finished", "finished"], progress.lines
-    assert any("lost its node" in line for line in progress.lines), progress.lines
-    assert not any("crashed" in line for line in progress.lines), progress.lines
+    assert progress.find("lost its node"), progress.lines
+    assert not progress.find("crashed"), progress.lines
     found = result.results.set_index("local.lr")["sha256"]
     for lr in (0.02, 0.05):
         local = {**settings["local"], "lr": lr}

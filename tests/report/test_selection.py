@@ -11,11 +11,10 @@ from flray.records.journal import Journal
 from flray.reporting.build import markdown
 from flray.results.result_set import ResultSet
 from flray.results.sweep import SweepResult, build_table
-from flray.runs.progress import Progress
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
-from tests.helpers import small
+from tests.helpers import Said, small
 from tests.report.conftest import Edited, plain
 
 RATES = {"local.lr": {"grid": [0.01, 0.1]}}
@@ -52,14 +51,9 @@ def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: Res
 def test_the_sweep_says_so_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said: list[str] = []
 
     class Stop(Exception):
         pass
-
-    class Heard(Progress):
-        def say(self, line: str) -> None:
-            said.append(line)
 
     def stop(*_: object) -> None:
         raise Stop
@@ -74,10 +68,9 @@ def test_the_sweep_says_so_before_it_starts(
     )
     on_test = {"sweep.metric": "auto"}, {"evaluation.validation": 0.0}
     for changes, line in ((on_test[0], LINE), (on_test[1], LINE), ({}, chosen)):
-        said.clear()
         with pytest.raises(Stop):
-            api.tune(content, list(changes.items()), progress=Heard())
-        assert len(said) == 1 and said[0].startswith(line)
+            api.tune(content, list(changes.items()), progress=(said := Said()))
+        assert len(said.lines) == 1 and said.lines[0].startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
-from flray.runs.progress import Progress
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
+from tests.helpers import Said
 
 
 def specs(source: Any, overrides: Sequence[Any] = ()) -> tuple[Config, list[TrialSpec]]:
@@ -32,26 +32,19 @@ def begin(config: Config, folder: Path) -> None:
     directory.write(folder, "sweep", directory.new_identity())
 
 
-class Seen(Progress):
+class Seen(Said):
     """Keeps the lines of a sweep, the trials that it started, and how it stood."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.started: list[str] = []
         self.stood: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def trial_started(self, number: str, label: str, rounds_done: int) -> None:
         self.started.append(label)
 
     def standing(self, line: str) -> None:
         self.stood.append(line)
-
-    @property
-    def tried_again(self) -> list[str]:
-        return [line for line in self.lines if "tried again" in line]
 
 
 def digests(result: SweepResult) -> list[str]:

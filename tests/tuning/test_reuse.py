@@ -78,7 +78,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     assert more.folder.name == "002"
     ran = ["fedavg seed=1", "prox seed=0", "prox seed=1"]
     assert sorted(seen.started) == ran
-    assert [line for line in seen.lines if "taken over" in line] == [
+    assert seen.find("taken over") == [
         "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
         "everything)"
     ]

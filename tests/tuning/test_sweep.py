@@ -189,7 +189,7 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
     assert failure.startswith("client 2 (") and "round 2" in failure and "own.py:19" in failure
     assert "ValueError: no such luck at" in failure
     assert (bad["status"], bad["rounds"]) == ("failed", 1)
-    assert [line[:18] for line in seen.tried_again] == ["trial 0003 crashed"]
+    assert [line[:18] for line in seen.find("tried again")] == ["trial 0003 crashed"]
     Console(width=200, file=(shown := io.StringIO())).print(result.table())
     assert "no such luck" in shown.getvalue()
 
@@ -265,7 +265,7 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
     content["experiment"] |= {"rounds": 5, "tracking": {"uri": store, "experiment": "thin"}}
     seen = Seen()
     result = api.tune(content, progress=seen)
-    assert [line[:10] for line in seen.lines if "tracking.every" in line] == ["4 trials: "]
+    assert [line[:10] for line in seen.find("tracking.every")] == ["4 trials: "]
     assert len(periods) <= 3 and min(periods) > 10**8  # the first, and at the end
     client = connect(store)
     experiment = client.get_experiment_by_name("thin").experiment_id
