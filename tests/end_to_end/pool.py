@@ -1,9 +1,36 @@
-"""Client actors that outlive the federations they serve: a process and its imports cost seconds."""
+"""Client actors that outlive the federations they serve, as a process and its imports cost seconds; and their ends."""
 
-from flray.federation.federation import Federation
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flray.federation.federation import Federation, inline_federation
+from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
+from tests.helpers import built
+
+VARIES = ("time/", "memory/", "system/", "train/seconds")
+"""Metrics of the machine, which are never the same twice."""
+
+
+def world_of(
+    digits: dict[str, Any], method: str | dict[str, Any], **changes: Any
+) -> FederationSpec:
+    digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
+    return built(digits)
+
+
+def inline_digest(spec: FederationSpec) -> str:
+    federation = inline_federation(spec)
+    for _ in range(spec.config.rounds):
+        federation.step()
+    return federation.sha256()
 
 
 class Pool:
@@ -39,6 +66,16 @@ class Pool:
             federation.step()
         return federation
 
+    def same_as_inline(self, spec: FederationSpec) -> tuple[Federation, set[str]]:
+        """Compare the bits and numbers of all rounds with those of one process; return what was compared."""
+        here, there = inline_federation(spec, print), self.federation(spec)
+        for _ in range(spec.config.rounds):
+            ours, theirs = (federation.step().metrics for federation in (here, there))
+            names = {name for name in ours if not name.startswith(VARIES)}
+            assert {n: repr(ours[n]) for n in names} == {n: repr(theirs[n]) for n in names}
+        assert there.sha256() == here.sha256()
+        return there, names
+
     def close(self) -> None:
         """Stop the actors."""
         if self.executor is not None:
@@ -51,3 +88,46 @@ class Pools(dict[int, Pool]):
     def __missing__(self, actors: int) -> Pool:
         self[actors] = Pool(actors)
         return self[actors]
+
+
+DYING = """
+import os
+import signal
+from pathlib import Path
+
+from flray import register_algorithm, registry
+
+
+@register_algorithm("dies-once")
+class DiesOnce(registry.algorithms.get({method!r})):
+    def train(self, client):
+        trained, mark = super().train(client), Path({mark!r})
+        if (client.round, client.id) == (1, {client}) and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trained
+"""
+"""A method whose process is gone once, in round 2, with what a client has trained."""
+
+
+def dies_once(method: str, folder: Path, client: int) -> dict[str, Any]:
+    """Return the settings of a method that is killed in a folder's current experiment."""
+    text = DYING.format(method=method, mark=str(folder / "victim"), client=client)
+    (folder / "dies_once.py").write_text(text)
+    return {"algorithm": "dies-once", "plugins": [str(folder / "dies_once.py")]}
+
+
+def kill_an_actor(
+    executor: RayExecutor, when: Callable[[Any], bool], monkeypatch: pytest.MonkeyPatch
+) -> list[int]:
+    """Kill the first actor before the tasks of the first call for whose first task `when` holds; return its process."""
+    run, victims = executor.run_blocks, list[int]()
+
+    def watched(blocks: Sequence[TaskBlock], *limits: Any, **more: Any) -> Iterator[Any]:
+        if blocks and not victims and when(blocks[0].jobs[0]):
+            victims.append(executor.pids()[0])
+            os.kill(victims[0], signal.SIGKILL)
+        yield from run(blocks, *limits, **more)
+
+    monkeypatch.setattr(executor, "run_blocks", watched)
+    return victims

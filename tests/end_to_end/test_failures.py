@@ -13,10 +13,8 @@ from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
-from flray.runs.progress import Progress
-from tests.end_to_end.pool import Pools
-from tests.end_to_end.test_same_bits import inline_digest, world_of
-from tests.helpers import printed, written
+from tests.end_to_end.pool import Pools, inline_digest, world_of
+from tests.helpers import Said, inline, printed, written
 
 BROKEN = '''
 import os
@@ -163,13 +161,12 @@ def test_a_round_in_which_nobody_answers_ends_the_run(
 def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
-    whole = runner.run(
-        {"experiment": {**digits, "name": "whole"}}, ["resources.executor=inline", "rounds=3"]
-    )
+    """With one client actor; two of them, with every method: test_papers_on_ray.py."""
+    digits["algorithm"] = {"name": "fedhkd", "threshold": 0.9}
+    whole = runner.run(inline(digits, name="whole"))
     killed: list[int] = []
-    lines: list[str] = []
 
-    class Killer(Progress):
+    class Killer(Said):
         def round(self, finished: Any, metric: str) -> None:
             if finished.number == 2 and not killed:
                 for process in psutil.Process().children(recursive=True):
@@ -177,13 +174,10 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
                         killed.append(process.pid)
                         process.kill()
 
-        def say(self, line: str) -> None:
-            lines.append(line)
-
-    changes = ["rounds=3", "resources.actors=1"]
-    result = runner.run({"experiment": digits}, changes, progress=Killer())
-    assert killed
-    assert "the server actor died; going on from the last checkpoint" in lines
+    said = Killer()
+    result = runner.run({"experiment": digits}, ["resources.actors=1"], progress=said)
+    assert killed and len(said.find("algorithm.threshold=0.9")) == 2  # by each server once
+    assert "the server actor died; going on from the last checkpoint" in said.lines
     assert result.sha256 == whole.sha256
     assert list(result.history["round"]) == [1, 2, 3]
 
@@ -205,53 +199,38 @@ def breaks_at_the_server(
     return written({**digits, **own})
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_method_that_raises_at_the_server_is_named_with_hook_exception_file_and_line(
-    tmp_cwd: Path, digits: dict[str, Any], hook: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    block = ["aggregation.block=2"] if hook == "apply" else []
-    file = breaks_at_the_server(tmp_cwd, digits, hook, "return {}['weight']")
-    assert invoke(["run", file, *block]) == 1
-    place = f"{tmp_cwd / 'mine.py'}:6"
-    (line, *_) = capsys.readouterr().err.splitlines()
-    assert line == f"mine at the server, round 1, {hook}: KeyError: 'weight' at {place}"
-
-
-def test_a_method_that_raises_at_the_server_for_an_evaluation_is_named_too(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    what = "return {}['weight'] if stage.name == 'evaluate' else {}\n    views = ('personal',)"
-    file = breaks_at_the_server(tmp_cwd, digits, "send_private", what)
-    assert invoke(["run", file]) == 1
-    assert ", send_private: KeyError: 'weight' at " in capsys.readouterr().err.splitlines()[0]
+AT_EVALUATION = """return {}['weight'] if stage.name == 'evaluate' else {}
+    views = ('personal',)"""
+KEY = "{hook}: KeyError: 'weight' at {place}"
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("hook", "what", "said", "executor"),
     [
-        ("server.state['x'] = [1]", "server.state: "),
-        ("server.metrics['x'] = 'high'", "server.metrics: ValueError"),
+        *((hook, "return {}['weight']", f"round 1, {KEY}", "inline") for hook in HOOKS),
+        ("send_private", AT_EVALUATION, KEY, "inline"),
+        ("refine", "server.state['x'] = [1]", "round 1, server.state: ", "inline"),
+        ("refine", "server.metrics['x'] = 'high'", "round 1, server.metrics: ValueError", "inline"),
+        ("server_setup", "1 / 0", "round 1, {hook}: ZeroDivisionError", "ray"),
     ],
 )
-def test_what_a_method_keeps_at_the_server_and_cannot_be_kept_is_named(
-    tmp_cwd: Path, digits: dict[str, Any], kept: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = breaks_at_the_server(tmp_cwd, digits, "refine", kept)
-    assert invoke(["run", file]) == 1
-    assert f"mine at the server, round 1, {words}" in capsys.readouterr().err
-
-
-def test_a_method_that_raises_in_the_server_actor_is_named_too(
+def test_a_method_that_fails_at_the_server_is_named_with_hook_exception_file_and_line(
     tmp_cwd: Path,
     digits: dict[str, Any],
     ray_here: dict[str, float],
     capsys: pytest.CaptureFixture[str],
+    hook: str,
+    what: str,
+    said: str,
+    executor: str,
 ) -> None:
-    hook = "server_setup"
-    file = breaks_at_the_server(tmp_cwd, digits, hook, "1 / 0", "ray")
-    assert invoke(["run", file]) == 1
-    first = capsys.readouterr().err.splitlines()[0]
-    assert f"mine at the server, round 1, {hook}: ZeroDivisionError" in first
+    """Where it raises, also for an evaluation, and where it keeps what cannot be kept."""
+    block = ["aggregation.block=2"] if hook == "apply" else []
+    file = breaks_at_the_server(tmp_cwd, digits, hook, what, executor)
+    assert invoke(["run", file, *block]) == 1
+    line = capsys.readouterr().err.splitlines()[0]
+    wanted = said.format(hook=hook, place=f"{tmp_cwd / 'mine.py'}:6")
+    assert line.startswith("mine at the server, round ") and f", {wanted}" in line
 
 
 OWN = '''

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ray import cloudpickle
 
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
@@ -20,12 +21,11 @@ from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
+from flray.registry import augmentations
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import NORMED, opt
-from tests.end_to_end.killing import dies_once, kill_an_actor
-from tests.end_to_end.pool import Pool, Pools
-from tests.end_to_end.test_same_bits import inline_digest, world_of
+from tests.end_to_end.pool import Pool, Pools, dies_once, inline_digest, kill_an_actor, world_of
 
 ACTORS = 2
 
@@ -48,6 +48,27 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
         return hand_made.spec_of(name, model=NORMED, rounds=3, local=local, **more)
 
     assert pool.run_federation(spec()).sha256() == inline_digest(spec())
+
+
+def test_shifted_data_unseen_clients_and_ones_own_augmentation_reach_the_actors(
+    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return images.flip(-2)
+
+    monkeypatch.setattr(augmentations, "_entries", {**augmentations._entries})
+    augmentations.register("upside-down")(upside_down)
+    spec = world_of(
+        digits,
+        "fedbn",
+        split=[0.6, 0.2, 0.2],
+        shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
+        local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]},
+        participation={"fraction": 0.75, "unseen": ["photo"]},
+        evaluation={"adapt_steps": 2},
+    )
+    wanted = {"personal/validation/accuracy", "adapted/unseen/accuracy"}
+    assert wanted <= pools[ACTORS].same_as_inline(spec)[1]
 
 
 def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: FederationSpec) -> list[int]:

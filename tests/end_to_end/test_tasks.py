@@ -142,16 +142,7 @@ def test_masks_lie_in_the_shared_samples_alone() -> None:
     ids=["fundus", "glyphs"],
 )
 def test_ray_gives_the_same_bits(pools: Pools, experiment: dict[str, Any], algorithm: str) -> None:
-    spec = built(experiment, algorithm=algorithm)
-    inline = Federation(spec, InlineExecutor(spec))
-    there = pools[2].federation(spec)
-    for _ in range(2):
-        expected, found = inline.step().metrics, there.step().metrics
-        views = [name for name in expected if name.startswith(("global/", "personal/"))]
-        assert views and {n: expected[n] for n in views} == pytest.approx(
-            {n: found[n] for n in views}, nan_ok=True
-        )
-    assert there.sha256() == inline.sha256()
+    pools[2].same_as_inline(built(experiment, algorithm=algorithm, rounds=2))
 
 
 def test_a_sweep_minimises_distances() -> None:
