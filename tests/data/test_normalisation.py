@@ -8,17 +8,14 @@ import torch
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources
 from tests.algorithms.helpers import spec_of
-from tests.helpers import built
+from tests.helpers import built, small
 from tests.messages import refused
 
-EXPERIMENT: dict[str, Any] = {
-    "data": {"name": "digits-sklearn", "samples": 8},
-    "public": {"name": "photos", "samples": 6, "crops": 20},
-    "model": "lenet",
-    "rounds": 1,
-    "tracking": {"uri": None},
-    "algorithm": "fedavg",
-}
+EXPERIMENT: dict[str, Any] = small(
+    data={"name": "digits-sklearn", "samples": 8},
+    public={"name": "photos", "samples": 6, "crops": 20},
+    model="lenet",
+)
 COLOURED = {"data": {"name": "photos", "crops": 20}, "public": None}
 
 

@@ -19,6 +19,7 @@ from flray.cli.main import invoke
 from flray.data import DataSet, load_dataset
 from flray.results.load import load_folder
 from flray.runs import runner
+from tests.helpers import small
 from tests.messages import refused
 
 SHADES = {"birds": 30, "cats": 120, "dogs": 220}
@@ -72,17 +73,7 @@ def ward(file: Path, **changes: Any) -> pd.DataFrame:
 
 
 def federation(**data: Any) -> dict[str, Any]:
-    return {
-        "experiment": {
-            "rounds": 1,
-            "data": data,
-            "model": "linear",
-            "algorithm": "fedavg",
-            "local": {"lr": 0.05},
-            "resources": {"executor": "inline"},
-            "tracking": {"uri": None},
-        }
-    }
+    return {"experiment": small(data=data, local={"lr": 0.05})}
 
 
 def load(name: str, **options: Any) -> DataSet:

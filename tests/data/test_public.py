@@ -13,21 +13,15 @@ from flray.data.loading import fit_to_shape, load_once, public_images
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec, SharedDataset
 from flray.tuning.resources import data_key
-from tests.helpers import built
+from tests.helpers import built, small
 from tests.messages import refused
 
 
 def world_of(**changes: Any) -> FederationSpec:
-    content = {
-        "data": {"name": "digits-sklearn", "samples": 24},
-        "model": {"name": "lenet", "norm": "batch"},
-        "algorithm": {"name": "fcclplus", "public_size": 20, "public_batch_size": 10},
-        "rounds": 1,
-        "tracking": {"uri": None},
-        "resources": {"executor": "inline"},
-        **changes,
-    }
-    return built(content)
+    method = {"name": "fcclplus", "public_size": 20, "public_batch_size": 10}
+    data = {"name": "digits-sklearn", "samples": 24}
+    model = {"name": "lenet", "norm": "batch"}
+    return built(small(data=data, model=model, algorithm=method), **changes)
 
 
 def test_a_choice_of_training_images_of_all_domains() -> None:

@@ -22,10 +22,9 @@ from flray.data.splits import (
     private_sizes,
     used_share,
 )
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources
 from flray.registry import partitions
-from tests.helpers import built
+from tests.helpers import built, small
 from tests.messages import refused
 
 
@@ -360,21 +359,9 @@ def test_a_row_has_its_noise_in_any_batch() -> None:
     assert not torch.equal(sample_noise(torch.arange(20), 12, 4), whole)
 
 
-def spec_with(noise: float) -> FederationSpec:
-    content = {
-        "data": {"name": "digits-sklearn", "samples": 40},
-        "model": "linear",
-        "algorithm": "fedavg",
-        "rounds": 1,
-        "shift": {"noise": noise},
-        "resources": {"executor": "inline"},
-        "tracking": {"uri": None},
-    }
-    return built(content)
-
-
 def test_a_client_sees_its_samples_with_its_noise() -> None:
-    specs = [spec_with(noise) for noise in (0.0, 0.6)]
+    data = {"name": "digits-sklearn", "samples": 40}
+    specs = [built(small(data=data, shift={"noise": noise})) for noise in (0.0, 0.6)]
     clean, noisy = (WorkerResources(spec, torch.device("cpu")) for spec in specs)
     spreads = []
     for client in specs[0].data.clients:
