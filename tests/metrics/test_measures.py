@@ -1,7 +1,8 @@
-"""Measures of two classes, of masks and of the k best, against counting by hand and other libraries."""
+"""Measures of two classes, of masks, of the k best and of pooled clients, against counting by hand and libraries."""
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ from numpy.testing import assert_allclose
 from pytest import approx
 from sklearn.metrics import f1_score, recall_score, roc_auc_score
 
+from flray.config.loader import load
+from flray.federation.building import build_spec
+from flray.federation.evaluation import available_metrics
 from flray.tasks import make_task
 from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
-from tests.algorithms.helpers import spec_of
+from tests.algorithms.helpers import gaussian_clients, run, spec_of
+from tests.end_to_end.test_tasks import GLYPHS
 from tests.messages import refused
 
 
@@ -142,3 +147,41 @@ def test_as_many_as_there_are_classes_is_refused(k: int) -> None:
 @pytest.mark.parametrize("task", ["segmentation", "few-shot"])
 def test_without_fixed_classes_it_is_refused(task: str) -> None:
     refused(make_task, task, ("cup",), top_k=5)
+
+
+CLIENTS = gaussian_clients((5, 9, 40))
+SETTINGS: dict[str, Any] = {"local": {"epochs": 1, "lr": 0.02}}
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("measure", ["accuracy", "loss"])
+def test_each_client_counts_by_its_samples(others: bool, measure: str) -> None:
+    federation = run("local", CLIENTS, **SETTINGS, evaluation={"pooled": True, "others": others})
+    found = federation.evaluate()
+    clients = federation.spec.data.clients
+    single = [found[f"personal/local/{measure}/client/{c.name}"] for c in clients]
+    sizes = [len(c.test) for c in clients]
+    assert sizes == [5, 9, 40]
+    by_hand = sum(n * one for n, one in zip(sizes, single, strict=True)) / sum(sizes)
+    assert found[f"personal/pooled/{measure}"] == pytest.approx(by_hand, rel=1e-12)
+    assert found[f"personal/pooled/{measure}"] != found[f"personal/local/{measure}"]
+    assert f"personal/pooled/{measure}" in available_metrics(federation.spec)
+    plain = run("local", CLIENTS, **SETTINGS).spec
+    assert f"personal/pooled/{measure}" not in available_metrics(plain)
+
+
+def test_one_model_for_all_has_it_on_the_common_test_set() -> None:
+    """Whose models are all the same need no measure of their own: that is what global/common is."""
+    federation = run("fedavg", CLIENTS, **SETTINGS, evaluation={"pooled": True})
+    found = federation.evaluate()
+    clients = federation.spec.data.clients
+    by_hand = sum(
+        len(c.test) * found[f"global/local/accuracy/client/{c.name}"] for c in clients
+    ) / len(federation.spec.data.test)
+    assert found["global/common/accuracy"] == pytest.approx(by_hand, rel=1e-12)
+    assert not any("pooled" in name for name in found)
+
+
+def test_episodes_are_refused() -> None:
+    config = load({"experiment": {**GLYPHS, "algorithm": "local", "evaluation": {"pooled": True}}})
+    refused(build_spec, config.experiment)
