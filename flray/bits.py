@@ -8,20 +8,19 @@ process loads the libraries.
 
 import hashlib
 import math
+import operator
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, reduce
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",
@@ -51,6 +50,20 @@ RECORDED = {
 """Digests of `kinds` with `VARIABLES`, by the versions of torch and numpy."""
 
 SETTING = "experiment.resources.bits"
+_NUMPYS = {
+    "sqrt": "sqrt",
+    "log": "log",
+    "log2": "log2",
+    "log10": "log10",
+    "tan": "tan",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+}
+"""Functions of torch that MKL's branch for every CPU begins with `rcpps` or `rsqrtps`, and numpy's names for them.
+
+Those instructions approximate, and each maker of CPUs chooses how.
+"""
 
 
 class StartAgainError(FlrayError):
@@ -88,6 +101,7 @@ def require(experiment: Experiment) -> None:
             f"in this process {', '.join(other)} compute other bits than portable ones: loaded before the environment "
             "was set, or unknown here; start anew, or use native",
         )
+    _leave_approximations()
 
 
 def portable() -> dict[str, str]:
@@ -184,28 +198,43 @@ def check_same(where: object, noted: Mapping[str, Any]) -> str:
     )
 
 
-def approximates_roots() -> bool:
-    """Return whether torch's square roots in this process are MKL's approximate ones, see `sqrt`."""
-    return os.environ.get("MKL_CBWR") == VARIABLES["MKL_CBWR"]
+@cache
+def _leave_approximations() -> Any:
+    """Take the functions in `_NUMPYS` from numpy, as long as the returned library lives.
 
-
-def sqrt(values: "Tensor") -> "Tensor":
-    """Return square roots that are rounded correctly with portable bits too.
-
-    Those of MKL's branch for every CPU are not: measured on an Intel Xeon, 17 % of a million float32
-    roots were not the nearest number. Then nothing promises the same ones on another maker's CPU.
-
-    Parameters
-    ----------
-    values : Tensor of float32 or float64
-        Without a gradient, or it is torch's function.
+    The logarithm of float32 is MKL's: it approximates nothing.
     """
     import numpy as np
     import torch
 
-    if not approximates_roots() or values.device.type != "cpu" or values.requires_grad:
-        return values.sqrt()
-    return torch.as_tensor(np.sqrt(values.numpy()))
+    library = torch.library.Library("aten", "IMPL")
+
+    def replace(name: str) -> None:
+        function = getattr(np, _NUMPYS[name])
+        kinds = (torch.float64,) if name == "log" else (torch.float32, torch.float64)
+
+        def compute(values: Any) -> Any:
+            if values.dtype in kinds:
+                return torch.from_numpy(np.asarray(function(values.detach().numpy())))
+            exact = not values.is_floating_point() and not values.is_complex()
+            kind = torch.get_default_dtype() if exact else values.dtype
+            made = torch.empty_like(values, dtype=kind)
+            return getattr(torch.ops.aten, name).out(values, out=made)
+
+        library.impl(name, compute, "CPU")
+        library.impl(f"{name}_", lambda values: values.copy_(compute(values)), "CPU")
+
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # torch's, of what is meant: it had such functions
+        for name in _NUMPYS:
+            replace(name)
+    return library
+
+
+def total(values: Iterable[float]) -> float:
+    """Return the sum from left to right; Python's own compensates for its rounding, since Python 3.12."""
+    return reduce(operator.add, values, 0.0)
 
 
 @cache

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flray import devices
-from flray.bits import sqrt
 from flray.config.components import AugmentChoice
 from flray.errors import ConfigError
 from flray.registry import augmentations, register_augmentation
@@ -264,7 +263,7 @@ def random_resized_crop(
     )
     area = smallest + (1 - smallest) * draws[0]
     ratio = torch.exp((2 * draws[1] - 1) * math.log(4 / 3))
-    width, height = (sqrt(area * r).clamp(max=1) for r in (ratio, 1 / ratio))
+    width, height = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
     # in the coordinates of affine_grid, -1 to 1: how much is seen, and where its middle lies
     middle_x, middle_y = (1 - width) * (2 * draws[2] - 1), (1 - height) * (2 * draws[3] - 1)
     zero = torch.zeros_like(width)
@@ -482,7 +481,7 @@ def sample_noise(rows: Tensor, size: int, seed: int) -> Tensor:
     bits = (bits ^ _shifted(bits, 27)) * _SECOND
     bits = bits ^ _shifted(bits, 31)
     # 32 bits each: the first in (0, 1] so that its logarithm is finite, the second in [0, 1).
-    radius = sqrt(-2 * ((_shifted(bits, 32) + 1).double() * 2.0**-32).log()).float()
+    radius = (-2 * ((_shifted(bits, 32) + 1).double() * 2.0**-32).log()).sqrt().float()
     angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, TypeVar
 
-from flray import trees
+from flray import bits, trees
 from flray.algorithms.common.aggregation import InBlocks
 from flray.algorithms.server import Server
 from flray.algorithms.types import Reply, Stage
@@ -151,9 +151,8 @@ class RoundMetrics:
             known = {c: v for c, v in sorted(values.items()) if not math.isnan(v)}
             if known:
                 total = sum(server.clients[c].num_samples for c in known)
-                summary[f"train/{name}"] = (
-                    sum(v * server.clients[c].num_samples for c, v in known.items()) / total
-                )
+                weighted = (v * server.clients[c].num_samples for c, v in known.items())
+                summary[f"train/{name}"] = bits.total(weighted) / total
             if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
                 summary.update(
                     {f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flray import bits
 from flray.functional.numerics import TensorOrTree, check_shapes, map_floating
 
 
@@ -128,7 +129,7 @@ def stabilised_ratio(
         Average this round's ratio as well, as the authors' released code does.
     """
     values = [*earlier, current] if include_current or not earlier else list(earlier)
-    return sum(values) / len(values)
+    return bits.total(values) / len(values)
 
 
 def mix_updates(

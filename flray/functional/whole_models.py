@@ -97,7 +97,7 @@ def adaptive_step(
         lambda update, m: beta1 * m + (1 - beta1) * update, mean_update, momentum=momentum
     )
     spread = map_floating(second, mean_update, variance=variance)
-    step = map_floating(lambda m, v: lr * m / (bits.sqrt(v) + tau), moved, variance=spread)
+    step = map_floating(lambda m, v: lr * m / (v.sqrt() + tau), moved, variance=spread)
     return step, moved, spread
 
 
@@ -230,7 +230,7 @@ def apfl_alpha_gradient(
         return v
 
     map_floating(add, personal, shared=shared, gradient=gradient)
-    return sum(map(float, devices.to_host(products)), 0.0)
+    return bits.total(map(float, devices.to_host(products)))
 
 
 def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:

@@ -187,7 +187,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
             scores = [self._score(point) for point in points[start : start + seeds]]
             ended = [score for score in scores if score is not None]
             known = [score for score in ended if not math.isnan(score)]
-            mean = sum(known) / len(known) if known else math.nan
+            mean = math.fsum(known) / len(known) if known else math.nan
             found.append((points[start].setting, mean if len(ended) == seeds else None))
         return found
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flray import bits, registry
+from flray import registry
 from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.optimizers import SGD, Adam
 from flray.config.experiment import Local
@@ -56,34 +56,6 @@ KINDS: dict[str, Any] = {
     "nadam": (named("nadam", betas=[0.8, 0.9]), lambda p: torch.optim.NAdam(p, 0.1, (0.8, 0.9))),
     "radam": (named("radam", betas=[0.8, 0.9]), lambda p: torch.optim.RAdam(p, 0.1, (0.8, 0.9))),
 }
-
-
-ROOTS = """
-import flray
-flray.portable()
-import numpy as np, torch
-from flray import bits
-for kind in (np.float32, np.float64):
-    values = np.geomspace(1e-12, 1e4, 100_000).astype(kind).reshape(100, 1000)
-    given = torch.from_numpy(values).T
-    print(np.array_equal(bits.sqrt(given).numpy(), np.sqrt(values.T)))
-print(float(bits.sqrt(torch.tensor(4.0))))
-"""
-
-
-@pytest.mark.skipif("avx2" not in bits._flags(), reason="no x86-64 CPU with AVX2")
-def test_roots_are_rounded_correctly_with_portable_bits() -> None:
-    """IEEE 754 asks for it of any CPU; those of MKL's common branch are not on an Intel Xeon."""
-    assert python(ROOTS).stdout.split() == ["True", "True", "2.0"]
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_steps_with_such_roots_are_torchs(
-    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bits, "approximates_roots", lambda: True)
-    test_steps_and_memory_are_torchs(kind, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

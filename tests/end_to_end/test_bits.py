@@ -20,7 +20,7 @@ from flray.federation.ray_backend.pool import ClientActor
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
-from tests.helpers import built, small, written
+from tests.helpers import built, python, small, written
 from tests.messages import refused
 
 LOWEST = {
@@ -171,3 +171,44 @@ def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools:
     federation.step()
     pools.pop(1).close()  # no other test may compute with this actor
     assert lines.count(bits.MIXED) == 1
+
+
+EXACT = """
+import flray
+flray.portable()
+import numpy as np, torch
+from flray import bits
+from flray.config.loader import load
+x = np.geomspace(1e-12, 1, 100_000).reshape(100, 1000)
+logs = torch.from_numpy(x.astype(np.float32)).log()
+given = {"data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg", "resources": {"bits": "portable"}}
+bits.require(load({"experiment": given}).experiment)
+for name, numpys in bits._NUMPYS.items():
+    for kind in (np.float32, np.float64):
+        values = x.astype(kind)
+        given, wanted = torch.from_numpy(values.T), torch.from_numpy(getattr(np, numpys)(values).T)
+        if (name, kind) == ("log", np.float32):
+            wanted = logs.T
+        found = getattr(torch, name)(given)
+        assert torch.equal(found, wanted) and found.stride() == given.stride(), name
+        changed = given.clone()
+        assert getattr(changed, name + "_")() is changed and torch.equal(changed, wanted), name
+    numbers = [torch.tensor([1, 0]), torch.tensor(True), torch.tensor([0.25, 1.0]).bfloat16(), torch.tensor(0.5 + 1j)]
+    found = [getattr(torch, name)(one) for one in numbers]
+    assert [one.dtype for one in found] == [torch.float32, torch.float32, torch.bfloat16, torch.complex64]
+    assert float(found[0][0]) == getattr(np, numpys)(1.0) or name in ("tan", "atan", "acos", "asin")
+moved = torch.tensor(4.0, requires_grad=True)
+moved.sqrt().backward()
+assert moved.grad == 0.25
+assert torch.equal(torch._foreach_sqrt([given])[0], given.sqrt())
+step = torch.optim.RMSprop([moved], 1.0, alpha=0.5)
+moved.grad = torch.tensor(3.0)
+step.step()
+assert moved.item() == 4.0 - np.float32(3.0) / np.sqrt(np.float32(4.5))
+"""
+
+
+@wide
+def test_a_function_that_the_maker_of_a_cpu_approximates_is_numpys_with_portable_bits() -> None:
+    """MKL's branch for every CPU has ``rcpps`` and ``rsqrtps`` in it, whose results each maker chooses."""
+    python(EXACT)

@@ -1,5 +1,7 @@
 """Means of parameters to the bit, and how personal models are mixed."""
 
+import builtins
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.testing import assert_allclose
 from torch.testing import assert_close
 
 import flray.functional as fn
+from flray import bits
 from flray.functional.averaging import PIECE
 from tests.functional.helpers import near, normal
 from tests.messages import refused
@@ -132,7 +135,7 @@ def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) 
         whole.merge(partial)
         for tensor in partial["sums"].values():
             tensor.fill_(99)  # it was copied
-        total["weight"] += sum(weight for _, weight in some)
+        total["weight"] += bits.total(weight for _, weight in some)
         for name in ("w", "b"):
             total[name] = total[name] + sum(w * c[name].double().numpy() for c, w in some)
     mean, plain = whole.result(), fn.weighted_mean(clients, weights)
@@ -249,3 +252,13 @@ def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
     assert torch.equal(
         fn.mix_updates(start, new.double() - start.double(), broken.double(), 1.0), new
     )
+
+
+def test_no_bit_depends_on_the_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 3.12 on Python's sum of floats compensates for rounding, much as fsum does: ten tenths are 1."""
+    monkeypatch.setattr(builtins, "sum", math.fsum)
+    tenths = [0.1] * 10
+    assert fn.stabilised_ratio(tenths, 0.0) == 0.09999999999999999
+    tree = {str(i): torch.tensor([x], dtype=torch.float64) for i, x in enumerate(tenths)}
+    zero, one = ({name: torch.full_like(w, x) for name, w in tree.items()} for x in (0.0, 1.0))
+    assert fn.apfl_alpha_gradient(tree, zero, one) == 0.9999999999999999

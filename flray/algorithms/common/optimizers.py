@@ -15,8 +15,6 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from flray import bits
-
 
 class _Optimizer(torch.optim.Optimizer):
     """The part of `torch.optim.Optimizer` that methods and schedules use, without its hooks."""
@@ -111,10 +109,6 @@ class Adam(_Optimizer):
                     "exp_avg_sq": torch.zeros_like(one),
                 }
         memory = [self.state[one] for one in moving]
-        if bits.approximates_roots() and moving[0].device.type == "cpu":
-            for one, gradient, known in zip(moving, gradients, memory, strict=True):
-                _adam_step(one, gradient, known, group)
-            return
         (adamw if group["decoupled"] else adam)(
             moving,
             gradients,
@@ -130,21 +124,3 @@ class Adam(_Optimizer):
             eps=1e-8,
             maximize=False,
         )
-
-
-def _adam_step(
-    parameter: Tensor, gradient: Tensor, known: dict[str, Tensor], group: dict[str, Any]
-) -> None:
-    """Change a parameter as torch's own loop does on a CPU, with `flray.bits.sqrt`."""
-    (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
-    mean, square = known["exp_avg"], known["exp_avg_sq"]
-    known["step"] += 1
-    step = known["step"].item()
-    if decay != 0 and group["decoupled"]:
-        parameter.mul_(1 - lr * decay)
-    elif decay != 0:
-        gradient = gradient.add(parameter, alpha=decay)
-    mean.lerp_(gradient, 1 - beta1)
-    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    spread = (bits.sqrt(square) / (1 - beta2**step) ** 0.5).add_(1e-8)
-    parameter.addcdiv_(mean, spread, value=-(lr / (1 - beta1**step)))
