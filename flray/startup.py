@@ -1,41 +1,12 @@
-"""Start-up: environment variables, no garbage collection during imports, functions imported at their first call."""
+"""Start-up: environment variables, and functions imported at their first call."""
 
 import contextlib
-import gc
 import importlib
 import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-
-@contextlib.contextmanager
-def gc_disabled(*modules: str) -> Iterator[None]:
-    """Disable garbage collection while importing, then leave the imported objects out of it.
-
-    An import makes millions of objects and next to no garbage; Python would scan all of
-    them again and again.
-
-    Parameters
-    ----------
-    *modules : str
-        Full names of the modules; nothing is done if all are imported already.
-    """
-    if not gc.isenabled() or all(module in sys.modules for module in modules):
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def freeze_gc() -> None:
-    """Skip the GC of all objects at exit: a second or two with torch, Ray and MLflow."""
-    gc.freeze()
 
 
 def own_version() -> str:

@@ -1,6 +1,5 @@
 """What only shows or checks is there before torch: start-up, imports, and declarations read with stand-ins."""
 
-import gc
 import json
 import logging
 import shutil
@@ -12,7 +11,6 @@ import pytest
 import flray
 from flray import registry
 from flray.cli.main import app
-from flray.startup import gc_disabled
 from tests.helpers import python, small
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
@@ -132,23 +130,6 @@ def test_a_shell_completes_commands_data_sets_methods_and_suites(
         app(prog_name="flray")
     shown = capsys.readouterr().out
     assert all(word in shown for word in expected), shown
-
-
-def test_garbage_is_looked_for_again_afterwards_and_not_among_what_was_made() -> None:
-    frozen = gc.get_freeze_count()
-    with gc_disabled("gc", "pytest"):  # imported before: nothing changes
-        assert gc.isenabled()
-    assert gc.get_freeze_count() == frozen
-    try:
-        with pytest.raises(ImportError), gc_disabled("no_such_module"):
-            assert not gc.isenabled()
-            with gc_disabled("no_such_module_either"):
-                pass
-            assert not gc.isenabled()  # the outer one goes on
-            raise ImportError
-        assert gc.isenabled() and gc.get_freeze_count() > frozen
-    finally:
-        gc.unfreeze()
 
 
 def test_what_a_run_says_reaches_the_library_s_logger(

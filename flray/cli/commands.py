@@ -25,7 +25,6 @@ from flray.cli.arguments import (
     runs,
 )
 from flray.errors import FlrayError, one_line
-from flray.startup import gc_disabled
 
 if TYPE_CHECKING:
     from flray.results.measures import Cost
@@ -262,8 +261,7 @@ def verify_command(
     from flray.cli import display
 
     display.to_stderr(as_json)
-    with gc_disabled("flray.results.verify"):
-        from flray.results.verify import verify
+    from flray.results.verify import verify
 
     def tell(verdict: Verdict) -> None:
         display.console.print(f"{verdict.row}: {verdict.text}")

@@ -5,6 +5,7 @@ A user's mistake is one line on stderr and exit code 2.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -27,7 +28,7 @@ from flray.cli.arguments import (
     command,
 )
 from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
-from flray.startup import freeze_gc, gc_disabled, own_version
+from flray.startup import own_version
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult
@@ -48,8 +49,7 @@ def run_command(
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     loader.check_single(config, file)
-    with gc_disabled("flray.runs.runner"):
-        from flray.runs import runner
+    from flray.runs import runner
 
     display.show_result(runner.start(config, address=address, progress=True), as_json)
 
@@ -90,8 +90,7 @@ def tune_command(
     display.to_stderr(as_json)
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
-    with gc_disabled("flray.api"):
-        from flray import api as sweeps
+    from flray import api as sweeps
 
     if detect is not None:
         lines = sweeps.detect(config, yaml_files.locate(file), detect)
@@ -164,10 +163,9 @@ def resume_command(
     as_json : bool
         as JSON, for scripts
     """
-    with gc_disabled("flray.cli.display", "flray.api"):
-        from flray import api
-        from flray.cli import display
-        from flray.runs import resume_checks, runner
+    from flray import api
+    from flray.cli import display
+    from flray.runs import resume_checks, runner
 
     display.to_stderr(as_json)
     sweep_progress = display.SweepProgress()
@@ -231,6 +229,8 @@ def main(command: str | None = None) -> None:
         The one command that this process is for: ``python -m flray.tune``. Without it the first
         argument names one.
     """
+    # Imports make millions of objects and next to no garbage: Python would look for it a thousand times.
+    gc.set_threshold(50_000)
     for name in ("stdin", "stdout", "stderr"):  # a service may have closed them
         if getattr(sys, name) is None:
             nothing = Path(os.devnull).open("r" if name == "stdin" else "w")  # noqa: SIM115
@@ -244,7 +244,7 @@ def main(command: str | None = None) -> None:
     if module is not None:
         typed = f"python -m {module.name.removesuffix('.__main__')}"
     code = invoke(sys.argv[1:], command, typed, alone=True)
-    freeze_gc()
+    gc.freeze()  # no search at exit: a second or two with torch, Ray and MLflow
     sys.exit(code)
 
 

@@ -28,7 +28,7 @@ from flray.files.atomic import BusyError, hold_lock, write_atomically
 from flray.files.border import WEIGHTS_BYTES, open_file, read_json
 from flray.files.tracking_address import check, database_path, redact, without_secrets
 from flray.records.journal import JOURNAL
-from flray.startup import environment, gc_disabled
+from flray.startup import environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -168,7 +168,7 @@ def _import_mlflow() -> Any:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     # mlflow decides at import whether to start a thread that reports usage over the network; not on
     # our behalf.
-    with environment({"MLFLOW_DISABLE_TELEMETRY": "true"}), gc_disabled("mlflow"):
+    with environment({"MLFLOW_DISABLE_TELEMETRY": "true"}):
         import mlflow
     return mlflow
 
@@ -180,8 +180,7 @@ def _prepare_database(uri: str, database: Path) -> None:
     other ("duplicate column name"), and one killed midway leaves an unusable database.
     """
     try:  # not documented: MLflow's client would put the default experiment's files into the current folder
-        with gc_disabled("mlflow.store.tracking.sqlalchemy_store"):
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
     except ImportError:
         raise TrackingRejectedError(
             f"mlflow {_import_mlflow().__version__} has no SqlAlchemyStore, which makes {redact(uri)}; "

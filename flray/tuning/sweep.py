@@ -27,7 +27,6 @@ from flray.runs.identity import code_of, run_identity
 from flray.runs.loop import logged
 from flray.runs.progress import Progress
 from flray.runs.session import RunSession, recording_failure, tracking
-from flray.startup import gc_disabled
 from flray.tracking.background import Tracker, run_directories
 from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
@@ -271,11 +270,10 @@ class Sweep:
 
     def _run(self, folder: Path, tracker: Tracker | None) -> None:
         """Run the unfinished trials in Tune."""
-        with gc_disabled("flray.tuning.callback", "flray.tuning.tuner"):
-            import ray
+        import ray
 
-            from flray.tuning.callback import TrialRecorder
-            from flray.tuning.tuner import quiet_ray, run_trials
+        from flray.tuning.callback import TrialRecorder
+        from flray.tuning.tuner import quiet_ray, run_trials
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
