@@ -40,7 +40,7 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             f"{first} is a {kinds[0]} and {second} a {kinds[1]}; compare two of a kind: a sweep's "
             "runs are NAME/NUMBER/trials/NUMBER"
         )
-    a, b = (_title(folder) for folder in (first, second))
+    a, b = (directory.place_of(folder) for folder in (first, second))
     settings = make_table("settings that differ", "setting", a, b)
     for path, left, right in _differing(first, second):
         settings.add_row(path, left, right)
@@ -70,12 +70,6 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             )
     if alike:
         console.print(ALIKE_NOTE)
-
-
-def _title(folder: Path) -> str:
-    whole = folder.resolve()
-    parts = whole.parts[-4:] if whole.parent.name == "trials" else whole.parts[-2:]
-    return "/".join(parts)
 
 
 def _differing(first: Path, second: Path) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ Texts are made harmless by `flray.errors.one_line`, which every error and the co
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -41,13 +42,6 @@ ARRAYS_BYTES = 2**32
 CELLS = 2**29
 #: Bytes of one file of weights, or of a run's journal.
 WEIGHTS_BYTES = 2**36
-
-
-class Readable(Protocol):
-    """A stream of bytes, plain or out of a compressed file."""
-
-    def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes, none at its end."""
 
 
 def amount(count: int) -> str:
@@ -103,12 +97,12 @@ def open_file(path: Path, most: int = ARRAYS_BYTES) -> BinaryIO:
     return file
 
 
-def read_at_most(file: Readable, path: Path | str, most: int) -> bytes:
+def read_at_most(file: IO[bytes] | io.BufferedIOBase, path: Path | str, most: int) -> bytes:
     """Return all that a stream still has.
 
     Parameters
     ----------
-    file : Readable
+    file : stream of bytes
         May be compressed: what comes out of it counts.
     path : Path or str
         For the message.

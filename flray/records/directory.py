@@ -213,6 +213,12 @@ def _find(text: str, base: str | Path) -> Path:
     )
 
 
+def place_of(folder: Path) -> str:
+    """Return NAME/NUMBER of a run or sweep, and of a trial also its place below: the rest is this machine's matter."""
+    whole = folder.resolve()
+    return "/".join(whole.parts[-4 if whole.parent.name == TRIALS else -2 :])
+
+
 def remote_uri(folder: Path, output: str | Path) -> str | None:
     """Return the address of a run folder's copy, or None if it has none."""
     if not storage.is_remote(output):

@@ -211,17 +211,14 @@ def behind_best(studies: Sequence[Study]) -> dict[str, NDArray[np.float64]]:
         if studies
         else []
     )
-    found: dict[str, list[float]] = {name: [] for name in names}
+    behind = [pd.DataFrame()]
     for study in studies:
-        rows: list[Mapping[int, float]] = [study.values[name] for name in names]
-        for seed in rows[0] if rows else ():
-            values = [row.get(seed, math.nan) for row in rows]
-            if not all(map(math.isfinite, values)):
-                continue
-            best = min(values) if study.lower else max(values)
-            for name, value in zip(names, values, strict=True):
-                found[name].append(abs(best - value))
-    return {name: np.sort(one) for name, one in found.items() if one}
+        values = pd.DataFrame({name: study.values[name] for name in names}, dtype=float)
+        values = values.where(np.isfinite(values)).dropna()
+        best = values.min(axis=1) if study.lower else values.max(axis=1)
+        behind.append(values.rsub(best, axis=0).abs())
+    whole = pd.concat(behind)
+    return {name: np.sort(whole[name]) for name in names if len(whole)}
 
 
 def profile(behind: NDArray[np.float64], within: float) -> float:

@@ -150,7 +150,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
     spec = models.spec
     data = spec.data
     return {
-        "run": _place(folder),
+        "run": directory.place_of(folder),
         "uid": directory.read(folder)["uid"],
         "flray": own_version(),
         "round": models.round,
@@ -273,12 +273,6 @@ def _check(
 
 def _dtype(models: TrainedModels) -> str:
     return "torch.float64" if models.spec.config.local.precision == "float64" else "torch.float32"
-
-
-def _place(folder: Path) -> str:
-    """Return NAME/NUMBER of a run, and of a trial also its place below: the rest is this machine's matter."""
-    whole = folder.resolve()
-    return "/".join(whole.parts[-4 if whole.parent.name == "trials" else -2 :])
 
 
 def _file_name(name: str) -> str:
