@@ -235,10 +235,6 @@ class Federation(FederationState):
         own = devices.gpu_identity(self._device) if self.spec.algorithm.trains_at_server else None
         return devices.distinct([own, *self.executor.gpus()])
 
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process that runs tasks."""
-        return self.executor.memory()
-
     def close(self) -> None:
         """Close the executor."""
         self.executor.close()

@@ -386,9 +386,6 @@ class Executor(Protocol):
         """
         return
 
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each process that runs tasks."""
-
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that tasks are computed on."""
 

@@ -44,7 +44,6 @@ def main(options: Options) -> None:
             for clients, size in sizes.items()
         }
         times = take_turns(steps, options.rounds)
-        memory = {name: one.federation.memory() for name, one in steps.items()}
         for one in steps.values():
             one.federation.close()
     tasks = {
@@ -58,8 +57,8 @@ def main(options: Options) -> None:
         [
             (
                 *(clients, size, median(tasks[str(clients)])),
-                memory[str(clients)].pop("server") / MIB,
-                max(memory[str(clients)].values()) / MIB,
+                steps[str(clients)].metrics[-1]["memory/server"] / MIB,
+                steps[str(clients)].metrics[-1]["memory/client"] / MIB,
             )
             for clients, size in sizes.items()
         ],

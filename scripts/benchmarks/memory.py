@@ -67,11 +67,10 @@ def rounds_are_flat(options: Options, available: dict[str, float]) -> bool:
     federation = on_actors(settings(options), available)
     seen: dict[int, tuple[int, ...]] = {}
     for number in range(1, options.rounds + 1):
-        federation.step()
+        found = federation.step().metrics
         if number in (1, 5) or number % 5 == 0:
-            memory = federation.memory()
-            server, clients = memory.pop("server"), max(memory.values())
-            seen[number] = psutil.Process().memory_info().rss, server, clients, plasma()
+            actors = (int(found[f"memory/{who}"]) for who in ("server", "client"))
+            seen[number] = psutil.Process().memory_info().rss, *actors, plasma()
     federation.close()
     show(
         f"resident MiB, {options.algorithm}, {options.clients} clients, {options.model}",

@@ -140,7 +140,7 @@ def main(options: Options) -> None:
             federation = runner.on_actors(settings(options, pool), local_resources())
             stack.callback(federation.close)
             there = runner.Steps(federation)
-            busy = Busy(there, federation.client_pids())
+            busy = Busy(there, runner.client_pids(federation))
             turns = {bare_many: several.round, flray_many: busy, **turns}
         times = runner.take_turns(turns, options.rounds, options.warmup)
     pairs = ((flray_many, bare_many), (flray_one, bare_one))

@@ -7,6 +7,7 @@ and returns False if a limit is passed.
 import argparse
 import importlib
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray
 from rich.console import Console
 from rich.table import Table
 
@@ -89,6 +91,17 @@ def on_actors(settings: Mapping[str, Any], available: dict[str, float]) -> RayFe
     """Return an experiment's federation on actors."""
     spec = spec_of(settings)
     return RayFederation(spec, PoolPlanner(spec, available).plan(), print)
+
+
+def client_pids(federation: RayFederation) -> list[int]:
+    """Return the process ids of the client actors; waits until all have started."""
+
+    def ask(server: Any) -> Any:
+        actors = [worker.actor for worker in server.executor.workers]
+        return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors])
+
+    found: list[int] = ray.get(federation._server.__ray_call__.remote(ask))
+    return found
 
 
 class Steps:

@@ -17,7 +17,18 @@ from typing import Any
 
 import psutil
 import torch
-from runner import MIB, Steps, experiment, json_option, on_actors, option, show, spec_of, write_json
+from runner import (
+    MIB,
+    Steps,
+    client_pids,
+    experiment,
+    json_option,
+    on_actors,
+    option,
+    show,
+    spec_of,
+    write_json,
+)
 
 from flray.federation.ray_backend.session import ray_session
 from flray.federation.spec import FederationSpec
@@ -80,7 +91,7 @@ def measured(content: dict[str, Any], available: dict[str, float], rounds: int) 
         folder = Path(place)
         begun = time.perf_counter()
         federation = on_actors(content, available)
-        federation.memory()  # waits until all have started
+        client_pids(federation)  # waits until all have started
         started = time.perf_counter() - begun
         servers = (
             process

@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,6 +31,23 @@ def inline_digest(spec: FederationSpec) -> str:
     for _ in range(spec.config.rounds):
         federation.step()
     return federation.sha256()
+
+
+Answer = TypeVar("Answer")
+
+
+def ask(executor: RayExecutor, question: Callable[[Any], Answer]) -> list[Answer]:
+    """Return every actor's answer, which a function finds in the actor itself."""
+    import ray
+
+    calls = [worker.actor.__ray_call__.remote(question) for worker in executor.workers]
+    answers: list[Answer] = ray.get(calls)
+    return answers
+
+
+def pids(executor: RayExecutor) -> list[int]:
+    """Return the actors' processes."""
+    return ask(executor, lambda actor: os.getpid())
 
 
 class Pool:
@@ -125,7 +142,7 @@ def kill_an_actor(
 
     def watched(blocks: Sequence[TaskBlock], *limits: Any, **more: Any) -> Iterator[Any]:
         if blocks and not victims and when(blocks[0].jobs[0]):
-            victims.append(executor.pids()[0])
+            victims.append(pids(executor)[0])
             os.kill(victims[0], signal.SIGKILL)
         yield from run(blocks, *limits, **more)
 

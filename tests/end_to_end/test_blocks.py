@@ -10,7 +10,7 @@ import torch
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.spec import FederationSpec
-from tests.end_to_end.pool import Pools, dies_once, kill_an_actor
+from tests.end_to_end.pool import Pools, dies_once, kill_an_actor, pids
 from tests.end_to_end.test_failures import BROKEN, TIMEOUT
 from tests.helpers import built
 from tests.messages import refused
@@ -57,7 +57,7 @@ def test_client_actor_killed_in_the_middle_of_a_block(
     spec = world_of(digits, dying.pop("algorithm"), participation={}, **dying)
     ship_user_modules()
     federation = pools[2].run_federation(spec)
-    assert int((tmp_path / "victim").read_text()) not in pools[2].executor_for(spec).pids()
+    assert int((tmp_path / "victim").read_text()) not in pids(pools[2].executor_for(spec))
     assert federation.sha256() == inline(alone).sha256()
 
 
@@ -72,7 +72,7 @@ def test_client_actor_killed_before_it_adds_up(
     victims = kill_an_actor(executor, lambda job: job.client_task.kind == "sum", monkeypatch)
     for _ in range(2):
         federation.step()
-    assert victims and victims[0] not in executor.pids()
+    assert victims and victims[0] not in pids(executor)
     assert federation.sha256() == inline(spec).sha256()
 
 

@@ -14,6 +14,7 @@ import torch
 from ray import cloudpickle
 
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
+from flray.devices import resident_bytes
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput
 from flray.federation.ray_backend.executor import RayExecutor
@@ -25,7 +26,16 @@ from flray.registry import augmentations
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import NORMED, opt
-from tests.end_to_end.pool import Pool, Pools, dies_once, inline_digest, kill_an_actor, world_of
+from tests.end_to_end.pool import (
+    Pool,
+    Pools,
+    ask,
+    dies_once,
+    inline_digest,
+    kill_an_actor,
+    pids,
+    world_of,
+)
 
 ACTORS = 2
 
@@ -77,9 +87,9 @@ def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: Federation
     for _ in range(spec.config.rounds):
         federation.step()
     assert federation.sha256() == inline_digest(alone)
-    pids = executor.pids()
-    assert len(pids) == ACTORS
-    return pids
+    alive = pids(executor)
+    assert len(alive) == ACTORS
+    return alive
 
 
 @pytest.mark.slow
@@ -90,8 +100,8 @@ def test_actor_killed_in_the_middle_of_a_task(
     dying = dies_once("fedco2", tmp_path, client=2)
     spec = world_of(digits, dying.pop("algorithm"), participation={"fraction": 1.0}, **dying)
     ship_user_modules()
-    pids = after_a_death(spec, pool.executor_for(spec), alone)
-    assert int((tmp_path / "victim").read_text()) not in pids
+    alive = after_a_death(spec, pool.executor_for(spec), alone)
+    assert int((tmp_path / "victim").read_text()) not in alive
 
 
 @pytest.mark.slow
@@ -107,8 +117,8 @@ def test_actor_killed_between_two_stages_of_a_round(
         return found == ("stage", 1, "collaborate", 2)
 
     victims = kill_an_actor(executor, in_stage, monkeypatch)
-    pids = after_a_death(spec, executor, spec)
-    assert len(victims) == 1 and victims[0] not in pids
+    alive = after_a_death(spec, executor, spec)
+    assert len(victims) == 1 and victims[0] not in alive
 
 
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
@@ -132,14 +142,20 @@ def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
     federation.step()
     metrics = federation.step().metrics
     assert pool.executor is not None
-    held = pool.executor.networks()
+    held = ask(
+        pool.executor,
+        lambda actor: {
+            name: 1 + len(resident.frozen_copies)
+            for name, resident in actor._runner._resources._residents.items()
+        },
+    )
     assert {name for networks in held for name in networks} == set(NETWORKS)
     assert len(held) == ACTORS
     assert all(1 <= count <= 2 for networks in held for count in networks.values())
-    resident = pool.executor.memory()
+    resident = ask(pool.executor, lambda actor: resident_bytes())
     peaks = [metrics[f"memory/peak/actor/{number}"] for number in range(ACTORS)]
     assert metrics["memory/peak/actor"] == max(peaks) and min(peaks) > 100e6
-    assert metrics["memory/peak/actor"] >= 0.9 * max(resident.values())
+    assert metrics["memory/peak/actor"] >= 0.9 * max(resident)
     assert metrics["memory/peak/server"] > 100e6
     for who in ("server", *(f"actor/{number}" for number in range(ACTORS))):
         assert 0 < metrics[f"system/{who}/cpu_utilization_percentage"] < 200, who

@@ -16,7 +16,7 @@ from flray.records.journal import Journal
 from flray.runs import runner
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
-from tests.end_to_end.pool import Pools
+from tests.end_to_end.pool import Pools, pids
 from tests.helpers import built
 from tests.messages import refused
 
@@ -161,11 +161,11 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
         return send(actor, blocks)
 
     monkeypatch.setattr(scheduling, "_send", ended)
-    first = executor.pids()
+    first = pids(executor)
     federation = Federation(spec, executor)
     assert federation.step().metrics["cohort/left_out"] == 0
     assert federation.sha256() == whole.sha256()
     assert sum(left.values()) == 0
-    assert executor.pids() != first
+    assert pids(executor) != first
     left[0] = 2  # faults.attempts
     refused(federation.step)

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from flray import bits
-from flray.devices import GpuIdentity, resident_bytes
+from flray.devices import GpuIdentity
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError
@@ -96,14 +96,6 @@ class ServerActor(Federation):
     def __repr__(self) -> str:
         """Return the name that Ray's dashboard and log lines show."""
         return f"flray {self._title}: server"
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of server and client actors."""
-        return {"server": resident_bytes(), **super().memory()}
-
-    def client_pids(self) -> list[int]:
-        """Return the process ids of the client actors."""
-        return self._pool.pids()
 
 
 PLACEMENT_TIMEOUT_S = 300.0
@@ -200,8 +192,6 @@ class RayFederation:
     has_ended = _remote(ServerActor.has_ended)
     sha256 = _remote(ServerActor.sha256)
     diagnostics = _remote(ServerActor.diagnostics)
-    memory = _remote(ServerActor.memory)
-    client_pids = _remote(ServerActor.client_pids)
     _asked_gpus = _remote(ServerActor.gpus)
 
     def gpus(self) -> list[GpuIdentity]:

@@ -107,7 +107,6 @@ class NodeWatch:
     def __init__(self) -> None:
         self.leaving: frozenset[str] = frozenset()
         self._next = 0.0
-        self._own = ""
 
     def look(self) -> frozenset[str]:
         """Return the leaving nodes that were not known before."""
@@ -123,6 +122,4 @@ class NodeWatch:
     def leaves(self) -> bool:
         """Return whether the node of this process is drained."""
         self.look()
-        if self.leaving and not self._own:
-            self._own = ray.get_runtime_context().get_node_id()
-        return self._own in self.leaving
+        return bool(self.leaving) and ray.get_runtime_context().get_node_id() in self.leaving

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
-import psutil
 import ray
 import torch
 from numpy.typing import NDArray
@@ -136,11 +135,9 @@ def granted_device() -> torch.device:
 class Description(TypedDict):
     """A client actor's description of itself after its start."""
 
-    pid: int
     node: str
     kind: str
     gpu: GpuIdentity | None
-    resident: int
 
 
 class ClientActor:
@@ -203,7 +200,7 @@ class ClientActor:
         return [small, [bulk for _, bulk, _ in done], *states]
 
     def describe(self) -> Description:
-        """Return the process id, the node, the kinds of CPU and GPU and the resident bytes.
+        """Return the node, and the kinds of CPU and GPU.
 
         Raises
         ------
@@ -213,16 +210,10 @@ class ClientActor:
         if self._lacking:
             raise DataError(self._lacking)
         return {
-            "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "kind": bits.kind(),
             "gpu": gpu_identity(self._runner.device),
-            "resident": psutil.Process().memory_info().rss,
         }
-
-    def networks(self) -> dict[str, int]:
-        """Return how many instances of each architecture this process holds."""
-        return self._runner.networks()
 
 
 START_TIMEOUT_S, COPY_SECONDS = 60.0, 30.0
@@ -297,10 +288,6 @@ class ActorPool:
             for i in range(actors)
         ]
 
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of each client actor."""
-        return {f"client actor {d['pid']}": d["resident"] for d in self._ask_all("describe")}
-
     def wait_until_ready(self, seconds: float = 300.0) -> None:
         """Wait once for each actor that is starting, the first time and after a replacement.
 
@@ -320,14 +307,6 @@ class ActorPool:
             num_returns=len(fresh),
             timeout=min(seconds, START_TIMEOUT_S) if some_ready else seconds,
         )
-
-    def pids(self) -> list[int]:
-        """Return the process ids of the client actors."""
-        return [d["pid"] for d in self._ask_all("describe")]
-
-    def networks(self) -> list[dict[str, int]]:
-        """Return for each actor how many instances of each architecture it holds."""
-        return self._ask_all("networks")
 
     def _ask_all(self, method: str, *arguments: object, seconds: float | None = 60) -> list[Any]:
         """Return each actor's answer; a dead one is replaced and gives none."""

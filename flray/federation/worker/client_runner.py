@@ -188,10 +188,6 @@ class ClientRunner:
         clients = [self._client(job) for job in jobs]
         return clients, train_batched(self.spec.algorithm, clients)
 
-    def networks(self) -> dict[str, int]:
-        """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
-        return self._resources.networks()
-
     def _stage(
         self, job: messages.TaskInput, started: float, sums: BlockSum | None
     ) -> RunnerOutput:
@@ -418,10 +414,6 @@ class InlineExecutor(messages.Executor):
             outcomes, bulk, states = self._runner.run_block(block)
             up = bulk.nbytes if bulk is not None else 0
             yield messages.TaskBlockResult.of(block, outcomes, bulk, states, up=up)
-
-    def memory(self) -> dict[str, int]:
-        """Return the resident bytes of this process."""
-        return {"inline": devices.resident_bytes()}
 
     def gpus(self) -> list[devices.GpuIdentity]:
         """Return the kind of this process's GPU, if it computes on one."""

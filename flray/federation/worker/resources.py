@@ -112,13 +112,6 @@ class WorkerResources:
             )
         return self._residents[architecture]
 
-    def networks(self) -> dict[str, int]:
-        """Return how many instances of each architecture there are here: the trained one and its frozen copies."""
-        return {
-            architecture: 1 + len(resident.frozen_copies)
-            for architecture, resident in self._residents.items()
-        }
-
     @contextmanager
     def test_batches(self, rows: Rows, shared: bool) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
         """Provide the samples of a test in batches.
