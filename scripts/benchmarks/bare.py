@@ -13,6 +13,13 @@ from torch import Tensor, nn
 Weights = dict[str, Tensor]
 
 
+def work(options: Any, /, **more: Any) -> dict[str, Any]:
+    """Return what a bare loop is given for a benchmark's options: the same images of 3x32x32 as flray's."""
+    names = ("model", "clients", "cohort", "samples")
+    given = {name: getattr(options, name) for name in names}
+    return {**given, "shape": [3, 32, 32], "classes": 10, "channels_last": True, **more}
+
+
 def build(spec: dict[str, Any]) -> nn.Module:
     from flray import models
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import runner
 import torch
-from bare import OneProcess, SeveralProcesses
+from bare import OneProcess, SeveralProcesses, work
 
 from flray.federation.ray_backend.session import local_resources, ray_session
 
@@ -66,18 +66,9 @@ def network(options: Options) -> dict[str, Any]:
 
 def bare(options: Options) -> dict[str, Any]:
     """Return the same work as the bare loop gets it."""
-    return {
-        "model": options.model,
-        "shape": [3, 32, 32],
-        "classes": 10,
-        "clients": options.clients,
-        "cohort": options.cohort,
-        "samples": options.samples,
-        "batch": options.batch,
-        "options": network(options),
-        "lr": RATE,
-        "channels_last": options.format == "channels_last",
-    }
+    last = options.format == "channels_last"
+    more = {"batch": options.batch, "options": network(options), "lr": RATE}
+    return work(options, channels_last=last, **more)
 
 
 class Busy:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
+from bare import work
 from runner import FOREVER, begin, experiment, number_of, option, show
 
 LIMIT = 0.85
@@ -100,16 +101,7 @@ def flray(size: Size, options: Options) -> tuple[float, float]:
 def bare(size: Size, options: Options) -> tuple[float, float]:
     """Return the seconds that two processes that share the trials take to start, and to train."""
     trials = [(rate, seed) for rate in rates(size) for seed in SEEDS]
-    spec = {
-        "model": options.model,
-        "shape": [3, 32, 32],
-        "classes": 10,
-        "clients": options.clients,
-        "cohort": options.cohort,
-        "samples": options.samples,
-        "batch": 64,
-        "channels_last": True,
-    }
+    spec = work(options, batch=64)
     begun = time.perf_counter()
     shares = [trials[i::2] for i in range(2)]
     processes = [begin("bare", "train_trials", spec, size.rounds, share) for share in shares]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from digest_cases import Configuration
 
 SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 METHODS: dict[str, dict[str, Any]] = SETTINGS["methods"]
@@ -13,11 +14,9 @@ IN_SWEEPS = {"driver": 5.0, "trial": 3.0}
 
 
 @dataclass(frozen=True)
-class Federation:
-    """What a case runs."""
+class Federation(Configuration):
+    """What a case runs; its content is without name, output and tracking."""
 
-    name: str
-    content: dict[str, Any]  # the YAML file, without name, output and tracking
     group: str  # for --only and the table
     victims: dict[str, float]  # who may be killed, with weights
     place: str = "folder"  # or "bucket" or "nodes"
@@ -26,16 +25,6 @@ class Federation:
     """What equals the undisturbed one: ``"all"``; ``"prefix"``, every trial up to the round that it came to (an
     asynchronous scheduler decides by who came first)."""
     reference: dict[str, Any] | None = None  # what to compare with if not the content itself
-
-    @property
-    def sweep(self) -> bool:
-        """Whether it is a sweep."""
-        return "sweep" in self.content
-
-    @property
-    def ray(self) -> bool:
-        """Whether it starts Ray."""
-        return self.sweep or self.content["experiment"]["resources"]["executor"] == "ray"
 
 
 def experiment(method: str = "fedavg", **changes: Any) -> dict[str, Any]:

@@ -24,15 +24,11 @@ ACTORS: dict[str, Any] = {"resources": {"executor": "ray", "actors": 2}}
 
 
 @dataclass(frozen=True)
-class Case:
-    """A configuration."""
+class Configuration:
+    """A run or a sweep."""
 
     name: str  # as in the table
     content: dict[str, Any]  # the YAML file
-    way: Way = "python"
-    """``"python"``: `flray.run`; ``"command"``: a command line in a process of its own; ``"killed"``: such a one that
-    is killed after a checkpoint, and resumed."""
-    like: str | None = None  # the case that has to end with the same bits and the same numbers
 
     @property
     def sweep(self) -> bool:
@@ -41,8 +37,18 @@ class Case:
 
     @property
     def ray(self) -> bool:
-        """Whether actors run it."""
+        """Whether it starts Ray."""
         return self.sweep or self.content["experiment"]["resources"]["executor"] == "ray"
+
+
+@dataclass(frozen=True)
+class Case(Configuration):
+    """A configuration, and how it is run."""
+
+    way: Way = "python"
+    """``"python"``: `flray.run`; ``"command"``: a command line in a process of its own; ``"killed"``: such a one that
+    is killed after a checkpoint, and resumed."""
+    like: str | None = None  # the case that has to end with the same bits and the same numbers
 
 
 def experiment(method: str, *changes: dict[str, Any]) -> dict[str, Any]:
