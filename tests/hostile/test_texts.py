@@ -26,8 +26,9 @@ from flray.records.journal import Journal
 from flray.results.export import read_export
 from flray.results.result_set import beside, read_entries
 from flray.tracking.client import connect
+from tests.helpers import small, written
 from tests.hostile.values import GOOD
-from tests.messages import refused
+from tests.messages import mistyped, refused
 
 SETTINGS: list[Any] = [
     *("rounds='3'", "rounds=true", "rounds=3.0", "rounds=99999999999999999999", "local.lr=["),
@@ -46,7 +47,39 @@ def test_of_a_setting(setting: Any) -> None:
     refused(load, GOOD, [setting])
 
 
+RUNS = [
+    *("rounds=many", "local={lr: -1}", "local={lr: -1, epochs: x, momentun: 0}", "model=lennet"),
+    *("algorithm=fedavgg", "data=digits-sklear", "partition=dirichlett", "partition={alpha: 1}"),
+    *("partition={name: iid, clients: 3, alpa: 1}", "partition={name: dirichlet, alpha: 0}"),
+    *("participation={fraction: 0.01}", "participation={clients: 5}", "plugins=[mine.py]"),
+    *("space={local.lrr: {grid: [0.1]}}", "space={local.lr: {grid: [0.1, much]}}"),
+    *("space={local.lr: {gird: [0.1]}}", "space={local.lr: 0.1}", "algorithm.mu=1"),
+    *("space={local.lr: {uniform: [0.2, 0.1]}}", "models={plainn: mlp}", "local.lr.x=1"),
+    *("tracking={uri: 'ftp://there'}", "local.lr", "local.lr=fast"),
+]
+
+
+@pytest.mark.parametrize("setting", RUNS)
+def test_of_a_run(setting: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2, and nothing is left behind."""
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "no-data"))
+    file = written(small(model="lenet", local={"lr": 0.1}))
+    mistyped("run", file, setting)
+    assert [path.name for path in tmp_cwd.iterdir()] == [file]
+
+
+def test_of_a_missing_file(tmp_cwd: Path) -> None:
+    Path("demo.yaml").touch()
+    mistyped("run", "dem.yaml")
+
+
 FILES: dict[str, bytes] = {
+    "nothing": b"",
+    "a list": b"- 1\n- 2\n",
+    "a number": b"experiment: 3\n",
+    "an open list": b"experiment: [1, 2",
+    "an unknown part": b"experimnt: {}\nexperiment: {data: random, algorithm: fedavg}",
+    "no model": b"experiment: {data: random, algorithm: fedavg}",
     "a base that is a number": b"base: [5]",
     "a base that is a folder": b"base: .",
     "bases without end": b"base: [" + b"a.yaml, " * 70 + b"]",
@@ -64,7 +97,7 @@ def test_of_a_file(name: str, tmp_cwd: Path) -> None:
     refused(load, Path("x.yaml"))
 
 
-def written(name: str, text: str) -> Path:
+def file_of(name: str, text: str) -> Path:
     """Return a file of the current folder with some text."""
     path = Path(name)
     path.parent.mkdir(exist_ok=True)
@@ -86,7 +119,7 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "a link out of a run": lambda: (border.check_links, linked()),
     "clients of unlike classes": lambda: (
         read_partition,
-        written(
+        file_of(
             "partition.json",
             '{"dataset": "d", "classes": ["a", "b"], "origins": {}, "clients": ['
             '{"name": "a", "domain": "d", "train": [1, 2], "test": 1}, '
@@ -96,20 +129,20 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "no place for results": lambda: (directory.create, "/proc/x", "m"),
     "settings without an address": lambda: (
         directory.tracking_uri,
-        written("run/config.yaml", "experiment: {}").parent,
+        file_of("run/config.yaml", "experiment: {}").parent,
     ),
     "no checkpoint": lambda: (learnt_sha256, Path()),
     "a checkpoint of a later flray": lambda: (
         learnt_sha256,
-        written("checkpoint/round-000001.json", '{"format": 99}').parent,
+        file_of("checkpoint/round-000001.json", '{"format": 99}').parent,
     ),
     "a uid with a space": lambda: (
         partial(Journal(Path("j.jsonl")).start, uid="a b", experiment="e", name="n"),
     ),
-    "no kept results": lambda: (read_export, written("kept.csv", 'a,"b\n')),
+    "no kept results": lambda: (read_export, file_of("kept.csv", 'a,"b\n')),
     "an entry that was changed": lambda: (
         read_entries,
-        written(beside(Path("kept.csv")).name, f'{{"{"0" * 64}": {{}}}}').with_name("kept.csv"),
+        file_of(beside(Path("kept.csv")).name, f'{{"{"0" * 64}": {{}}}}').with_name("kept.csv"),
     ),
     "a database that cannot be": lambda: (connect, "sqlite:////proc/x.db"),
     "a metric without a name": lambda: (clean_name, "//."),
