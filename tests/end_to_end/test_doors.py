@@ -15,7 +15,7 @@ from flray.federation.building import build_spec
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import identity, runner
 from tests.end_to_end.pool import Pools
-from tests.extensions.test_callbacks import PLUGIN
+from tests.extensions.test_callbacks import PLUGIN, assert_told
 from tests.extensions.test_own_tasks import OWN as TASK
 from tests.helpers import python, small
 
@@ -129,7 +129,7 @@ def door(name: str, which: int = 0) -> dict[str, Any]:
         "rounds": 3,
         "data": {"name": "digits-sklearn", "samples": 30},
         "plugins": ["own.py"],
-        "callbacks": [{"name": "kill", "round": 2}],
+        "callbacks": ["lines", {"name": "kill", "round": 2}],
         "checkpoint": {"min_seconds": 0},
     }
     return small(**{**common, **DOORS[name][which]})
@@ -214,6 +214,7 @@ def test_a_door_is_resumed_after_a_kill_and_on_both_executors_to_the_same_bits(
     resumed = runner.resume(Path("runs", experiment["name"], "001"))
     assert resumed.sha256 == whole.sha256
     assert list(resumed.history["round"]) == [1, 2, 3]
+    assert_told(resumed.folder, resumed.history)
     if "positive" in experiment["data"]:
         clients = [c for c in map(str, whole.history) if "local/auc/client/" in c]
         assert len(clients) > 1 and '"positive": "yes"' in (whole.folder / "data.json").read_text()

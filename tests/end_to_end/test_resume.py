@@ -123,41 +123,25 @@ from flray import register_algorithm, registry
 
 
 @register_algorithm("watched")
-class Watched(registry.algorithms.get({method!r})):
-    def {stage}(self, client):
-        mark = Path({mark!r})
-        if (client.round, client.stage_index, client.id) == (1, {index}, 2) and not mark.exists():
+class Watched(registry.algorithms.get("fcclplus")):
+    def collaborate(self, client):
+        mark = Path("killed here")
+        if (client.round, client.stage_index, client.id) == (1, 2, 2) and not mark.exists():
             mark.touch()
             time.sleep(3600)  # the driver is killed before it is over
-        return super().{stage}(client)
+        return super().collaborate(client)
 """
 """A method that stands still once, in the middle of a stage of round 2: two clients have run it, two have not."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "options", "stage", "index"),
-    [
-        ("fedco2", {}, "train", 0),
-        ("fcclplus", {"public_size": 40, "public_batch_size": 16}, "collaborate", 2),
-    ],
-)
-def test_driver_killed_in_the_middle_of_a_round(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    method: str,
-    options: dict[str, Any],
-    stage: str,
-    index: int,
-) -> None:
-    """FCCL+'s in the middle of its three public batches."""
-    mark = tmp_cwd / "killed here"
-    text = WATCHED.format(method=method, stage=stage, index=index, mark=str(mark))
-    (tmp_cwd / "watched.py").write_text(text)
-    whole = runner.run(inline(digits, name="whole", algorithm={"name": method, **options}))
+def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    """In the middle of FCCL+'s three public batches."""
+    options, mark = {"public_size": 40, "public_batch_size": 16}, Path("killed here")
+    Path("watched.py").write_text(WATCHED)
+    whole = runner.run(inline(digits, name="whole", algorithm={"name": "fcclplus", **options}))
     watched = {"plugins": ["watched.py"], "algorithm": {"name": "watched", **options}}
-    file = written({**digits, **INLINE, **watched})
-    process = driver("run", file, cwd=tmp_cwd)
+    process = driver("run", written({**digits, **INLINE, **watched}), cwd=tmp_cwd)
     until(mark.exists, process)
     process.kill()
     process.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Tasks: regression and multi-label on tables, a user's in a file, refusals, identity, kill and resume."""
+"""Tasks: regression and multi-label on tables, a user's in a file, refusals, identity."""
 
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from flray.tasks import Task, make_task
 from tests.algorithms import test_tasks  # noqa: F401  (two-numbers)
 from tests.algorithms.helpers import close
 from tests.end_to_end.pool import Pools
-from tests.extensions.test_callbacks import PLUGIN, assert_told, killed
-from tests.extensions.test_losses import OWN as OWN_LOSS
-from tests.helpers import built, inline, printed, small, written
+from tests.helpers import built, printed, small, written
 from tests.messages import mistyped, refused
 
 OWN = '''
@@ -309,37 +307,15 @@ def test_a_task_in_a_file_is_short_listed_and_part_of_the_identity(tmp_cwd: Path
     assert load_dataset("table", config.data.options).fingerprint != (
         load_dataset("table", other.data.options).fingerprint
     )
-
-
-def test_a_run_of_an_own_task_and_loss_that_is_killed_and_resumed(tmp_cwd: Path) -> None:
-    """It has the bits of one that was not, and a callback is called once per round."""
-    diabetes()
-    data = table("counts", "visits", scale="columns")
-    local = {"lr": 0.1, "loss": {"name": "sharp", "heat": 0.5}}
-    settings = small(rounds=6, data=data, local=local, plugins=["own.py"], name="x")
-    settings["callbacks"] = ["lines"]
-    killed(settings, PLUGIN + OWN_LOSS + OWN, 3)
-    folder = Path("runs/x/001")
-    assert [line[0] for line in (folder / "lines.txt").read_text().splitlines()] == ["1", "2", "3"]
-    resumed = runner.resume(folder)
-    assert_told(folder, resumed.history)
-    whole = runner.run(inline({**settings, "name": "y"}))
-    assert resumed.sha256 == whole.sha256
-    plain = runner.run(inline({**settings, "name": "z", "local": {"lr": 0.1}}))
-    assert plain.sha256 != whole.sha256 and plain.metrics["global/common/explained"] > 0.2
+    learnt = runner.run({"experiment": settings}, ["rounds=6", "local.lr=0.1"]).metrics
+    assert learnt["global/common/explained"] > 0.2
 
 
 def test_both_executors_give_the_same_bits_and_numbers(pools: Pools) -> None:
     spec = numbers(
         "fedavg", data={"name": "two-numbers", "task": "halves"}, local={"loss": "huber"}
     )
-    here, there = Federation(spec, InlineExecutor(spec)), pools[2].federation(spec)
-    for _ in range(2):
-        wanted, found = here.step().metrics, there.step().metrics
-        names = [name for name in wanted if name.startswith("global/")]
-        assert "global/common/r2" in names
-        assert {name: found[name] for name in names} == {name: wanted[name] for name in names}
-    assert here.sha256() == there.sha256()
+    assert "global/common/r2" in pools[2].same_as_inline(spec)[1]
 
 
 def test_a_measure_that_works_in_place_changes_nothing_that_is_measured_later() -> None:
