@@ -1,14 +1,12 @@
-"""What MLflow shows while a run or a sweep goes on."""
+"""What MLflow shows while a run goes on."""
 
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from flray import api
 from flray.runs import runner
 from flray.runs.progress import Progress
+from tests.helpers import inline
 
 
 def seen(uri: str, experiment: str, metric: str) -> set[int]:
@@ -39,26 +37,11 @@ class Watched(Progress):
         self.rounds.append(number)
 
 
-def watched(store: str, name: str, digits: dict[str, Any]) -> tuple[dict[str, Any], Watched]:
-    tracking = {"uri": store, "experiment": name}
-    inline = {"rounds": 2, "tracking": tracking, "resources": {"executor": "inline"}}
-    return {**digits, **inline}, Watched(tracking)
-
-
 def test_every_round_of_a_run_is_seen_while_it_goes_on(
     tmp_cwd: Path, digits: dict[str, Any], store: str
 ) -> None:
-    experiment, progress = watched(store, "a run that goes on", digits)
-    runner.run({"experiment": experiment}, progress=progress)
-    assert progress.rounds == [1, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_every_round_of_a_sweep_is_seen_while_it_goes_on(
-    tmp_cwd: Path, digits: dict[str, Any], store: str, ray_here: dict[str, float]
-) -> None:
-    experiment, progress = watched(store, "a sweep that goes on", digits)
-    space = {"local.lr": {"grid": [0.02]}}
-    api.tune({"experiment": experiment, "space": space}, progress=progress)
+    """Of a sweep: tests/tuning/test_sweep.py."""
+    tracking = {"uri": store, "experiment": "a run that goes on"}
+    progress = Watched(tracking)
+    runner.run(inline(digits, rounds=2, tracking=tracking), progress=progress)
     assert progress.rounds == [1, 2]

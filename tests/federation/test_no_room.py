@@ -106,7 +106,7 @@ def test_whatever_has_no_room_says_so_and_goes_on_when_there_is_some(
     if kind == "run":
         runner.run({"experiment": experiment(digits)}, progress=said)
     else:
-        result = api.tune(sweep(digits, actors=2), progress=said)
+        result = api.tune(sweep(digits, actors=1, cpus_per_actor=2), progress=said)
         assert list(result.results["status"]) == ["finished"]
     (line,) = said.find("waits for room")
     who, needs = ("the run", 1) if kind == "run" else ("trial 0001", 2)

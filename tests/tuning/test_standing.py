@@ -1,19 +1,15 @@
 """What is said of a sweep while it runs."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flray import api
 from flray.cli.display import SweepProgress
 from flray.config.loader import load
 from flray.tuning.space import trial_specs
 from flray.tuning.summary import Standing
-from tests.helpers import printed
-from tests.tuning.helpers import Seen
 
 
 def points_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -61,33 +57,6 @@ def test_trials_stopped_early_are_not_the_best_and_metrics_are_not_mixed(
         "by global/common/accuracy: fedavg · digits-sklearn · lr=0.1, 0.5000 (1 seed); "
         "by personal/local/accuracy: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_a_sweep_says_how_it_stands_and_a_resumed_one_knows_what_ended(
-    content: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    content["experiment"]["rounds"], content["sweep"]["seeds"] = 1, [0]
-    listed: list[str] = []
-
-    class Watched(Seen):
-        def standing(self, line: str) -> None:
-            super().standing(line)
-            capsys.readouterr()
-            (row,) = json.loads(
-                printed("ls", "--json", "--output", content["experiment"]["output"])
-            )
-            listed.append(row["value"])
-
-    progress = Watched()
-    result = api.tune(content, progress=progress)
-    assert listed[0] == ""  # before any trial ended; each then sees what the line before it said
-    for line, value in zip(progress.stood, listed[1:], strict=False):
-        assert value.removeprefix("so far: ") == line.partition("best so far: ")[2]
-    assert listed[-1].startswith("so far: fedavg")
-    assert progress.stood[-1].startswith("2 of 2 trials ended, 0 running; best so far: fedavg")
-    assert Standing(result.folder, points_of(content)).line() == progress.stood[-1]
 
 
 def test_in_a_log_a_line_is_said_now_and_then(

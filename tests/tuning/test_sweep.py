@@ -24,10 +24,12 @@ from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning import sweep
+from flray.tuning.summary import Standing
 from flray.tuning.trial_store import TrialFolder, trial_folders
-from tests.helpers import inline
+from tests.end_to_end.test_live_tracking import Watched
+from tests.helpers import inline, printed
 from tests.messages import refused
-from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded
+from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded, specs
 
 CURVES = ("score", "global/common/accuracy", "train/loss")
 
@@ -305,20 +307,46 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str
     assert "train/loss" not in bad[3] and "score" in bad[3]
 
 
-class _FirstShown(Seen):
+class _Watching(Watched, Seen):
+    """Looks at MLflow and at the list of runs while a sweep goes on, and at its folder when its values are shown."""
+
+    def __init__(self, experiment: dict[str, Any]) -> None:
+        Seen.__init__(self)
+        Watched.__init__(self, experiment["tracking"])
+        self.output, self.listed = experiment["output"], list[str]()
+
+    def standing(self, line: str) -> None:
+        super().standing(line)
+        (row,) = json.loads(printed("ls", "--json", "--output", self.output))
+        self.listed.append(row["value"])
+
     def values(self, result: SweepResult) -> None:
         self.summary = pd.read_csv(result.folder / "summary.csv")
         self.drawn = sorted(path.name for path in result.folder.rglob("*.png"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
-def test_values_are_shown_before_figures_are_drawn(content: dict[str, Any]) -> None:
+def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures_are_drawn(
+    content: dict[str, Any], store: str
+) -> None:
     """One arm is named by the method that ran, which need not be the base's."""
-    content["experiment"]["rounds"], content["space"] = 1, {}
+    tracking = {"uri": store, "experiment": "watched"}
+    # A checkpoint after each round, so that no two share a step.
+    content["experiment"] |= {"rounds": 2, "tracking": tracking, "checkpoint": {"min_seconds": 0}}
     content["arms"] = {"method": {"plain": None, "prox": {"algorithm": "fedprox"}}}
-    content["sweep"] = {"seeds": [0], "only": {"method": ["prox"]}}
-    progress = _FirstShown()
+    content["space"] = {}
+    content["sweep"]["only"] = {"method": ["prox"]}
+    progress = _Watching(content["experiment"])
     result = api.tune(content, progress=progress)
+    assert progress.rounds == [1, 2] * 2
+    assert progress.listed[0] == ""  # each sees the best that the line before it named
+    for line, value in zip(progress.stood, progress.listed[1:], strict=False):
+        assert value.removeprefix("so far: ") == line.partition("best so far: ")[2]
+    assert progress.listed[-1].startswith("so far: prox · ")
+    assert progress.stood[-1].startswith("2 of 2 trials ended, 0 running; best so far: prox · ")
+    points = {point.number: point for point in specs(content)[1]}
+    assert Standing(result.folder, points).line() == progress.stood[-1]
     pd.testing.assert_frame_equal(
         progress.summary, pd.read_csv(result.folder / "summary.csv"), check_exact=True
     )
