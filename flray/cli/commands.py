@@ -196,7 +196,7 @@ def report_command(
     to : Path, optional
         folder to write to; default: report/ in the sweep's folder
     reach : float, optional
-        accuracy in percent for rounds-to-target; default: 90 % of the best setting's
+        value for rounds-to-target, of an accuracy in percent; default: 90 % of the best setting's
     uri : str, optional
         read from this MLflow address instead of from a folder
     output : str
@@ -214,18 +214,17 @@ def report_command(
 
     display.to_stderr(as_json)
     if target.endswith(".csv"):
+        for name, given in (("--reach", reach), ("--uri", uri), ("--keep", keep)):
+            if given is not None:
+                raise FlrayError(
+                    f"{name}: found {given}; a kept file has final values alone, leave it out"
+                )
         table, files = report_file(Path(target), to, reference)
         costs: Sequence[Cost] = ()
         notice = ""
     else:
         made = reporting.report(
-            target,
-            to=to,
-            target=None if reach is None else reach / 100,
-            uri=uri,
-            base=output,
-            keep=keep,
-            reference=reference,
+            target, to=to, target=reach, uri=uri, base=output, keep=keep, reference=reference
         )
         table, costs, files, notice = made.table, made.costs, made.files, made.notice
     if as_json:

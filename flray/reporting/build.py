@@ -381,8 +381,8 @@ def make(
     output : Path
         Folder to write to.
     target : float, optional
-        The accuracy (between 0 and 1) of rounds-to-target; default: 0.9 of the best setting's final
-        one.
+        The value of rounds-to-target as it is shown, so of an accuracy in percent; default: 0.9 of
+        the best setting's final one.
     reference : str, optional
         The setting that all others are compared with; default: ``sweep.reference``.
 
@@ -392,7 +392,7 @@ def make(
         If there is nothing to report on.
     """
     if target is not None and not 0 < target < math.inf:
-        raise FlrayError(f"--reach: found {100 * target:g}; an accuracy above 0, such as 80")
+        raise FlrayError(f"--reach: found {target:g}; a value above 0, of an accuracy in percent")
     source = load_folder(source) if isinstance(source, Path) else source
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))

@@ -255,7 +255,7 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
     source : ResultSet
         The sweep.
     target : float, optional
-        As tracked, so of a share between 0 and 1. Default: `SHARE` of the best final mean of the group
+        As shown: of a share in percent. Default: `SHARE` of the best final mean of the group
         (settings with the same arms apart from the methods); what is better lower has to come down
         to that mean divided by `SHARE`.
     """
@@ -270,13 +270,14 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
             for trials in whole.values()
         ]
         finite = [final for final in finals if math.isfinite(final)]
-        lower = lower_is_better(next(iter(whole.values()))[0].metric)
+        metric = next(iter(whole.values()))[0].metric
+        lower, scale = lower_is_better(metric), 100 if is_share(metric) else 1
         best = (
             min(finite, default=math.nan) / SHARE
             if lower
             else SHARE * max(finite, default=math.nan)
         )
-        goal = best if target is None else target
+        goal = best if target is None else target / scale
         for label, trials in whole.items():
             firsts = [rounds_to_target(series(one), goal, lower) for one in settings[label]]
             reached = [first for first in firsts if math.isfinite(first)]

@@ -298,6 +298,7 @@ def test_what_is_said_of_a_kept_file(place: Path) -> None:
     sha = directory.read(Path("runs/ok/001"))["sha256"]
     kept.write_text(kept.read_text().replace(sha, "0" * 63))
     mistyped("report", "kept.csv")
+    mistyped("report", "kept.csv", "--reach", "80")
     mistyped("verify", "kept.csv")
     kept.write_bytes(b"\xff")
     mistyped("verify", "kept.csv")

@@ -213,8 +213,8 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert one.rounds == pytest.approx(3.5)  # 0.80, 0.84 after four rounds, 0.70, 0.74 after three
     assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
     assert found["CIFAR-10", "none"].rounds == math.inf
-    assert costs(source, 0.55)[0].rounds == pytest.approx(3.0)
-    found = {(cost.group, cost.label): cost for cost in costs(source, 0.81)}
+    assert costs(source, 55)[0].rounds == pytest.approx(3.0)
+    found = {(cost.group, cost.label): cost for cost in costs(source, 81)}
     full, none = found["CIFAR-10", "full"], found["CIFAR-10", "none"]
     assert (full.rounds, full.reached, full.seeds) == (4.0, 1, 2)
     assert cost_row(full)[1] == "4.0 (1 of 2 seeds)"
@@ -438,6 +438,7 @@ def test_the_target_of_a_loss_is_near_the_least_and_failed_runs_cost_nothing() -
     assert one.target == pytest.approx(0.5 / 0.9)
     assert (one.reached, one.seeds, one.up) == (1, 2, 9.0)
     assert (other.reached, other.seeds) == (1, 2)
+    assert [one.reached for one in costs(ResultSet("x", trials, random_config()), 0.55)] == [1, 1]
 
 
 def test_sweeps_are_compared_setting_by_setting() -> None:
