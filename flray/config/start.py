@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.machinery import SourceFileLoader
@@ -99,46 +99,27 @@ class SplitFile(Section):
         return read_known(field, self.file, self.sha256, FILE_BYTES)
 
 
-def _resolve_split(value: Any) -> Any:
-    """Return the file that a path stands for, with its digest."""
-    if isinstance(value, SplitFile | dict):
-        return value  # of a configuration that was saved
-    try:
-        if not isinstance(value, str):
-            raise ValueError
-        return _known(Path(value), "file", FILE_BYTES)
-    except (OSError, ValueError, DataError) as error:
-        why = str(error) if isinstance(error, DataError) else "there is no such file"
-        raise PydanticCustomError(
-            "split",
-            "{why}; needed is a JSON file, as flray data show FILE.yaml --split SPLIT.json writes",
-            {"why": why},
-        ) from None
+def _resolver(
+    kind: str, absent: str, needed: str, saved: Callable[[Any], bool], find: Callable[[str], Any]
+) -> Callable[[Any], Any]:
+    """Return a validator that puts a file with its digest, as `find` returns them, in place of a path."""
 
+    def resolve(value: Any) -> Any:
+        if saved(value):
+            return value  # of a configuration that was saved
+        try:
+            if not isinstance(value, str):
+                raise ValueError
+            return find(value)
+        except PydanticCustomError:
+            raise
+        except FlrayError as error:
+            why = f"{error}; {needed}" if kind == "split" else str(error)
+        except (OSError, ValueError, LookupError, StopIteration):
+            why = f"{absent}; {needed}"
+        raise PydanticCustomError(kind, "{why}", {"why": why})
 
-def _resolve(value: Any) -> Any:
-    """Return the file that a run or a path stands for, with its digest."""
-    if isinstance(value, Weights) or (
-        isinstance(value, dict) and set(value) == set(Weights.model_fields)
-    ):
-        return value  # of a configuration that was saved
-    try:
-        if not isinstance(value, str):
-            raise ValueError
-        run = next((p for p in (Path(value), Path("runs") / value) if p.is_dir()), None)
-        if run is not None and not (run / "config.yaml").is_file():  # the newest of its name
-            run /= numbered(path.parent.name for path in run.glob("*/config.yaml"))[-1]
-        return _known(Path(value) if run is None else _newest_checkpoint(run))
-    except FlrayError as error:
-        raise PydanticCustomError("start", "{why}", {"why": str(error)}) from None
-    except PydanticCustomError:
-        raise
-    except (OSError, ValueError, LookupError, StopIteration):
-        raise PydanticCustomError(
-            "start",
-            "no weights are there; needed is a run, for example demo/001, or a safetensors file, as "
-            "flray export RUN writes",
-        ) from None
+    return resolve
 
 
 def _known(path: Path, key: str = "weights", most: int = WEIGHTS_BYTES) -> dict[str, str]:
@@ -146,19 +127,12 @@ def _known(path: Path, key: str = "weights", most: int = WEIGHTS_BYTES) -> dict[
     return {key: str(path.resolve()), "sha256": hashlib.sha256(read(path, most)).hexdigest()}
 
 
-def _resolve_pretrained(value: Any) -> Any:
-    """Return the file that a path stands for, with its digest; torchvision's names as they are."""
-    if not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value):
-        return value
-    try:
-        return _known(Path(value))
-    except DataError as error:
-        raise PydanticCustomError("weights", "{why}", {"why": str(error)}) from None
-    except (OSError, ValueError):
-        raise PydanticCustomError(
-            "weights",
-            "there is no such file; needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
-        ) from None
+def _weights_of(text: str) -> dict[str, str]:
+    """Return the file that a run or a path stands for, with its digest."""
+    run = next((p for p in (Path(text), Path("runs") / text) if p.is_dir()), None)
+    if run is not None and not (run / "config.yaml").is_file():  # the newest of its name
+        run /= numbered(path.parent.name for path in run.glob("*/config.yaml"))[-1]
+    return _known(Path(text) if run is None else _newest_checkpoint(run))
 
 
 def _newest_checkpoint(run: Path) -> Path:
@@ -181,13 +155,35 @@ def _newest_checkpoint(run: Path) -> Path:
     return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 
-GivenSplit = Annotated[
-    SplitFile, BeforeValidator(_resolve_split, json_schema_input_type=SplitFile | str)
-]
-Start = Annotated[Weights, BeforeValidator(_resolve, json_schema_input_type=Weights | str)]
+_split = _resolver(
+    "split",
+    "there is no such file",
+    "needed is a JSON file, as flray data show FILE.yaml --split SPLIT.json writes",
+    lambda value: isinstance(value, SplitFile | dict),
+    lambda text: _known(Path(text), "file", FILE_BYTES),
+)
+_start = _resolver(
+    "start",
+    "no weights are there",
+    "needed is a run, for example demo/001, or a safetensors file, as flray export RUN writes",
+    lambda value: (
+        isinstance(value, Weights)
+        or (isinstance(value, dict) and set(value) == set(Weights.model_fields))
+    ),
+    _weights_of,
+)
+_pretrained = _resolver(
+    "weights",
+    "there is no such file",
+    "needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
+    lambda value: not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value) is not None,
+    lambda text: _known(Path(text)),
+)
+GivenSplit = Annotated[SplitFile, BeforeValidator(_split, json_schema_input_type=SplitFile | str)]
+Start = Annotated[Weights, BeforeValidator(_start, json_schema_input_type=Weights | str)]
 Pretrained = Annotated[
     Weights | str | None,
-    BeforeValidator(_resolve_pretrained),
+    BeforeValidator(_pretrained),
     Field(
         description="a file of the network's weights, or torchvision's name for some whose file lies in "
         "torch's cache; null: fresh ones"
