@@ -14,7 +14,7 @@ from flray.federation.building import build_spec
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
 from tests.end_to_end.pool import Pools, inline_digest, world_of
-from tests.helpers import Said, inline, printed, written
+from tests.helpers import INLINE, Said, inline, printed, written
 
 BROKEN = '''
 import os
@@ -81,16 +81,11 @@ def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
     return written({**digits, "plugins": ["broken.py"], **changes})
 
 
-@pytest.mark.parametrize("executor", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_the_first_line_names_client_round_exception_file_and_line(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    ray_here: dict[str, float],
-    executor: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resources = {"executor": executor, "actors": 1 if executor == "ray" else "auto"}
-    file = broken(tmp_cwd, digits, algorithm="breaks", resources=resources)
+    """On an actor, of a trial: tests/tuning/test_sweep.py; one that dies: test_blocks.py, test_troubleshooting.py."""
+    file = broken(tmp_cwd, digits, algorithm="breaks", **INLINE)
     assert invoke(["run", file]) == 1
     lines = capsys.readouterr().err.splitlines()
     text = "this batch is not to my taste"
@@ -130,21 +125,6 @@ def test_a_client_that_hangs_is_left_out_after_the_timeout(
     measured = [{name for name in metrics if name.startswith(start)} for metrics in rounds]
     assert [len(clients) for clients in measured] == [4, 4, 3]
     assert measured[1] - measured[2] == {f"{start}rotated"}
-
-
-@pytest.mark.slow
-def test_a_client_that_kills_its_process_is_named_after_some_attempts(
-    tmp_cwd: Path, digits: dict[str, Any], pools: Pools
-) -> None:
-    faults = {"on_client_error": "skip", "attempts": 2}
-    file = broken(tmp_cwd, digits, algorithm="crashes", faults=faults)
-    spec = build_spec(load(tmp_cwd / file).experiment)
-    ship_user_modules()
-    lines: list[str] = []
-    metrics = pools[2].federation(spec, lines.append).step().metrics
-    assert metrics["cohort/left_out"] == 1
-    (line,) = lines
-    assert "client 0 (plain), round 1, train: its actor died 2 times" in line
 
 
 def test_a_round_in_which_nobody_answers_ends_the_run(

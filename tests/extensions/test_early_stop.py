@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from flray import api
 from flray.config.experiment import Stop
 from flray.federation.state import EarlyStop
 from flray.interrupts import InterruptedRunError
@@ -74,17 +73,13 @@ def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_trials_and_actors_end_at_the_same_round(
+def test_a_run_on_actors_ends_at_the_same_round(
     tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
+    """Of trials: test_together.py."""
     whole = runner.run(stopping(digits))
     on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 1}))
-    sweep = api.tune({**stopping(digits), "sweep": {"seeds": [0]}})
     assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
-    assert sweep.results["sha256"].tolist() == [whole.sha256]
-    assert sweep.results["rounds"].tolist() == [len(whole.history)]
-    assert sweep.results["status"].tolist() == ["finished"]
 
 
 def test_what_cannot_be_decided_by_is_refused() -> None:
