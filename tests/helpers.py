@@ -17,6 +17,8 @@ from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec
 from flray.runs.progress import Progress
 
+VARIES = ("time/", "memory/", "system/", "train/seconds")
+"""Metrics of the machine, which are never the same twice."""
 INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
 
 
@@ -40,6 +42,11 @@ def written(experiment: dict[str, Any], file: str = "x.yaml", **sections: Any) -
 def built(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
     """Return the specification of an experiment with some changes."""
     return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
+
+
+def steady(metrics: Any) -> dict[str, Any]:
+    """Return the metrics, or the columns of a history, that neither clock nor memory decides."""
+    return {name: value for name, value in metrics.items() if not name.startswith(VARIES)}
 
 
 def printed(*command: str) -> str:

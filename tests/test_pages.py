@@ -127,6 +127,7 @@ def test_what_is_to_be_pasted_is_found() -> None:
     assert {block.language for block in BLOCKS} <= {"bash", "yaml", "python", "toml", "text"}
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("page", QUICK, ids=name_of)
 def test_the_commands_of_a_page(
     folder: Path, capsys: pytest.CaptureFixture[str], page: Path
@@ -158,6 +159,7 @@ def test_ones_own_files_reach_the_actors(
     assert len(digests) == 1
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: name_of(block.page))
 def test_a_piece_of_python(folder: Path, block: Block) -> None:
     text = (folder / "demo.yaml").read_text()
@@ -313,11 +315,13 @@ def test_it_was_stored_after_a_run(name: str) -> None:
     assert outputs and all(output.output_type != "error" for output in outputs)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_start(tmp_cwd: Path) -> None:
     names = run_cells("start")
     assert len(names["fedbn"].history) == names["experiment"]["rounds"]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_own_method(tmp_cwd: Path) -> None:
     names = run_cells("own_method")
     assert names["whole"] == names["fedavg"] != names["half"].sha256

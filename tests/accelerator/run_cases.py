@@ -23,7 +23,7 @@ from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from tests.accelerator import mutations
 from tests.accelerator.cases import Case
 from tests.accelerator.device import DEVICE, Counts, pretending
-from tests.helpers import built
+from tests.helpers import built, steady
 
 CPU = torch.device("cpu")
 
@@ -93,14 +93,7 @@ def run(spec: FederationSpec, device: torch.device, server: torch.device, case: 
     executor = InlineExecutor(spec, device)
     federation = Federation(spec, executor, lambda line: None, server)
     try:
-        measured = [
-            {
-                name: value
-                for name, value in federation.step().metrics.items()
-                if not name.startswith(("time/", "memory/", "system/", "train/seconds"))
-            }
-            for _ in range(spec.config.rounds)
-        ]
+        measured = [steady(federation.step().metrics) for _ in range(spec.config.rounds)]
         if case["diagnostics"]:
             found = federation.diagnostics(True)
             measured.append({name: value.tolist() for name, value in found.items()})  # type: ignore[misc]

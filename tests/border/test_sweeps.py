@@ -53,9 +53,14 @@ def over_sweep(*more: str) -> list[list[str]]:
 
 @pytest.fixture
 def sweep(
-    ray_here: dict[str, float], place: Path, tmp_path_factory: pytest.TempPathFactory
+    ray_here: dict[str, float],
+    place: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two sweeps of two trials in the current folder; the first was interrupted when both had finished."""
+    if not EVERY:  # reports are written, and save most of their time
+        monkeypatch.setattr("flray.drawing.canvas.save_figure", lambda *_: None)
     if not MADE:
         settings = {"name": "w", "model": "linear", "checkpoint": {"min_seconds": 0}}
         settings |= {"data": {"name": "digits-sklearn", "samples": 96}}

@@ -13,10 +13,7 @@ from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
-from tests.helpers import built
-
-VARIES = ("time/", "memory/", "system/", "train/seconds")
-"""Metrics of the machine, which are never the same twice."""
+from tests.helpers import built, steady
 
 
 def world_of(
@@ -87,11 +84,10 @@ class Pool:
         """Compare the bits and numbers of all rounds with those of one process; return what was compared."""
         here, there = inline_federation(spec, print), self.federation(spec)
         for _ in range(spec.config.rounds):
-            ours, theirs = (federation.step().metrics for federation in (here, there))
-            names = {name for name in ours if not name.startswith(VARIES)}
-            assert {n: repr(ours[n]) for n in names} == {n: repr(theirs[n]) for n in names}
+            ours, theirs = (steady(federation.step().metrics) for federation in (here, there))
+            assert {n: repr(v) for n, v in ours.items()} == {n: repr(theirs[n]) for n in ours}
         assert there.sha256() == here.sha256()
-        return there, names
+        return there, {*ours}
 
     def close(self) -> None:
         """Stop the actors."""

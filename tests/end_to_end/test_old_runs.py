@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import steady
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 UNBROKEN: dict[str, Any] = json.loads((FIXTURES / "unbroken.json").read_text())
-VARIES = ("time/", "memory/", "system/", "train/seconds")
-"""Metrics that measure the machine."""
 NO_PORTABLE_BITS = r"experiment\.resources\.bits: found portable; (this CPU|in this process)"
 """What is said on a CPU that has no portable bits, or other ones than those known."""
 
@@ -51,12 +51,8 @@ def copied(here: Path, fixture: str, name: str) -> Path:
 def rounds(folder: Path) -> list[tuple[int, dict[str, Any]]]:
     """Return all rounds in a journal, in its order, with what no clock measured."""
     events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    found = []
-    for event in events:
-        if event["type"] == "round":
-            metrics = {k: v for k, v in event["metrics"].items() if not k.startswith(VARIES)}
-            found.append((event["round"], metrics))
-    return found
+    rounds = [event for event in events if event["type"] == "round"]
+    return [(event["round"], steady(event["metrics"])) for event in rounds]
 
 
 def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from flray.records.journal import Journal
 from flray.runs import resume_checks, runner
 from flray.tuning.space import resolve_sweep
 from tests.clusters import Gates
-from tests.helpers import INLINE, inline, printed, written
+from tests.helpers import INLINE, inline, printed, steady, written
 from tests.messages import mistyped, refused
 
 
@@ -108,9 +108,8 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     assert resumed.sha256 == whole.sha256
     rounds = [*range(1, 6)]
     assert list(resumed.history["round"]) == rounds
-    measured = ("time/", "memory/", "system/", "train/seconds")
-    steady = [c for c in whole.history.columns if not str(c).startswith(measured)]
-    assert resumed.history[steady].equals(whole.history[steady])
+    measured = [*steady(whole.history)]
+    assert resumed.history[measured].equals(whole.history[measured])
     losses = list(zip(rounds, whole.history["train/loss"], strict=True))
     assert mlflow_points(store, "asked to end", "train/loss") == losses
 
