@@ -16,14 +16,25 @@ from flray.tuning.trial_store import complete_settings
 from tests.report.conftest import make_sweep, settings
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    """The folder of a sweep over arms and a learning rate."""
+def made(place: Path) -> Path:
+    """Return the folder of a sweep over arms and a learning rate."""
     content = settings() | {"space": {"local.lr": {"grid": [0.1, 1]}}}
-    content["experiment"]["tracking"] = {"experiment": tmp_path.name}
+    content["experiment"]["tracking"] = {"experiment": place.name}
     content["sweep"]["seeds"] = [1]
-    (folder := tmp_path / "made" / "001").mkdir(parents=True)
+    (folder := place / "made" / "001").mkdir(parents=True)
     return make_sweep(folder, content)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that is tracked once."""
+    return made(tmp_path_factory.mktemp("tracked"))
+
+
+@pytest.fixture(scope="module")
+def name(sweep: Path, store: str) -> str:
+    """The experiment in MLflow that has it."""
+    return track(sweep, store)
 
 
 def track(sweep: Path, uri: str) -> str:
@@ -57,17 +68,21 @@ def trial_runs(uri: str, experiment: str) -> list[Any]:
     return [run for run in client.search_runs(where) if "trial" in run.data.tags]
 
 
-def test_mlflow_gives_the_trials_of_the_folder(sweep: Path, store: str, tmp_path: Path) -> None:
-    name = track(sweep, store)
+def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
+    sweep: Path, name: str, store: str, tmp_path: Path
+) -> None:
     read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(sweep).trials
     assert len(read) == 8
     for one, other in zip(read, held, strict=True):
         assert (one.number, one.seed, one.setting) == (other.number, other.seed, other.setting)
         assert one.history["score"].tolist() == other.history["score"].tolist()
+    for run in trial_runs(store, name):
+        assert run.data.params["local.lr"] in ("0.1", "1.0")
+        assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
 
 
-def test_what_an_older_flray_tracked_is_read(sweep: Path, store: str, tmp_path: Path) -> None:
-    older(sweep)
+def test_what_an_older_flray_tracked_is_read(store: str, tmp_path: Path) -> None:
+    older(sweep := made(tmp_path))
     name = track(sweep, store)
     assert all("_local.lr" in run.data.params for run in trial_runs(store, name))
     read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(sweep).trials
@@ -76,20 +91,13 @@ def test_what_an_older_flray_tracked_is_read(sweep: Path, store: str, tmp_path: 
         assert one.setting == {path: str(value) for path, value in other.setting.items()}
 
 
-def test_each_parameter_stands_once(sweep: Path, store: str) -> None:
-    name = track(sweep, store)
-    for run in trial_runs(store, name):
-        assert run.data.params["local.lr"] in ("0.1", "1.0")
-        assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
-
-
-@pytest.mark.parametrize("text", ["[1]", '{"local.lr": 0.1, "a…', "[" * 5000])
-def test_a_tag_that_is_no_setting_is_one_clear_error(
-    sweep: Path, store: str, tmp_path: Path, text: str
-) -> None:
-    name = track(sweep, store)
-    connect(store).set_tag(trial_runs(store, name)[0].info.run_id, VARIED, text)
-    with pytest.raises(
-        FlrayError, match=r"its tag flray\.varied is .* report from the sweep's folder"
-    ):
-        load_mlflow(store, name, tmp_path / "read")
+def test_a_tag_that_is_no_setting_is_one_clear_error(name: str, store: str, tmp_path: Path) -> None:
+    run, said = (
+        trial_runs(store, name)[0],
+        r"its tag flray\.varied is .* report from the sweep's folder",
+    )
+    for number, text in enumerate(("[1]", '{"local.lr": 0.1, "a…', "[" * 5000)):
+        connect(store).set_tag(run.info.run_id, VARIED, text)
+        with pytest.raises(FlrayError, match=said):
+            load_mlflow(store, name, tmp_path / str(number))
+    connect(store).set_tag(run.info.run_id, VARIED, run.data.tags[VARIED])
