@@ -25,7 +25,7 @@ from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
 from flray.metrics.names import lower_is_better
-from flray.tasks.base import finite_or_infinite
+from flray.tasks.base import finite_or_infinite, mean_of_known
 from flray.tasks.classification import summarise_parts
 
 NO_COMMON = (
@@ -214,7 +214,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
         views["personal/local"] = {i: {n: float(v[i]) for n, v in each[i].items()} for i in each}
         filled = np.flatnonzero(sizes)
         views["personal/others"] = {
-            i: {name: _mean(values[filled[filled != i]]) for name, values in parts.items()}
+            i: {name: mean_of_known(values[filled[filled != i]]) for name, values in parts.items()}
             for i, parts in each.items()
             if len(filled) > (i in filled)
         }
@@ -283,12 +283,6 @@ def predict(
             raise messages.ClientError(f"{line}\n{failure.trace}".rstrip())
         federation.warn(f"left out: {line}")
     return found
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    """Return the mean, ignoring NaN."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
 
 
 def _join(parts: list[Predictions]) -> Predictions:

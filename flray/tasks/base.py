@@ -155,6 +155,12 @@ class Task:
         raise NotImplementedError
 
 
+def mean_of_known(values: Array) -> float:
+    """Return the mean of the values that are defined."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
 def finite_or_infinite(value: float) -> float:
     """Return a loss of some samples, infinite in place of NaN: means leave out what is undefined, not what diverged."""
     return math.inf if math.isnan(value) else value

@@ -16,7 +16,7 @@ from flray.data.types import Array, FederatedData
 from flray.errors import ConfigError, DataError
 from flray.models.base import dry_run
 from flray.registry import register_task
-from flray.tasks.base import Predictions, Task
+from flray.tasks.base import Predictions, Task, mean_of_known
 
 
 @register_task("segmentation")
@@ -98,12 +98,6 @@ class Segmentation(Task):
                 )
         loss = np.nan_to_num(predictions["loss"], nan=np.inf)  # NaN: training has diverged
         return {**metrics, "loss": mean_of_known(loss)}
-
-
-def mean_of_known(values: Array) -> float:
-    """Return the mean of the values that are defined."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
 
 
 def dice_coefficient(predicted: Array, truth: Array) -> NDArray[np.float64]:

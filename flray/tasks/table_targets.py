@@ -7,9 +7,8 @@ from torch import Tensor
 
 from flray.data.types import Array, Rows
 from flray.registry import register_task
-from flray.tasks.base import Task
+from flray.tasks.base import Task, mean_of_known
 from flray.tasks.classification import binary_metrics
-from flray.tasks.segmentation import mean_of_known
 
 _BINS = 10
 

@@ -292,7 +292,6 @@ class TaskScheduler:
         only before a last attempt, because the answer may take a while.
         """
         (first, *queued), node = worker.waiting, worker.node
-        worker.waiting.clear()
         self._pool.replace(worker)
         self._put_back(*queued)
         position = first.positions[0]
@@ -321,7 +320,6 @@ class TaskScheduler:
                 first, *queued = worker.waiting
                 self._fail(first.positions[0], failure)
                 self._put_back(*queued)
-                worker.waiting.clear()
                 self._pool.replace(worker)
         if self._timeout is not None:
             while self._open:

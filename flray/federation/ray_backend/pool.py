@@ -426,7 +426,8 @@ class ActorPool:
         return distinct([found["gpu"] for found in self._ask_all("describe")])
 
     def replace(self, worker: PoolWorker) -> None:
-        """Replace a dead actor."""
+        """Replace a dead actor; the calls that wait for it are forgotten."""
+        worker.waiting.clear()
         with contextlib.suppress(Exception):
             ray.kill(worker.actor)
         worker.actor, worker.starting = self._start(worker.bundle)
