@@ -8,7 +8,7 @@ backward pass: so it is run in processes of its own (`tests.accelerator.run_case
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class AccelTensor(Tensor):
 
     def tolist(self) -> Any:
         """Copy to the host, which waits."""
-        counts.wait("tolist")
+        counts.note("d2h", "tolist")
         return self.held.tolist()
 
 
@@ -129,10 +129,15 @@ class Counts:
         self.kernels = 0
         self.images = self.sent = 0
         self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
 
-    def wait(self, what: str) -> None:
-        """Count a synchronisation, as of most copies, at the line of flray that asked for it."""
-        self.waits[f"{what} at {_line()}"] += 1
+    def note(self, kind: str, what: str, waits: bool = True) -> None:
+        """Count a copy or a synchronisation at the line of flray that asked for it."""
+        line = f"{what} at {_line()}"
+        if kind != "sync":
+            self.copies[f"{kind}: {line}"] += 1
+        if waits:
+            self.waits[line] += 1
 
     def state(self) -> tuple[int, Counter[str]]:
         """Return kernels and synchronisations so far."""
@@ -186,8 +191,20 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         options["device"] = torch.device("cpu")
     options.pop("pin_memory", None)
     stays = asked is not None and not made_there
-    result = func(*plain, **options)
+    result = perform(func, plain, options)
     return result if stays else _outcome(func, args, kwargs, result)
+
+
+watchers: list[Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]] = []
+"""Called with each operator, what it was given, and its result, as they are on the CPU."""
+
+
+def perform(func: Any, plain: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Compute an operator's result."""
+    result = func(*plain, **options)
+    for watcher in watchers:
+        watcher(func, plain, options, result)
+    return result
 
 
 def _outcome(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
@@ -232,8 +249,7 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
             counts.kernels += 1
         else:
             _note_copy(source, isinstance(target, AccelTensor), patient, "copy_")
-        held = [x.held if isinstance(x, AccelTensor) else x for x in (target, source)]
-        held[0].copy_(held[1])
+        perform(func, [x.held if isinstance(x, AccelTensor) else x for x in (target, source)], {})
         return target
     source = args[0]
     asked = kwargs.get("device")
@@ -248,7 +264,7 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
     options.pop("non_blocking", None)
     if asked is not None:
         options["device"] = torch.device("cpu")
-    held = func(source.held if isinstance(source, AccelTensor) else source, **options)
+    held = perform(func, [source.held if isinstance(source, AccelTensor) else source], options)
     return AccelTensor(held) if to_device else held
 
 
@@ -258,8 +274,8 @@ def _note_copy(source: Tensor, to_device: bool, patient: bool, what: str) -> Non
     if to_device and source.dtype == torch.uint8 and source.dim() == 4:
         counts.images = max(counts.images, len(source))
         counts.sent += len(source)
-    if patient or (to_device and not _is_pinned(source)):
-        counts.wait(what)
+    free = not patient and (not to_device or _is_pinned(source))
+    counts.note("h2d" if to_device else "d2h", what, waits=not free)
 
 
 pinned: dict[int, int] = {}
@@ -297,17 +313,13 @@ def _check_operands(func: Any, args: Sequence[Any], flat: Sequence[Any]) -> None
 
 def _count(func: Any, args: Sequence[Any]) -> None:
     if func in ASKING:
-        counts.wait(ASKING[func])
+        counts.note("sync", ASKING[func])
     elif func in INDEXED:
         for index in args[1]:
             if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
-                counts.wait("a mask as index")
-            elif (
-                isinstance(index, Tensor)
-                and not isinstance(index, AccelTensor)
-                and not _is_pinned(index)
-            ):
-                counts.wait("an index of the host")
+                counts.note("sync", "a mask as index")
+            elif isinstance(index, Tensor) and not isinstance(index, AccelTensor):
+                counts.note("h2d", "an index of the host", waits=not _is_pinned(index))
     if func not in NO_KERNEL:
         counts.kernels += 1
 
