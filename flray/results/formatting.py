@@ -16,8 +16,8 @@ from rich.text import Text
 from flray.errors import one_line
 from flray.results.measures import Cost
 from flray.results.ranks import Ranks, win_matrix
-from flray.results.study import Variance
 from flray.results.table import Cell, Table
+from flray.results.variance import Variance
 
 MISSING, NOT_REACHED = "–", "never"
 CONCLUSIONS = "What can be concluded:"
@@ -30,18 +30,9 @@ _COST_HEADS = (
     "s/round",
     "memory",
 )
-_VARIANCE_HEADS = (
-    "setting",
-    "partitions x seeds",
-    "std",
-    "who holds what",
-    "run's seed",
-    "both together",
-)
 _VARIANCE_NOTE = (
-    "std: of a single run, under another partition and another seed. Of its square: partition.seed "
-    "(who holds what), seed (initialisation, order, sampling), and what only both together "
-    "explain; from mean squares, with 95 % intervals."
+    "std: of a single run, under another one of each. Of its square: each one's share, from mean squares, with 95 % "
+    "intervals. A run's seed decides initialisation, order and sampling."
 )
 _WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
@@ -115,10 +106,10 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
     """Return the tables below the main one: wins over places, shares of the variance, costs."""
     ranked = table.studies.ranks
     found = [_wins(ranks, measure * (len(ranked) > 1)) for measure, ranks in ranked.items()]
-    if table.variances:
-        rows = list(map(_variance_row, table.variances))
-        title = "Shares of the variance"
-        found.append(Listing(title, _VARIANCE_HEADS, rows, _VARIANCE_NOTE))
+    for parts, split in itertools.groupby(table.variances, key=lambda one: tuple(one.parts)):
+        heads = ["setting" if "both together" in parts else "difference", "design", "std", *parts]
+        rows = list(map(_variance_row, split))
+        found.append(Listing("Shares of the variance", heads, rows, _VARIANCE_NOTE))
     for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
         every = list(members)
         one = every[0]
@@ -139,13 +130,13 @@ def _wins(ranks: Ranks, measure: str) -> Listing:
 def _variance_row(one: Variance) -> list[str]:
     return [
         one.name,
-        f"{one.partitions} x {one.seeds}",
-        format_number(math.sqrt(one.partition + one.seed + one.both)),
+        one.design,
+        format_number(math.sqrt(sum(one.parts.values()))),
         *(
             MISSING
             if math.isnan(share)
             else f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-            for share, (low, high) in zip(one.shares, one.intervals, strict=True)
+            for share, (low, high) in zip(one.shares.values(), one.intervals.values(), strict=True)
         ),
     ]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flray.errors import FlrayError, nearest
 from flray.metrics.names import is_share, lower_is_better
 from flray.records.directory import flatten_settings
-from flray.results import measures, sequential
+from flray.results import sequential
 from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
 from flray.results.result_set import ResultSet
@@ -235,114 +235,6 @@ def profile(behind: NDArray[np.float64], within: float) -> float:
 
 
 PARTITION_SEED = "partition.seed"
-_DRAWS = 4000
-"""Draws of the intervals of shares."""
-
-
-@dataclass(frozen=True)
-class Variance:
-    """Components of the variance of a setting's values.
-
-    Attributes
-    ----------
-    name : str
-        The setting.
-    partitions, seeds : int
-        The numbers of each; every partition was run with every seed.
-    partition, seed, both : float
-        Variance between partitions, between the run's seeds, and of their interaction. Estimates
-        below zero are set to zero.
-    intervals : tuple of (float, float)
-        95 % intervals of the three shares.
-    """
-
-    name: str
-    partitions: int
-    seeds: int
-    partition: float
-    seed: float
-    both: float
-    intervals: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Partition, seed and both as shares of their sum; NaN if nothing varies."""
-        total = self.partition + self.seed + self.both
-        if not total:
-            return math.nan, math.nan, math.nan
-        return self.partition / total, self.seed / total, self.both / total
-
-
-def split_variance(name: str, values: Mapping[int, Mapping[int, float]]) -> Variance | None:
-    """Estimate the components of a setting's variance.
-
-    Parameters
-    ----------
-    name : str
-        The setting.
-    values : mapping
-        By the partition's seed, the values by the run's seed.
-
-    Returns
-    -------
-    Variance or None
-        None unless two partitions and two seeds have a finite value at every combination.
-    """
-    seeds = [
-        seed
-        for seed in next(iter(values.values()), {})
-        if all(math.isfinite(row.get(seed, math.nan)) for row in values.values())
-    ]
-    table = np.array([[row[seed] for seed in seeds] for row in values.values()])
-    if len(values) < 2 or len(seeds) < 2:
-        return None
-    rows, columns = table.shape
-    mean, by_row, by_column = table.mean(), table.mean(axis=1), table.mean(axis=0)
-    rest = table - by_row[:, None] - by_column[None, :] + mean
-    remaining = float((rest**2).sum()) / ((rows - 1) * (columns - 1))
-    between_rows = columns * float(by_row.var(ddof=1))
-    between_columns = rows * float(by_column.var(ddof=1))
-    squares = np.array([between_rows, between_columns, remaining])
-    parts = _components(squares, rows, columns)
-    # Generalised intervals (Weerahandi 1993): the mean squares over their pivots, chi-squared by
-    # degrees of freedom, are draws of the expected ones.
-    freedom = np.array([rows - 1, columns - 1, (rows - 1) * (columns - 1)])
-    pivots = np.random.default_rng(0).chisquare(freedom, size=(_DRAWS, 3)) / freedom
-    drawn = _components(squares / pivots, rows, columns)
-    total = drawn.sum(axis=1, keepdims=True)
-    low, high = np.quantile(drawn / np.where(total > 0, total, 1), (0.025, 0.975), axis=0)
-    ends = tuple(zip(low.tolist(), high.tolist(), strict=True))
-    partition, seed, both = parts.tolist()
-    return Variance(name, rows, columns, partition, seed, both, ends)
-
-
-def _components(squares: NDArray[np.float64], rows: int, columns: int) -> NDArray[np.float64]:
-    """Return the variances between rows, between columns and of both, from mean squares in the last axis."""
-    by_row, by_column, both = np.moveaxis(squares, -1, 0)
-    parts = ((by_row - both) / columns, (by_column - both) / rows, both)
-    return np.stack(parts, axis=-1).clip(min=0.0)
-
-
-def variances(source: ResultSet) -> list[Variance]:
-    """Return each setting's components of variance; empty unless the sweep varies ``partition.seed`` and ``seed``.
-
-    Parameters
-    ----------
-    source : ResultSet
-        The sweep; only finished trials count.
-    """
-    found: dict[str, dict[int, dict[int, float]]] = {}
-    if PARTITION_SEED not in source.varying:
-        return []
-    for trial in source.trials:
-        own = trial.setting.get(PARTITION_SEED)
-        if own is not None and trial.status == "finished" and len(trial.history):
-            name = source.label(trial, without=PARTITION_SEED) or trial.method
-            by_seed = found.setdefault(name, {}).setdefault(int(own), {})
-            by_seed[trial.seed] = measures.value(trial, "auto")
-    split = (split_variance(name, values) for name, values in found.items())
-    return [one for one in split if one is not None]
-
 
 _OF_SWEEP = ("metric", "mode", "places", "reference", "repeat", "seeds", "until")
 _PARTS = (*(f"sweep.{name}" for name in _OF_SWEEP), "evaluation.last", "evaluation.protocol")

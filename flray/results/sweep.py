@@ -26,8 +26,9 @@ from flray.results.conclusions import conclude
 from flray.results.formatting import terminal
 from flray.results.load import load_folder
 from flray.results.result_set import COMPARISON, ENDED, ResultSet, Trial, alike_notes
-from flray.results.study import question_lines, variances
+from flray.results.study import question_lines
 from flray.results.table import Column, Table, build_paper_table
+from flray.results.variance import variances
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
 _QUANTILE_NOTE = (
@@ -99,7 +100,7 @@ def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
     except FlrayError as error:
         table.notes.append(f"{error}; all pairs are compared")
     table.studies = found.against(reference, "--reference")
-    table.variances = variances(source)
+    table.variances = list(variances(source, table.studies))
     table.conclusions = [*conclude(table.studies), *question_lines(source, table.studies)]
 
 

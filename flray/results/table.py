@@ -14,7 +14,8 @@ from flray.metrics.names import lower_is_better
 from flray.papers import PAPERS, printed_numbers, tables
 from flray.results import measures
 from flray.results.result_set import ResultSet, Trial
-from flray.results.study import Studies, Variance
+from flray.results.study import Studies
+from flray.results.variance import Variance
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Table:
     studies : Studies
         The comparisons behind the conclusions.
     variances : list of Variance
-        The variances of settings whose partition was varied apart from the run's seed.
+        The components of the variance, of settings or of differences.
     notes : list of str
         Notes for the reader.
     """

@@ -14,7 +14,8 @@ from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentenc
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
 from flray.results.sequential import detectable_difference, half_width, seeds_needed
-from flray.results.study import DRAWS, Studies, Study, behind_best, profile, split_variance
+from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best, profile
+from flray.results.variance import nested_variance, split_variance
 from tests.report.conftest import studied
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
@@ -355,18 +356,16 @@ def test_shares_of_the_variance_by_hand() -> None:
     # Sums of squares, by hand: partitions 2 (2² + 0 + 2²) = 16, seeds 3 (1² + 1²) = 6, rest 4.
     table = {0: {0: 9.0, 1: 7.0}, 1: {0: 10.0, 1: 10.0}, 2: {0: 14.0, 1: 10.0}}
     found = split_variance("a", table)
-    assert found is not None and (found.partitions, found.seeds) == (3, 2)
-    assert found.both == pytest.approx(4 / 2)
-    assert found.partition == pytest.approx((16 / 2 - 2) / 2)
-    assert found.seed == pytest.approx((6 / 1 - 2) / 3)
-    assert sum(found.shares) == pytest.approx(1.0)
+    assert found is not None and found.design == "3 partitions x 2 seeds"
+    assert [*found.parts.values()] == pytest.approx([(16 / 2 - 2) / 2, (6 / 1 - 2) / 3, 4 / 2])
+    assert sum(found.shares.values()) == pytest.approx(1.0)
     assert split_variance("a", {0: {0: 1.0, 1: 2.0}}) is None
     assert split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 1: math.nan}}) is None
     same = split_variance("a", {0: {0: 1.0, 1: 1.0}, 1: {0: 1.0, 1: 1.0}})
-    assert same is not None and all(map(math.isnan, same.shares))
+    assert same is not None and all(map(math.isnan, same.shares.values()))
     # Where the parts cancel, a component is not below zero.
     odd = split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}})
-    assert odd is not None and odd.shares == (0.0, 0.0, 1.0)
+    assert odd is not None and [*odd.shares.values()] == [0.0, 0.0, 1.0]
 
 
 def test_the_components_that_were_drawn_are_found_again() -> None:
@@ -380,11 +379,54 @@ def test_the_components_that_were_drawn_are_found_again() -> None:
         )
         found = split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
         assert found is not None
-        parts.append((found.partition, found.seed, found.both))
-        true = zip(found.intervals, (9 / 14, 4 / 14, 1 / 14), strict=True)
+        parts.append([*found.parts.values()])
+        true = zip(found.intervals.values(), (9 / 14, 4 / 14, 1 / 14), strict=True)
         held.append([low <= share <= high for (low, high), share in true])
     assert np.mean(held, axis=0) == pytest.approx([0.95] * 3, abs=0.04)
     assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
+
+
+def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
+    """Two tunings, each with two draws of the data, each with two runs; draws and runs lie within those before."""
+    values = {0: 1.0, 1: 5.0, 2: 4.0, 3: 9.0, 4: 3.0, 5: 5.0, 6: 4.0, 7: 7.0}
+    levels = {
+        TUNINGS: {seed: str(seed % 2) for seed in values},
+        DRAWS: {seed: str(seed % 4) for seed in values},
+    }
+    found = nested_variance("a less b", values, levels)
+    assert found is not None and found.design == "2 x tuning, 4 x draw of the data, 8 x run"
+    # Means 3 and 6.5; of draws 2, 4 and 5, 8; squares 4 x 2 x 1.75², 2 (1 + 1 + 1.5² + 1.5²), 4.
+    square = np.array([24.5 / 1, 13 / 2, 4 / 4])
+    parts = [(square[0] - square[1]) / 4, (square[1] - square[2]) / 2, square[2]]
+    assert [*found.parts.values()] == pytest.approx(parts)
+    one_each = {TUNINGS: levels[TUNINGS], DRAWS: {seed: str(seed) for seed in values}}
+    found = nested_variance("a less b", values, one_each)
+    assert found is not None and [*found.parts] == ["tuning", "draw of the data and run"]
+    assert nested_variance("", values, {DRAWS: one_each[DRAWS]}) is None
+    assert nested_variance("", values, {DRAWS: dict.fromkeys(values, "")}) is None
+    assert nested_variance("", {s: v for s, v in values.items() if s}, levels) is None
+    crossed = {**levels, DRAWS: {seed: str(seed // 2) for seed in values}}
+    assert nested_variance("", values, crossed) is None
+    assert nested_variance("", {}, levels) is None
+
+
+def test_nested_components_that_were_drawn_are_found_again() -> None:
+    draws = np.random.default_rng(0)
+    levels = {
+        TUNINGS: {seed: str(seed % 4) for seed in range(24)},
+        DRAWS: {seed: str(seed % 12) for seed in range(24)},
+    }
+    parts, held = [], []
+    for _ in range(400):
+        of_tuning, of_draw = 3 * draws.normal(size=4), 2 * draws.normal(size=12)
+        drawn = {s: of_tuning[s % 4] + of_draw[s % 12] + draws.normal() for s in range(24)}
+        found = nested_variance("", drawn, levels)
+        assert found is not None
+        parts.append([*found.parts.values()])
+        true = zip(found.intervals.values(), (9 / 14, 4 / 14, 1 / 14), strict=True)
+        held.append([low <= share <= high for (low, high), share in true])
+    assert np.mean(held, axis=0) == pytest.approx([0.95] * 3, abs=0.04)
+    assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.15)
 
 
 def test_profiles_by_hand() -> None:

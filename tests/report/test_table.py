@@ -365,7 +365,7 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
     table = build_table(source)
     assert [one.name for one in table.variances] == ["none", "full"]
     # 70, 72 and 50, 52: between the partitions 200, between the seeds 2, nothing together.
-    assert table.variances[0].shares == pytest.approx((200 / 202, 2 / 202, 0.0))
+    assert [*table.variances[0].shares.values()] == pytest.approx([200 / 202, 2 / 202, 0.0])
     for text in (shown(table), markdown(table, ()), render_page(source, table, (), (), {})):
         assert "Shares of the variance" in text and "99 %" in text and "who holds what" in text
         assert "Wins, ties" not in text and "2 partitions x 2 seeds, 4 runs" in text
