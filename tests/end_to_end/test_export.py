@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import flray
 from flray.federation.building import build_spec
-from flray.runs.export import _page, _place, export, plain_code
+from flray.records import directory
+from flray.runs.export import _page, export, plain_code
 from flray.runs.runner import Result
 from tests.helpers import python, small
 from tests.messages import refused
@@ -141,7 +142,7 @@ def test_an_export_has_a_card_whose_code_runs(tmp_cwd: Path) -> None:
 
 def test_a_card_names_a_run_and_a_trial_by_the_sweep_s_name(tmp_path: Path) -> None:
     for name in ("demo/001", "tuned/001/trials/0003"):
-        assert _place(tmp_path / "runs" / name) == name
+        assert directory.place_of(tmp_path / "runs" / name) == name
 
 
 def test_names_of_data_stay_within_the_card() -> None:
