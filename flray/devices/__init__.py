@@ -169,40 +169,23 @@ def distinct(found: Iterable[GpuIdentity | None]) -> list[GpuIdentity]:
     return [dict(one) for one in sorted(unique)]
 
 
-def check_alike(found: Sequence[GpuIdentity], gpu_model: str) -> None:
-    """Refuse several kinds of GPU within a federation, unless they are allowed.
+def check_kinds(found: Sequence[GpuIdentity], gpu_model: str, precision: str) -> None:
+    """Refuse several kinds of GPU, unless they are allowed, and one that would emulate bfloat16, with other bits.
 
     Parameters
     ----------
     found : sequence of dict
-        The kinds of GPU that the federation computes on, each once.
-    gpu_model : str
-        The setting ``resources.gpu_model``.
+        The kinds of GPU that a federation computes on, each once.
+    gpu_model, precision : str
+        The settings ``resources.gpu_model`` and ``local.precision``.
 
     Raises
     ------
     FlrayError
-        Naming them.
+        Naming the GPUs.
     """
     if len(found) > 1 and gpu_model != "any":
         raise FlrayError(f"{MIXED}: {_words(found)}; {ADVICE}")
-
-
-def check_precision(found: Sequence[GpuIdentity], precision: str) -> None:
-    """Refuse bfloat16 on a GPU without it, where torch would emulate it slowly and with other bits.
-
-    Parameters
-    ----------
-    found : sequence of dict
-        The kinds of GPU that the federation computes on, each once.
-    precision : str
-        The setting ``local.precision``.
-
-    Raises
-    ------
-    ConfigError
-        Naming the GPU.
-    """
     for gpu in found if precision == "bfloat16" else ():
         if int(gpu["capability"].partition(".")[0]) < 8:
             raise ConfigError(

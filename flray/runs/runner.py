@@ -16,7 +16,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
 from flray.config.shapes import read_partition
 from flray.data.loading import forget_of_user
-from flray.devices import check_alike, check_precision
+from flray.devices import check_kinds
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
@@ -353,8 +353,7 @@ def _federate(
             federation = inline_federation(spec, say)
         stack.callback(federation.close)
         gpus = federation.gpus()
-        check_alike(gpus, spec.config.resources.gpu_model)
-        check_precision(gpus, spec.config.local.precision)
+        check_kinds(gpus, spec.config.resources.gpu_model, spec.config.local.precision)
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             say(differs)
             session.journal.tags({"gpu.other": differs})

@@ -18,7 +18,7 @@ from ray import tune
 from flray import bits, registry
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
-from flray.devices import GpuIdentity, check_alike, check_precision, difference
+from flray.devices import GpuIdentity, check_kinds, difference
 from flray.errors import DataError, FlrayError, nearest
 from flray.federation import checkpoint
 from flray.federation.building import build_spec
@@ -167,8 +167,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             opened = Federation(spec, self._executor, self._lines.append, device)
             on_gpus = any(bundle.get("GPU") for bundle in self._bundles)
             self._gpus = opened.gpus() if on_gpus else []
-            check_alike(self._gpus, experiment.resources.gpu_model)
-            check_precision(self._gpus, experiment.local.precision)
+            check_kinds(self._gpus, experiment.resources.gpu_model, experiment.local.precision)
             self._opened = opened
             self._restore_newest()
 

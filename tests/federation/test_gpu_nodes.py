@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from flray.config.loader import load
-from flray.devices import check_alike, check_precision
+from flray.devices import check_kinds
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.ray_backend import nodes
@@ -36,16 +36,16 @@ def test_models_are_not_mixed_unless_that_is_asked_for(digits: dict[str, Any]) -
 
 
 def test_actors_that_found_themselves_on_several_kinds_end_the_run() -> None:
-    check_alike([ONE], "one")
-    check_alike([ONE, {**ONE, "driver": "570"}], "any")
-    refused(check_alike, [ONE, {**ONE, "driver": "570"}], "one")
+    check_kinds([ONE], "one", "float32")
+    check_kinds([ONE, {**ONE, "driver": "570"}], "any", "float32")
+    refused(check_kinds, [ONE, {**ONE, "driver": "570"}], "one", "float32")
 
 
 def test_bfloat16_is_refused_on_a_gpu_that_has_none() -> None:
     old, new = {**ONE, "capability": "7.5"}, {**ONE, "capability": "10.0"}
     for found, precision in (([old], "float32"), ([new], "bfloat16"), ([], "bfloat16")):
-        check_precision(found, precision)
-    refused(check_precision, [new, old], "bfloat16")
+        check_kinds(found, "any", precision)
+    refused(check_kinds, [new, old], "any", "bfloat16")
 
 
 @pytest.mark.slow
