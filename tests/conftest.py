@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Tests compare one process with actors, whose Ray has no GPU: a machine's own is hidden from both.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+# CUDA sees none from the first -1 on; Ray counts the entries, and starts nodes with at most as many fake GPUs.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1,-1,-1,-1")
 os.environ.setdefault("FLRAY_FAKE_GPUS", "1")  # Ray's fake GPUs are computed on the CPU
 # As flray's own: else actors starve beside the other test process, and each Ray starts a process for every CPU.
 os.environ.setdefault("RAY_worker_niceness", "0")
