@@ -27,7 +27,12 @@ from flray.federation.ray_backend.nodes import (
     own_node,
 )
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
-from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
+from flray.federation.ray_backend.session import (
+    chosen_address,
+    connected,
+    local_resources,
+    ray_session,
+)
 from flray.federation.spec import FederationSpec, partition_summary
 from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
@@ -171,14 +176,17 @@ def start(
     check_address(experiment, address)
     bits.require(experiment)
     spec = build_spec(experiment)
-    if uses_ray(experiment) and address is None:
+    starts = uses_ray(experiment) and address is None and not connected()
+    if starts:
         PoolPlanner(spec, local_resources()).plan()
     check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if uses_ray(experiment):  # before anything is created: it may be missing or too small
             available = stack.enter_context(ray_session(address, bits.variables(experiment)))
-        if address is not None:
-            PoolPlanner(spec, await_first_node(experiment, available, say)).plan()
+            joined = address is not None
+            have = await_first_node(experiment, available, say) if joined else available
+            if not starts:
+                PoolPlanner(spec, have).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_partition(partition_summary(spec), folder)
             save_provenance(spec, folder)

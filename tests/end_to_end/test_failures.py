@@ -1,6 +1,7 @@
 """A client that raises, hangs or kills its process; a server actor that dies; a user's own components on Ray."""
 
 import inspect
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
 from tests.end_to_end.pool import Pools, inline_digest, world_of
 from tests.helpers import INLINE, Said, inline, printed, written
+from tests.messages import refused
 
 BROKEN = '''
 import os
@@ -160,6 +162,21 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     assert "the server actor died; going on from the last checkpoint" in said.lines
     assert result.sha256 == whole.sha256
     assert list(result.history["round"]) == [1, 2, 3]
+
+
+def test_a_connected_ray_decides_what_there_is(
+    tmp_cwd: Path,
+    digits: dict[str, Any],
+    ray_here: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not this machine: Ray may have more, or less."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    digits["rounds"], actors = 1, "resources.actors=1"
+    assert runner.run({"experiment": digits}, [actors, "resources.cpus_per_actor=2"]).sha256
+    before = sorted(tmp_cwd.rglob("*"))
+    refused(runner.run, {"experiment": digits}, [actors, "resources.cpus_per_actor=9"])
+    assert sorted(tmp_cwd.rglob("*")) == before
 
 
 HOOKS = ("server_setup", "exchanges", "send", "send_private", "aggregate", "apply", "refine")

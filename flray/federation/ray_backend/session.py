@@ -353,7 +353,7 @@ def ray_session(
     RayLostError
         In this thread, if the Ray that was started here loses its node process.
     """
-    if _connected():
+    if connected():
         import ray
 
         yield ray.cluster_resources()
@@ -385,7 +385,8 @@ def ray_session(
         yield ray.cluster_resources()
 
 
-def _connected() -> bool:
+def connected() -> bool:
+    """Return whether this process is connected to a Ray, which then determines the resources."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
