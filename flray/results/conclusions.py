@@ -218,7 +218,8 @@ def _more_seeds(one: Difference, unit: str) -> str:
 
 def _wanted(one: Difference, unit: str) -> float:
     """Return the difference that seeds are to be added for."""
-    return max(1.0, abs(one.mean)) if unit else abs(one.mean)
+    least = float(bool(unit)) if math.isnan(one.margin) else one.margin
+    return max(least, abs(one.mean))
 
 
 def _until(found: Studies) -> Iterator[str]:

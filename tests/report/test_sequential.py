@@ -213,6 +213,8 @@ def test_sentences() -> None:
         "a and b: not decided, a 9.9 points above (2 seeds); about 2 more seeds (2 to 4) for a "
         "difference of 9.9 points"
     )
+    wide = sentence(compare(few, rule=replace(rule, margin=12.0))[0], "points")
+    assert wide.endswith("for a difference of 12.0 points")  # that which was asked about
 
 
 # Decisions rest on normal differences, few seeds, and that they are decided.
