@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import flray.functional as fn
 from flray.algorithms.client import Client
 from flray.algorithms.fedhkd import FedHKD
 from tests.algorithms import helpers as tiny
@@ -47,6 +48,12 @@ def test_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class
     tiny.close(first["features"].std(1), wanted, rtol=0.05)
     vectors = F.normalize(torch.cat([first["features"], other["features"]]))
     assert (vectors @ vectors.T).fill_diagonal_(0).abs().max() < 0.08  # five sigma
+
+
+def test_a_class_of_one_sample_is_sent_and_one_without_is_zero() -> None:
+    held, counts = torch.tensor([[9.0, 9.0], [1.0, 2.0]]), torch.tensor([0, 1])
+    sent = fn.noisy_class_means(held, counts, 1.0, 0.0, torch.Generator())
+    assert sent.tolist() == [[0.0, 0.0], [1.0, 2.0]]
 
 
 def test_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
