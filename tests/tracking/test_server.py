@@ -1,5 +1,6 @@
 """A real tracking server, killed with SIGKILL and started again: all rounds arrive, each once."""
 
+import contextlib
 import http.server
 import math
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from flray.records.journal import Journal
 from flray.tracking import client
 from flray.tracking.background import Tracker, sync
-from tests.services import Service
+from tests.services import PATIENCE, Service
 from tests.tracking.helpers import Sending, recorded, tracking_threads, wait
 
 pytestmark = pytest.mark.timeout(400)
@@ -34,25 +36,26 @@ def test_the_server_is_killed_twice_in_mid_run(server: Service, tmp_path: Path) 
         wait(lambda: len(said) > told)
         server.start()
 
-    restart = threading.Thread()
-    restart.start()
-    for round_ in range(120):
-        metrics = {f"m{i}": round_ + i / 10 for i in range(20)}
-        journal.record_round(round_, metrics | {"bad": math.nan, "up": math.inf})
-        if round_ in (40, 80):
-            restart.join()
-            wait(lambda: client.load_cursor(tmp_path / "run", server.uri).offset > 0)
-            wait(lambda: len(said) % 2 == 0)
-            # No pause between the kill and the rounds: some batch may be half-way in the server
-            # just now.
-            server.kill()
-            restart = threading.Thread(target=start_again, args=(len(said),))
-            restart.start()
-        time.sleep(0.02)
-    journal.artifact("curve.png", "plots")
-    journal.end("FINISHED")
-    restart.join()
-    assert tracker.close(120) == 0
+    with contextlib.closing(tracker), ThreadPoolExecutor() as beside:
+        restarts: list[Future[None]] = []
+        for round_ in range(120):
+            metrics = {f"m{i}": round_ + i / 10 for i in range(20)}
+            journal.record_round(round_, metrics | {"bad": math.nan, "up": math.inf})
+            if round_ in (40, 80):
+                for restart in restarts:
+                    restart.result(PATIENCE)
+                wait(lambda: client.load_cursor(tmp_path / "run", server.uri).offset > 0)
+                wait(lambda: len(said) % 2 == 0)
+                told = len(said)  # the outage may be said before the kill is over
+                # No pause between the kill and the rounds: some batch may be half-way in the
+                # server just now.
+                server.kill()
+                restarts.append(beside.submit(start_again, told))
+            time.sleep(0.02)
+        journal.artifact("curve.png", "plots")
+        journal.end("FINISHED")
+        restarts[-1].result(PATIENCE)
+        assert tracker.close(120) == 0
     assert tracking_threads() == []
     back_and_forth = [(True, False), (False, True)] * (len(said) // 2)
     assert [("is away" in line, "is back" in line) for line in said] == back_and_forth
