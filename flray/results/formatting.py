@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from flray.errors import one_line
 from flray.results.measures import Cost
-from flray.results.ranks import Ranks, win_matrix
+from flray.results.ranks import win_matrix
 from flray.results.table import Cell, Table
 from flray.results.variance import Variance
 
@@ -34,6 +34,7 @@ _VARIANCE_NOTE = (
     "std: of a single run, under another one of each. Of its square: each one's share, from mean squares, with 95 % "
     "intervals. A run's seed decides initialisation, order and sampling."
 )
+_PLACES_NOTE = "Mean ± standard deviation over the seeds. Rank 1 is best, without the seeds at which any failed."
 _WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
 
@@ -103,9 +104,8 @@ class Listing(NamedTuple):
 
 
 def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
-    """Return the tables below the main one: wins over places, shares of the variance, costs."""
-    ranked = table.studies.ranks
-    found = [_wins(ranks, measure * (len(ranked) > 1)) for measure, ranks in ranked.items()]
+    """Return the tables below the main one: places, shares of the variance, costs."""
+    found = list(_over_places(table))
     for parts, split in itertools.groupby(table.variances, key=lambda one: tuple(one.parts)):
         heads = ["setting" if "both together" in parts else "difference", "design", "std", *parts]
         rows = list(map(_variance_row, split))
@@ -119,12 +119,22 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
     return found
 
 
-def _wins(ranks: Ranks, measure: str) -> Listing:
-    rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
-    title = " · ".join(
-        filter(None, [f"Wins, ties and losses over {len(ranks.places)} places", measure])
-    )
-    return Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
+def _over_places(table: Table) -> Iterator[Listing]:
+    """Yield the settings' values at each place, unless places are columns, and their wins."""
+    for measure, ranks in table.studies.ranks.items():
+        of = f" · {measure}" if len(table.studies.ranks) > 1 else ""
+        where = f"{len(ranks.places)} places{of}"
+        values = [one.values for one in table.studies.each if one.measure == measure]
+        rows = [
+            [name, *(format_measured(Cell(dict(at[name]))) for at in values), f"{mean:.2f}"]
+            for name, mean in zip(ranks.names, ranks.means, strict=True)
+        ]
+        if sum(column.compared for column in table.columns) == 1:
+            heads = ["setting", *ranks.places, "mean rank"]
+            yield Listing(f"Settings at each of {where}", heads, rows, _PLACES_NOTE)
+        rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
+        title = f"Wins, ties and losses over {where}"
+        yield Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
 
 
 def _variance_row(one: Variance) -> list[str]:

@@ -373,6 +373,9 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
     table = build_table(source)
     for text in (shown(table), markdown(table, ()), render_page(source, table, (), (), {})):
         assert "Wins, ties" in text and "1/0/1" in text
+        # The main table has a row for each setting at each place: here the places are columns.
+        assert "Settings at each of 2 places" in text and "mean rank" in text
+    assert "| full | 82.00 ± 2.83 | 50.00 ± 0.00 | 1.50 |" in markdown(table, ())
 
 
 COMMON, LOCAL, OWN = (
