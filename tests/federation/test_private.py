@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray import tune
 
 import flray
 from flray.federation.ray_backend import losses, private, session
 from flray.tuning import tuner
+from tests.helpers import python
 from tests.messages import refused
 
 ROOT = Path(flray.__file__).parent
@@ -25,9 +27,7 @@ def test_the_installed_ray_has(name: str) -> None:
     refused(private.check, missing)
 
 
-@pytest.mark.parametrize(
-    "name", [*private.ON_ONE_MACHINE, private.NODE, private.TRIAL_STARTS, private.TRIAL_STEPS]
-)
+@pytest.mark.parametrize("name", [*private.ON_ONE_MACHINE, private.NODE, *private.SWEEP])
 def test_what_is_replaced_comes_back(name: str) -> None:
     before = private.member(name)
     with private.replaced(name, lambda found: [found]):
@@ -46,6 +46,17 @@ def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
     )
     assert done.stdout == ""
     assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
+
+
+def test_a_sweep_imports_no_tracker_that_it_does_not_use() -> None:
+    assert "air_usage.tag_callbacks(callbacks)" in inspect.getsource(tune.run)
+    code = (
+        "import sys\nfrom ray import tune\nfrom ray.air._internal import usage as air_usage\n"
+        "from flray.tuning.tuner import quiet_ray\n"
+        "with quiet_ray():\n    air_usage.tag_callbacks([tune.Callback()])\n"
+        "print('wandb' in sys.modules)"
+    )
+    assert python(code).stdout == "False\n"
 
 
 @pytest.mark.parametrize("name", [private.ADDRESS, private.FOLDER])
