@@ -7,6 +7,8 @@ from typing import Any
 
 import psutil
 
+from tests.forked import light_nodes
+
 HELD = """
 import os
 import time
@@ -61,18 +63,21 @@ class Gates:
 
 
 @contextmanager
-def joined_cluster(head: dict[str, Any], *workers: dict[str, Any]) -> Iterator[Any]:
+def joined_cluster(
+    head: dict[str, Any], *workers: dict[str, Any], forks: bool = True
+) -> Iterator[Any]:
     """Start and join a cluster of nodes by resources; a Ray that this process has already is ended first."""
     import ray
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
-    try:
-        # Before there are others of the same address: an older Ray may join this process to any.
-        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-        cluster.workers = [cluster.add_node(**resources) for resources in workers]
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with light_nodes(forks):
+        cluster = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **head})
+        try:
+            # Before there are others of the same address: an older Ray may join this process to any.
+            ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+            cluster.workers = [cluster.add_node(**resources) for resources in workers]
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()

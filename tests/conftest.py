@@ -1,6 +1,5 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
+from tests.forked import light_nodes
 from tests.messages import COLLECTED
 from tests.services import bucket_server
 
@@ -69,15 +69,10 @@ def ray_here() -> dict[str, float]:
     """
     import ray
 
-    from flray.federation.ray_backend import private
-
     if ray.is_initialized() and ray.cluster_resources().get("CPU") != 5:
         ray.shutdown()  # that of a test before, which needed another
     if not ray.is_initialized():
-        with contextlib.ExitStack() as stack:
-            for name, make in private.ON_ONE_MACHINE.items():
-                if name != private.CLUSTER:  # drivers that tests start join it
-                    stack.enter_context(private.replaced(name, make))
+        with light_nodes():
             ray.init(address="local", num_cpus=5, num_gpus=0, logging_level="ERROR")
     return {**ray.cluster_resources(), "CPU": 4.0}
 

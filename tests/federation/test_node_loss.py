@@ -37,7 +37,7 @@ def nodes() -> Iterator[Any]:
         # One thread for all tests: Ray's processes end with the thread that started them.
         with (
             ThreadPoolExecutor(1) as thread,
-            joined_cluster({"num_cpus": 1}, {"num_cpus": 1}) as cluster,
+            joined_cluster({"num_cpus": 1}, {"num_cpus": 1}, forks=False) as cluster,
         ):
             cluster.thread = thread
             yield cluster

@@ -16,6 +16,7 @@ from flray import api
 from flray.records.journal import read_events
 from flray.runs import runner
 from tests.clusters import Gates
+from tests.forked import light_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures")]
 
@@ -42,7 +43,8 @@ class Nodes:
 
         self._hidden, self._started = hidden, list[subprocess.Popen[bytes]]()
         head = {"num_cpus": 1, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        with light_nodes():
+            self._cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=self._cluster.address, logging_level="ERROR", log_to_driver=False)
 
     def add(self) -> None:

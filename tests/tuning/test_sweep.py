@@ -17,7 +17,6 @@ from rich.console import Console
 
 from flray import api
 from flray.cli.main import invoke
-from flray.federation.ray_backend import private
 from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
@@ -27,6 +26,7 @@ from flray.tuning import sweep
 from flray.tuning.summary import Standing
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.end_to_end.test_live_tracking import Watched
+from tests.forked import light_nodes
 from tests.helpers import inline, printed
 from tests.messages import refused
 from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded, specs
@@ -429,7 +429,7 @@ def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) 
     content["space"], content["sweep"]["concurrency"] = {}, "auto"
     progress = _Free()
     ray.shutdown()  # the one without a GPU
-    with private.on_one_machine():
+    with light_nodes():
         ray.init(address="local", num_cpus=2, num_gpus=1, logging_level="ERROR")
     try:
         result = api.tune(content, progress=progress)
