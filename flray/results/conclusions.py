@@ -229,8 +229,9 @@ def _until(found: Studies) -> Iterator[str]:
         for one in study.differences if study.rule is None and not found.closed else ():
             seeds = max(seeds, one.seeds)
             wanted = _wanted(one, study.unit)
+            # Until decided, the places share alpha.
             needed = (
-                one.seeds_for(wanted)
+                replace(one, alpha=one.alpha / len(found.each)).seeds_for(wanted)
                 if one.std > 0 and not one.verdict and not one.repeated
                 else None
             )

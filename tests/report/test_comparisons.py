@@ -13,7 +13,7 @@ from flray.config.sweep import Until
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
-from flray.results.sequential import detectable_difference, half_width, seeds_needed
+from flray.results.sequential import ALPHA, detectable_difference, half_width, seeds_needed
 from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best, profile
 from flray.results.variance import nested_variance, split_variance
 from tests.report.conftest import studied
@@ -312,6 +312,10 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
     against = replace(studied({"a": A, "b": B}), reference="b")
     assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
+    places = [replace(studied({"a": A, "b": B}), place=place) for place in ("p", "q")]
+    most = seeds_needed(math.sqrt(13 / 3), 8 / 3, ALPHA / 2)
+    assert most is not None and most > 14
+    assert conclude(Studies(places))[-1].endswith(f"at_most: {most}}}")
     only, normal = conclude(Studies([studied({"a": FIVE, "b": WORSE})]))
     assert only.startswith("a is better than b") and normal.startswith("decisions at 5 seeds take")
     assert conclude(Studies([studied({"a": {0: 90.0}, "b": {0: 10.0}})])) == [ONE_SEED]
