@@ -22,7 +22,7 @@ from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec, SharedDataset, read_start
 from flray.metrics.names import check_clients
 from flray.metrics.summary import AUTO
-from flray.models.base import dry_run, select, supports_single_sample
+from flray.models.base import check_split, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss
 from flray.tasks.classification import FewShot
@@ -262,7 +262,7 @@ def validate(spec: FederationSpec) -> None:
             if need in needs and not select(model, group):
                 refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
         if "split" in needs or "features" in needs:
-            select(model, "features")
+            check_split(model, data.shape)
         if "same_features" in needs and len(spec.architectures) > 1:
             sizes[key] = models.feature_dim(model)
         select(model, algorithm.shared)

@@ -82,8 +82,9 @@ def compile_model(model: nn.Module, batch_size: int, **options: Any) -> None:
 
 def parts(model: nn.Module) -> list[nn.Module]:
     """Return the modules that methods call: features and classifier of a split network, else the network itself."""
-    split = isinstance(getattr(model, "features", None), nn.Module)
-    return [model.features, model.classifier] if split else [model]  # type: ignore[list-item]
+    found = [getattr(model, part, None) for part in ("features", "classifier")]
+    inner = [part for part in found if isinstance(part, nn.Module)]
+    return inner if len(inner) == 2 else [model]
 
 
 def _in_lower_precision(self: nn.Module, x: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ compares. Batch norm is found by module type, not by name: the norm in a ResNet'
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -82,6 +84,49 @@ def as_split(module: nn.Module) -> SplitModel:
             f"model {name}: {outside[0]!r} lies outside features and classifier; move it into one of them"
         )
     return cast(SplitModel, module)
+
+
+def check_split(model: nn.Module, shape: Sequence[int]) -> None:
+    """Refuse a network that computes something else than ``classifier(features(x))``, which methods put in its place.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A network that can take such samples; set to evaluation mode.
+    shape : sequence of int
+        Shape of one sample.
+
+    Raises
+    ------
+    FlrayError
+        If it is not split, or computes something else.
+    """
+    split, entry = as_split(model.eval()), next(model.parameters())
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(entry.dtype)
+    try:
+        with torch.no_grad():
+            same = torch.equal(split.classifier(split.features(x)), split(x))
+    except RuntimeError:  # shapes that do not fit
+        same = False
+    if not same:
+        raise FlrayError(
+            f"model {type(model).__name__}: this needs forward(x) to be classifier(features(x)), and it computes "
+            "something else; move the rest into one of the two, or build it as "
+            "flray.models.SplitModel(features, classifier)"
+        )
+
+
+@contextmanager
+def in_place_of_forward(part: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Have ``call(forward, x)`` run in place of a module's ``forward(x)``: a hook would keep it from being compiled."""
+    own, plain = vars(part).get("forward"), part.forward
+    part.forward = partial(call, plain)
+    try:
+        yield
+    finally:
+        del part.forward
+        if own is not None:
+            part.forward = own
 
 
 def feature_dim(model: nn.Module) -> int:

@@ -1,9 +1,13 @@
 """The parts of a network: body and head, groups of parameters, taps, and a dry run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from flray import registry
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
 from flray.models import (
@@ -19,6 +23,7 @@ from flray.models import (
 )
 from flray.models.base import complement, dry_run
 from flray.tasks import make_task
+from tests.algorithms import helpers as tiny
 from tests.messages import refused
 
 
@@ -46,6 +51,57 @@ def test_a_users_module_is_returned_unchanged() -> None:
     model = Users(features=nn.Linear(3, 4), classifier=nn.Linear(4, 2))
     assert as_split(model) is model
     assert feature_dim(model) == 4
+
+
+@registry.register_model("wide-and-deep")
+class WideAndDeep(nn.Module):
+    """Children called features and classifier, and a forward that is more than the two."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU())
+        self.classifier = nn.Linear(5, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of halved features."""
+        logits: torch.Tensor = self.classifier(self.features(x) / 2)
+        return logits
+
+
+@registry.register_model("with-head")
+class WithHead(WideAndDeep):
+    """Features whose classifier has another name."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(shape, num_classes)
+        self.head = self.classifier
+        del self.classifier
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        logits: torch.Tensor = self.head(self.features(x))
+        return logits
+
+
+@pytest.mark.parametrize("model", ["wide-and-deep", "with-head"])
+@pytest.mark.parametrize("local", [{}, {"precision": "bfloat16"}])
+def test_a_whole_network_is_trained_by_its_own_forward(model: str, local: dict[str, Any]) -> None:
+    made = tiny.fresh("fedavg", tiny.gaussian_clients()[:1], **tiny.full(model, **local))
+    start, network = tiny.start(made), made.spec.build(model)
+    made.step()
+    ((x, y),) = tiny.as_tensors(tiny.gaussian_clients()[:1])
+    x = x.to(start["features.0.weight"].dtype)
+
+    def loss(w: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(torch.func.functional_call(network, dict(w), (x,)), y)
+
+    near = {"rtol": 0.02, "atol": 0.005} if local else {}
+    tiny.close(dict(made.server.model), tiny.gradient_step(start, loss), **near)
+
+
+def test_a_method_that_needs_the_split_refuses_another_forward() -> None:
+    tiny.spec_of("moon", model={"name": "one-layer"})
+    refused(tiny.spec_of, "moon", model="wide-and-deep")
 
 
 def test_what_is_not_split_so_is_named() -> None:

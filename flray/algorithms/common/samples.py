@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from flray import devices, trees
 from flray.algorithms.types import Phase
-from flray.models.base import batch_norm_modules, select
+from flray.models.base import batch_norm_modules, in_place_of_forward, select
 from flray.tasks.base import Task
 from flray.tasks.classification import FewShot
 
@@ -57,9 +58,21 @@ class Batch:
     @cached_property
     def outputs(self) -> Tensor:
         """Outputs of the client's model, for classification the logits [B, C]."""
-        split = isinstance(getattr(self.model, "features", None), nn.Module)
-        outputs: Tensor = self.model.classifier(self.features) if split else self.model(self.x)  # type: ignore[operator]
+        if "features" in vars(self):  # of a method that needs the split, which was checked
+            split: Tensor = self.model.classifier(self.features)  # type: ignore[operator]
+            return split
+        body = getattr(self.model, "features", None)
+        with (
+            in_place_of_forward(body, self._record)
+            if isinstance(body, nn.Module)
+            else nullcontext()
+        ):
+            outputs: Tensor = self.model(self.x)
         return outputs
+
+    def _record(self, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        self.features = forward(x)
+        return self.features
 
 
 class Samples:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from flray.data.augment import sample_noise
 from flray.data.types import Rows
 from flray.federation.spec import FederationSpec
 from flray.models import acceleration
+from flray.models.base import in_place_of_forward
 
 SMALL_PART = 0.02
 """Share of a process's part of a GPU up to which it keeps a whole data set there."""
@@ -296,19 +297,9 @@ class EvaluationCache:
                 if isinstance(body, nn.Module) and not any(
                     inner.training or inner._forward_hooks for inner in body.modules()
                 ):
-                    stack.enter_context(self._remembering(architecture, body))
+                    call = partial(self._features, architecture, body)
+                    stack.enter_context(in_place_of_forward(body, call))
             yield
-
-    @contextmanager
-    def _remembering(self, architecture: str, part: nn.Module) -> Iterator[None]:
-        own, plain = vars(part).get("forward"), part.forward
-        part.forward = lambda x: self._features(architecture, part, plain, x)
-        try:
-            yield
-        finally:
-            del part.forward
-            if own is not None:
-                part.forward = own
 
     def _features(
         self, architecture: str, part: nn.Module, plain: Callable[[Tensor], Any], x: Tensor
