@@ -13,7 +13,7 @@ from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_
 from flray.federation.messages import NobodyAnsweredError, TaskInput
 from flray.federation.replies import Cohort, RoundMetrics, aggregate
 from flray.federation.spec import FederationSpec, work_share
-from flray.federation.state import FederationState, Notify, iterate_hook, method_hook
+from flray.federation.state import FederationState, Notify, iterate_hook
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
 from flray.samplers import Sampling, check_clients, choose
@@ -61,7 +61,7 @@ def draw_cohort(federation: FederationState) -> Cohort:
         federation.sampler_state,
         ask,
     )
-    with method_hook(f"sampler {sampler.name}", "choice", server.round + 1):
+    with federation.hook("choice", f"sampler {sampler.name}"):
         chosen = choose(sampler.name, partial(federation.sampler, **sampler.options), sampling)
     cohort = [c for c in chosen if drops[c] >= participation.dropout]
     asked = sorted(sizes.keys() - set(cohort))
@@ -151,7 +151,7 @@ class Federation(FederationState):
 
     def _draw(self) -> Cohort:
         """Begin a round by choosing its clients."""
-        self.between_rounds, self.server.metrics = False, {}
+        self.between_rounds, self.server.metrics, self.number = False, {}, self.server.round + 1
         self.record = RoundMetrics(self.server)
         with self.record.timed("ask"):
             cohort = draw_cohort(self)
@@ -163,8 +163,7 @@ class Federation(FederationState):
         """Yield the stages of the round."""
         with self.hook("exchanges"):
             stages = self.spec.algorithm.exchanges(self.server)
-        name = self.spec.config.algorithm.name
-        return iterate_hook(stages, name, "exchanges", self.server.round + 1)
+        return iterate_hook(stages, partial(self.hook, "exchanges"))
 
     def _send(self, stage: Stage, cohort: Cohort) -> list[TaskInput]:
         """Return the tasks of a stage with their messages."""
@@ -181,11 +180,11 @@ class Federation(FederationState):
             states = aggregate(self, tasks, stage, self.record)
         if tasks and not states:
             raise NobodyAnsweredError(
-                f"round {self.server.round + 1}, {stage.name}: none of the {len(tasks)} clients answered, so nothing "
+                f"round {self.number}, {stage.name}: none of the {len(tasks)} clients answered, so nothing "
                 "can be learnt from it; see what was said of each, or give them longer (faults.round_timeout)"
             )
         for client, handle in states.items():
-            self.states[client], self.versions[client] = handle, self.server.round + 1
+            self.states[client], self.versions[client] = handle, self.number
 
     def _refine(self) -> None:
         self._warn_of_divergence()
@@ -245,7 +244,7 @@ class Federation(FederationState):
             some = ", ".join(self.server.clients[client].name for client in clients[:3])
             self.warn_once(
                 "diverged",
-                f"round {self.server.round + 1}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
+                f"round {self.number}: the loss of {len(clients)} of {len(self.server.cohort)} clients "
                 f"({some}{', ...' if len(clients) > 3 else ''}) is no finite number, training has diverged: lower "
                 "local.lr, or set local.clip_norm, for example to 1",
             )

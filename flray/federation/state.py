@@ -71,11 +71,13 @@ def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
         raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
 
 
-def iterate_hook(items: Iterable[Item], method: str, name: str, round_: int) -> Iterator[Item]:
-    """Yield a hook's items; see `method_hook`."""
+def iterate_hook(
+    items: Iterable[Item], hook: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Iterator[Item]:
+    """Yield a hook's items, each in a new context; see `method_hook`."""
     left = iter(items)
     while True:
-        with method_hook(method, name, round_):
+        with hook():
             try:
                 item = next(left)
             except StopIteration:
@@ -235,11 +237,15 @@ class FederationState:
     device : torch.device, optional
         Where the server trains, if the method does; default: the GPU that this process has, if the
         experiment uses one.
+    warned : iterable of str
+        Subjects of warnings that were shown before.
 
     Attributes
     ----------
     server : Server
         Models, the method's state, clients.
+    number : int
+        The round that the method's hooks belong to, from 1: the one under way, or the last.
     states : list of Ref
         The clients' states, by client; None before the first.
     versions : list of int
@@ -260,12 +266,13 @@ class FederationState:
         executor: messages.Executor,
         warn: Notify = print,
         device: torch.device | None = None,
+        warned: Iterable[str] = (),
     ) -> None:
         keep_freed_memory()
         spec.register_components()
         self.spec, self.executor, self.warn = spec, executor, warn
         self.sampler = registry.samplers.get(spec.config.participation.sampler.name)
-        self._warned: set[str] = set()  # a reset begins no new run
+        self._warned, self.number = set(warned), 1  # a reset begins no new run
         self._device = device or default_device(spec)
         make_repeatable(self._device, tf32=spec.config.local.precision == "tf32")
         self.reset()
@@ -282,9 +289,8 @@ class FederationState:
         }
         for key, resident in residents.items():
             if "batch_norm" in algorithm.shared and not resident.batch_norm:
-                self.warn(
-                    f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients"
-                )
+                line = f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients"
+                self.warn_once(line, line)
         counts = (
             torch.from_numpy(self.spec.data.class_counts())
             if self.spec.data.has_classes
@@ -454,7 +460,7 @@ class FederationState:
             **({"sampler": self.sampler_state} if self.sampler_state else {}),
             **({"stop": self.early_stop.state()} if self.early_stop is not None else {}),
         }
-        with method_hook(self.spec.config.algorithm.name, "server.state", self.server.round):
+        with self.hook("server.state"):
             dict(trees.flatten(tree))  # a method's state may be of any type
         return tree
 
@@ -464,6 +470,7 @@ class FederationState:
         """Restore a snapshot and its client states."""
         copied = trees.clone(tree)
         self.server.models, self.server.round = copied["models"], copied["round"]
+        self.number = max(self.server.round, 1)
         self.server.state = copied["state"]
         self.sampler_state = copied.get("sampler", {})
         if self.early_stop is not None:
@@ -473,6 +480,6 @@ class FederationState:
         ]
         self.versions = list(versions)
 
-    def hook(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that adds hook and round to errors of the method."""
-        return method_hook(self.spec.config.algorithm.name, name, self.server.round + 1)
+    def hook(self, name: str, owner: str = "") -> contextlib.AbstractContextManager[None]:
+        """Return a context that adds hook and round to errors of the method, or of another owner of the hook."""
+        return method_hook(owner or self.spec.config.algorithm.name, name, self.number)

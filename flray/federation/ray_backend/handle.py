@@ -47,12 +47,19 @@ class ServerActor(Federation):
         The pool's size and shares.
     group : placement group
         Placement of the client actors.
+    warned : set of str
+        Subjects of warnings that the user has seen from an actor that this one replaces.
     """
 
     _title = ""  # Ray asks for it also where the constructor fails
 
     def __init__(
-        self, spec: FederationSpec, spec_ref: list[ObjectRef], plan: Plan, group: object
+        self,
+        spec: FederationSpec,
+        spec_ref: list[ObjectRef],
+        plan: Plan,
+        group: object,
+        warned: set[str],
     ) -> None:
         executor = RayExecutor(spec_ref[0], spec.config, plan.actors, plan.gpus_per_actor, group)
         self._pool = executor
@@ -62,14 +69,16 @@ class ServerActor(Federation):
         try:
             if lacking := bits.problem(spec.config):
                 raise FlrayError(lacking)
-            super().__init__(spec, executor, self._lines.append, granted_device())
+            super().__init__(spec, executor, self._lines.append, granted_device(), warned)
         except FlrayError as error:
             # Raised by the first call: if an actor's constructor fails, Ray only says that it is
             # dead.
             self._error = error
 
-    def call(self, method: str, *arguments: object, **named: object) -> tuple[object, list[str]]:
-        """Call a method; return its result with the lines that the user should see.
+    def call(
+        self, method: str, *arguments: object, **named: object
+    ) -> tuple[object, list[str], set[str]]:
+        """Call a method; return its result with the lines that the user should see, and all subjects of warnings.
 
         Raises
         ------
@@ -85,7 +94,7 @@ class ServerActor(Federation):
                 raise ServerLostError(f"the server's device failed: {error.__cause__}") from None
             raise
         lines, self._lines[:] = list(self._lines), []
-        return value, lines
+        return value, lines, self._warned
 
     def step(self) -> RoundResult:
         """Run a round, and see whether this node is to be saved from."""
@@ -130,7 +139,7 @@ class RayFederation:
     between_rounds = True  # the server actor never stops in the middle of a round
 
     def __init__(self, spec: FederationSpec, plan: Plan, warn: Notify) -> None:
-        self._plan, self._warn = plan, warn
+        self._plan, self._warn, self._warned = plan, warn, set[str]()
         ship_user_modules()
         self._spec = ray.put(
             spec if spec.config.resources.data == "head" else spec.without_samples()
@@ -164,7 +173,7 @@ class RayFederation:
         server: Any = (
             ray.remote(ServerActor)
             .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)
-            .remote(self._spec, [self._spec], self._plan, self._group)
+            .remote(self._spec, [self._spec], self._plan, self._group, self._warned)
         )
         return server
 
@@ -201,7 +210,7 @@ class RayFederation:
     def _get(self, reference: ObjectRef) -> Any:
         """Return the server's result, and pass on the lines that came with it."""
         try:
-            value, lines = ray.get(reference)
+            value, lines, self._warned = ray.get(reference)
         except losses.ACTOR_DIED_ERRORS as error:
             raise ServerLostError(f"the server actor died: {losses.last_line(error)}") from error
         except losses.OBJECT_LOST_ERRORS as error:
