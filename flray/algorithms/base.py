@@ -19,6 +19,7 @@ from flray.algorithms.common.samples import Batch
 from flray.algorithms.server import Server
 from flray.algorithms.types import Message, Phase, Predictor, Replies, Reply, Stage, View, Weighting
 from flray.config.experiment import Experiment
+from flray.errors import MethodError
 
 __all__ = ["Algorithm", "Batch", "Client", "Message", "Phase", "Predictor", "Replies", "Server"]
 __all__ += ["Reply", "Stage", "View"]
@@ -89,6 +90,38 @@ class Algorithm:
 
     def __init__(self, hp: registry.Params | None = None) -> None:
         self.hp = (hp if hp is not None else self.Params()).resolved()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, until the federation begins.
+
+        Raises
+        ------
+        MethodError
+            If a hook sets one: other processes would not see it, and a resume would lose it.
+        """
+        if vars(self).get("begun"):
+            raise MethodError(
+                f"{type(self).__name__}: self.{name} is set in a hook, and neither a resume nor another process would "
+                "know it; put it into client.state or server.state, or within a task into client.scratch"
+            )
+        super().__setattr__(name, value)
+
+    def begin_federation(self) -> None:
+        """Refuse from now on what hooks would remember in ``self``.
+
+        Raises
+        ------
+        MethodError
+            If ``self`` or the class has an empty dict, list or set, which only hooks can fill.
+        """
+        scopes = [vars(self), *map(vars, type(self).__mro__)]
+        for name, value in ((n, v) for scope in scopes for n, v in scope.items()):
+            if isinstance(value, dict | list | set) and not (value or name.startswith("__")):
+                raise MethodError(
+                    f"{type(self).__name__}: self.{name} is empty, and neither a resume nor another process would know "
+                    "what a hook puts into it; use client.state or server.state, or within a task client.scratch"
+                )
+        self.begun = True
 
     @classmethod
     def takes_mean_only(cls) -> bool:

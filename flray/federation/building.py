@@ -22,7 +22,7 @@ from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec, SharedDataset, read_start
 from flray.metrics.names import check_clients
 from flray.metrics.summary import AUTO
-from flray.models.base import check_split, dry_run, select, supports_single_sample
+from flray.models.base import check_forward, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss
 from flray.tasks.classification import FewShot
@@ -261,8 +261,11 @@ def validate(spec: FederationSpec) -> None:
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not select(model, group):
                 refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
-        if "split" in needs or "features" in needs:
-            check_split(model, data.shape)
+        split = not needs.isdisjoint({"split", "features"})
+        if split:
+            select(model, "features")
+        if registry.models.is_own(spec.architectures[key].name):
+            check_forward(key, model, data.shape, split=split)
         if "same_features" in needs and len(spec.architectures) > 1:
             sizes[key] = models.feature_dim(model)
         select(model, algorithm.shared)
@@ -355,6 +358,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
         start=read_start(config.start),
     )
     validate(spec)
+    spec.algorithm.begin_federation()
     return spec
 
 

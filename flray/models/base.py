@@ -7,10 +7,11 @@ Groups of a model's state are named: features, classifier, batch norm, and other
 compares. Batch norm is found by module type, not by name: the norm in a ResNet's shortcut has no "bn" in its name.
 """
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -86,34 +87,58 @@ def as_split(module: nn.Module) -> SplitModel:
     return cast(SplitModel, module)
 
 
-def check_split(model: nn.Module, shape: Sequence[int]) -> None:
-    """Refuse a network that computes something else than ``classifier(features(x))``, which methods put in its place.
+def check_forward(name: str, model: nn.Module, shape: Sequence[int], *, split: bool) -> None:
+    """Refuse a network whose outputs follow from more than its state and the inputs.
+
+    A process's clients share one network, and each sets its parameters and buffers. Any other memory would depend on
+    the process, and a resume would lose it.
 
     Parameters
     ----------
+    name : str
+        The user's name for it; the message shows it.
     model : nn.Module
-        A network that can take such samples; set to evaluation mode.
+        Not changed. One that cannot be trained on two random samples is not tried.
     shape : sequence of int
         Shape of one sample.
+    split : bool
+        Whether methods compute ``classifier(features(x))`` in its place.
 
     Raises
     ------
-    FlrayError
-        If it is not split, or computes something else.
+    ConfigError
+        If there is more than that, or the split computes something else.
     """
-    split, entry = as_split(model.eval()), next(model.parameters())
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0)).to(entry.dtype)
-    try:
-        with torch.no_grad():
-            same = torch.equal(split.classifier(split.features(x)), split(x))
-    except RuntimeError:  # shapes that do not fit
-        same = False
-    if not same:
-        raise FlrayError(
-            f"model {type(model).__name__}: this needs forward(x) to be classifier(features(x)), and it computes "
-            "something else; move the rest into one of the two, or build it as "
-            "flray.models.SplitModel(features, classifier)"
-        )
+    network, why = copy.deepcopy(model), ""
+    entries = network.state_dict(keep_vars=True)
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    x = x.to(next((value.dtype for value in model.parameters()), x.dtype))
+
+    def outputs(training: bool) -> Any:
+        for entry, value in model.state_dict().items():
+            entries[entry].copy_(value)
+        torch.default_generator.manual_seed(0)
+        return network.train(training)(x).clone()
+
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+        first, second = ([outputs(training) for training in (True, False)] for _ in range(2))
+        inside = all(v is entries[n] for n, v in network.state_dict(keep_vars=True).items())
+        if not inside or not all(map(torch.equal, first, second)):
+            why = (
+                "its outputs follow from more than parameters, buffers and inputs, and a resume or another process "
+                "would not know that; keep it with register_buffer, change it in place (add_, copy_), and draw with "
+                "torch alone"
+            )
+        elif split:
+            why = (
+                "its forward(x) has to be classifier(features(x)) for this method, and computes something else; move "
+                "the rest into one of the two, or build it as flray.models.SplitModel(features, classifier)"
+            )
+            parts = as_split(network)
+            if torch.equal(parts.classifier(parts.features(x)), second[1]):
+                why = ""
+    if why:
+        raise ConfigError("experiment.model", name, why)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,6 +103,35 @@ def test_a_whole_network_is_trained_by_its_own_forward(model: str, local: dict[s
 def test_a_method_that_needs_the_split_refuses_another_forward() -> None:
     tiny.spec_of("moon", model={"name": "one-layer"})
     refused(tiny.spec_of, "moon", model="wide-and-deep")
+
+
+@registry.register_model("remembers")
+class Remembers(WideAndDeep):
+    """Remembers its calls in training."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int, *, where: str) -> None:
+        super().__init__(shape, num_classes)
+        self.where, self.calls = where, 0
+        self.register_buffer("seen", torch.zeros(()), persistent=where != "not saved")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits that grow with the calls."""
+        size = {"attribute": self.calls, "numpy": np.random.random()}.get(self.where, self.seen)
+        if self.training:
+            self.calls += 1
+            self.shape = x.shape  # a memory without effect
+            self.seen = self.seen + 1 if self.where == "new" else self.seen.add_(1)
+        return super().forward(x) * (1 + size)
+
+
+@pytest.mark.parametrize("where", ["attribute", "not saved", "new", "numpy", "buffer"])
+def test_a_network_that_remembers_elsewhere_than_in_buffers_is_refused(where: str) -> None:
+    model = {"name": "remembers", "where": where}
+    if where != "buffer":
+        refused(tiny.spec_of, "fedavg", model=model)
+        return
+    made = tiny.run("fedavg", model=model)
+    assert made.server.model["seen"] == (3 * 12 + 3 * 9 + 4 * 15) / 36
 
 
 def test_what_is_not_split_so_is_named() -> None:
