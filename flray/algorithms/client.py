@@ -394,24 +394,36 @@ def other_optimizer(
 def optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> Message:
-    """Return a copy of an optimiser's memory of each parameter, by the parameter's name."""
+    """Return a copy of an optimiser's memory: of each parameter, by its name, and the changed numbers of its groups."""
+    known = optimizer.defaults
+    groups = (
+        {
+            k: v
+            for k, v in group.items()
+            if isinstance(v, Tensor | int | float) and v is not known.get(k)
+        }
+        for group in optimizer.param_groups
+    )
     return {
-        name: trees.clone(optimizer.state[w])
-        for name, w in parameters.items()
-        if w in optimizer.state
+        "parameters": {
+            n: optimizer.state[w] for n, w in parameters.items() if w in optimizer.state
+        },
+        "groups": {str(place): changed for place, changed in enumerate(groups)},
     }
 
 
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], kept: Tree
 ) -> None:
-    """Give a fresh optimiser the memory that `optimizer_state` returned.
+    """Give a fresh optimiser the memory that `optimizer_state` returned; empty for none.
 
     Adam counts its steps on the host, wherever the parameters are: on a device each step would wait
     for each parameter's counter.
     """
-    counters = devices.to_host([state["step"] for state in kept.values() if "step" in state])
-    steps = iter(counters)
-    for name, state in kept.items():
-        own = {**state, "step": next(steps)} if "step" in state else state
-        optimizer.state[parameters[name]] = trees.clone(own)
+    states = trees.clone(kept.get("parameters", {}))
+    counted = [one for one in states.values() if isinstance(one.get("step"), Tensor)]
+    for one, step in zip(counted, devices.to_host([one["step"] for one in counted]), strict=True):
+        one["step"] = step
+    optimizer.state.update({parameters[name]: one for name, one in states.items()})
+    for place, changed in trees.clone(kept.get("groups", {})).items():
+        optimizer.param_groups[int(place)].update(changed)

@@ -1,12 +1,15 @@
-"""A method that remembers in ``self``, which other processes do not see and a resume loses, is refused."""
+"""What plug-ins remember: a method in ``self``, which is refused; an optimiser between a round's public steps."""
 
 from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from torch import nn
 
-from flray import register_algorithm
+from flray import register_algorithm, trees
 from flray.algorithms import Algorithm
+from flray.algorithms.client import load_optimizer_state, optimizer_state
 from tests.algorithms import helpers as tiny
 from tests.messages import refused
 
@@ -68,3 +71,31 @@ def test_a_memory_in_self_is_refused(name: str) -> None:
 
 def test_constants_are_not() -> None:
     assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
+
+
+class Counts(torch.optim.Optimizer):
+    """Counts its steps, of each parameter and of each group, in plain numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Step less and less far."""
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for value in group["params"]:
+                self.state[value]["step"] = self.state[value].get("step", 0) + 1
+                value -= group["lr"] / group["steps"] / self.state[value]["step"]
+
+
+def test_an_optimisers_plain_numbers_stay_between_public_steps() -> None:
+    whole, parts = ({"w": nn.Parameter(torch.zeros(2))} for _ in range(2))
+    one, kept = Counts(whole.values()), {}
+    for _ in range(3):
+        one.step()
+        fresh = Counts(parts.values())
+        load_optimizer_state(fresh, parts, kept)
+        fresh.step()
+        kept = trees.unpack(trees.pack(optimizer_state(fresh, parts)))
+    assert torch.equal(parts["w"], whole["w"]) and whole["w"][0] == -(1 + 1 / 4 + 1 / 9)
