@@ -209,7 +209,7 @@ def run_method(name: str, decides: Decides) -> dict[str, Any]:
     spec = built(content)
     with pretending() as counts:
         recorder = Recorder(spec.algorithm, decides.get(name, lambda client: None), counts)
-        spec.algorithm.step = recorder  # type: ignore[method-assign]
+        vars(spec.algorithm)["step"] = recorder
         learnt, _ = run(spec, DEVICE, DEVICE, case_of)
     found = {"name": name, "same": learnt == wanted, "unlike": sorted(recorder.unlike)}
     return {**found, **recorder.repeated}

@@ -1,6 +1,5 @@
 """What plug-ins remember: a method in ``self``, which is refused; an optimiser between a round's public steps."""
 
-from functools import cached_property
 from typing import Any, ClassVar
 
 import pytest
@@ -54,14 +53,9 @@ class Constants(Algorithm):
         super().__init__(hp)
         self.table = {"lr": 0.5}
 
-    @cached_property
-    def factor(self) -> float:
-        """Half."""
-        return self.table["lr"]
-
     def weigh(self, server: Any, reply: Any) -> float:
         """Weigh all alike."""
-        return self.factor
+        return self.table["lr"]
 
 
 @pytest.mark.parametrize("name", ["server-in-self", "client-in-self", "by-client", "of-the-class"])
