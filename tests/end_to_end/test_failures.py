@@ -235,15 +235,19 @@ OWN = '''
 class HalfWay(Algorithm):
     """Moves only half way to the clients' mean."""
 
+    @functools.cached_property
+    def share(self):
+        return 0.5
+
     def apply(self, server, architecture, mean):
         old = server.models[architecture]
         server.models[architecture] = {**old, **{
-            name: (old[name] + value) / 2 if value.is_floating_point() else value for name, value in mean.items()}}
+            n: (old[n] + value) * self.share if value.is_floating_point() else value for n, value in mean.items()}}
 '''
 
 
 def test_a_new_algorithm_from_a_string_runs_on_ray(digits: dict[str, Any], pools: Pools) -> None:
-    header = "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
+    header = "import functools\nfrom flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
     exec(compile(f"{header}{OWN}", "own", "exec"), {"__name__": "own"})
     spec, plain = (world_of(digits, method) for method in ("half-way", "fedavg"))
     found = pools[2].run_federation(spec).sha256()

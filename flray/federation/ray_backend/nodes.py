@@ -1,10 +1,12 @@
 """A cluster's nodes: their resources, the first that can work, and the memory that a client's task takes there."""
 
+import copyreg
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,16 @@ def _await(kind: str, bundle: dict[str, float], advice: str, say: Notify) -> Map
     finally:
         remove_placement_group(group)
     return dict(ray.cluster_resources())
+
+
+def _cached_property(function: Callable[[Any], Any], name: str) -> "cached_property[Any]":
+    made = cached_property(function)
+    made.__set_name__(object, name)
+    return made
+
+
+# Python 3.11 gives it a lock, which cannot be pickled.
+copyreg.pickle(cached_property, lambda one: (_cached_property, (one.func, one.attrname)))
 
 
 def ship_user_modules() -> None:
