@@ -301,7 +301,8 @@ def kept_results(frame: pd.DataFrame) -> ResultSet:
                     gone = replace(one, number="", seed=seed, history=pd.DataFrame(), sha256="")
                     trials.append(replace(gone, status=status))
     names = list(dict.fromkeys(name for setting in settings for name in setting))
-    suites = [*filter(lambda name: name.endswith(SMOKE), frame["suite"]), frame["suite"].iloc[0]]
+    suites = list(dict.fromkeys(frame["suite"]))
+    title = next((name for name in suites if name.endswith(SMOKE)), " and ".join(suites))
     rules = set(frame.get("until", [""]))
     rule = _rule(max(rules)) if max(rules) else None
     if rule and len(rules) > 1:  # of several rules, or of some rows only: no planned end
@@ -325,7 +326,7 @@ def kept_results(frame: pd.DataFrame) -> ResultSet:
             "places": " ".join(frame.get("places", ())).split(),
         },
     }
-    source = ResultSet(suites[0], trials, config)
+    source = ResultSet(title, trials, config)
     source.notes = list(_kept_notes(source, frame))
     return source
 

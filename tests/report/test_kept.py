@@ -332,7 +332,8 @@ def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> 
     several = {"fedavg mnist rounds=5", "fedavg mnist rounds=2"}
     several |= {"fedprox mnist rounds=5", "fedprox svhn rounds=5"}
     assert set(made.rows) == several and "rounds: 5; 2" in made.notes
-    again = build_table(kept_results(rows(path, {}, {"value": 52.0, "sha256": "cd" * 32})))
+    again = build_table(kept_results(rows(path, {"suite": "a"}, {"suite": "b", "value": 52.0})))
+    assert again.title.startswith("a and b: ")
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
 
