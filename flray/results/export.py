@@ -134,8 +134,7 @@ def rows_beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFra
     names = list(dict.fromkeys([*existing.columns, *rows.columns]))
     domains = [name for name in names if name.startswith(DOMAIN)]
     tuned = [name for name in names if name.startswith(TUNED)]
-    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *PROVENANCE, *tuned, *domains}
-    settings = source.in_order(name for name in names if name not in fixed)
+    settings = source.in_order(setting_columns(names))
     columns = [*FIRST, *settings, *MEASURED, *OPTIONAL, *tuned, *domains, *LAST, *PROVENANCE]
     existing, rows = (frame.reindex(columns=columns, fill_value="") for frame in (existing, rows))
     return existing, rows, settings
@@ -440,6 +439,7 @@ def _kept_notes(source: ResultSet, frame: pd.DataFrame) -> Iterator[str]:
 
 
 def setting_columns(columns: Iterable[object]) -> list[str]:
-    """Return those of a kept file's columns that are settings."""
-    names = [str(name) for name in columns]
-    return names[len(FIRST) : names.index(MEASURED[0])]
+    """Return those of a kept file's columns that are settings, in whatever order a spreadsheet has put them."""
+    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *PROVENANCE}
+    names = [str(name) for name in columns if name not in fixed]
+    return [name for name in names if not name.startswith((DOMAIN, TUNED))]

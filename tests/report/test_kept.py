@@ -38,6 +38,10 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
     made = build_table(kept_results(frame))
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
+    moved = build_table(kept_results(frame[list(frame)[::-1]]))  # by a spreadsheet
+    assert {" ".join(sorted(name.split())) for name in moved.rows} == {
+        " ".join(sorted(name.split())) for name in made.rows
+    }
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
     assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2))
     assert second.mean == pytest.approx(71.0)
