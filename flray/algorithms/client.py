@@ -400,7 +400,8 @@ def optimizer_state(
         {
             k: v
             for k, v in group.items()
-            if isinstance(v, Tensor | int | float) and v is not known.get(k)
+            # The rate is the round's.
+            if isinstance(v, Tensor | int | float) and k != "lr" and v is not known.get(k)
         }
         for group in optimizer.param_groups
     )
@@ -420,7 +421,7 @@ def load_optimizer_state(
     Adam counts its steps on the host, wherever the parameters are: on a device each step would wait
     for each parameter's counter.
     """
-    states = trees.clone(kept.get("parameters", {}))
+    states = trees.clone(kept.get("parameters", kept))  # older runs kept these alone
     counted = [one for one in states.values() if isinstance(one.get("step"), Tensor)]
     for one, step in zip(counted, devices.to_host([one["step"] for one in counted]), strict=True):
         one["step"] = step

@@ -93,3 +93,18 @@ def test_an_optimisers_plain_numbers_stay_between_public_steps() -> None:
         fresh.step()
         kept = trees.unpack(trees.pack(optimizer_state(fresh, parts)))
     assert torch.equal(parts["w"], whole["w"]) and whole["w"][0] == -(1 + 1 / 4 + 1 / 9)
+
+
+def test_each_public_step_has_its_rounds_rate_and_the_memory_of_an_older_run_counts() -> None:
+    w, bias = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    first, fresh = (
+        torch.optim.SGD([{"params": [w]}, {"params": [bias], "lr": lr / 10}], lr, momentum=0.9)
+        for lr in (1.0, 0.5)
+    )
+    w.grad = bias.grad = torch.ones(2)
+    first.step()
+    kept = optimizer_state(first, {"w": w, "bias": bias})
+    for one in (kept, kept["parameters"]):
+        load_optimizer_state(fresh, {"w": w, "bias": bias}, one)
+        assert [group["lr"] for group in fresh.param_groups] == [0.5, 0.05]
+        assert torch.equal(fresh.state.pop(w)["momentum_buffer"], torch.ones(2))
