@@ -440,6 +440,6 @@ def _kept_notes(source: ResultSet, frame: pd.DataFrame) -> Iterator[str]:
 
 def setting_columns(columns: Iterable[object]) -> list[str]:
     """Return those of a kept file's columns that are settings, in whatever order a spreadsheet has put them."""
-    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *PROVENANCE}
+    fixed = {*FIRST, *MEASURED, *OPTIONAL, *LAST, *PROVENANCE, "label"}  # the last is of `verify`
     names = [str(name) for name in columns if name not in fixed]
     return [name for name in names if not name.startswith((DOMAIN, TUNED))]
