@@ -30,10 +30,12 @@ def light_nodes(forks: bool = True) -> Iterator[None]:
     """Let nodes of Ray that start in the block have no dashboard; and such workers, which are not their children."""
     from flray.federation.ray_backend import private
 
+    forks = forks and sys.platform == "linux"
     replacements = {**private.ON_ONE_MACHINE, STARTS: lambda usual: __file__ if forks else usual}
     del replacements[private.CLUSTER]  # drivers that tests start join them
     if forks and not _folders:
-        _folders.append(tempfile.TemporaryDirectory())
+        # Of this user alone, and short: a socket's path has 107 characters.
+        _folders.append(tempfile.TemporaryDirectory(dir="/tmp"))
         os.environ[PLACE] = str(Path(_folders[0].name, "calls"))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as calls:
             calls.bind(os.environ[PLACE])
