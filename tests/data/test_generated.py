@@ -1,15 +1,34 @@
-"""Sets that are drawn here, or come with a package: what they promise, whatever the seed; and a small part of one."""
+"""Sets that are drawn or composed here, and the steps to them: what they promise, whatever the seed."""
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.linalg import eigvalsh, logm
 from sklearn.neighbors import KNeighborsClassifier
 
-from flray.data import load_dataset
+from flray.data import DataSet, Domain
+from flray.data.datasets import eeg
+from flray.data.datasets.eeg import (
+    covariances,
+    log_euclidean_mean,
+    pad_vectors,
+    tangent_vectors,
+    trials,
+)
 from flray.data.datasets.embedded import FONTS, _atlas, _ink, _paint
 from flray.data.datasets.fundus import SOURCES
-from flray.data.loading import take_subset
+from flray.data.loading import load_dataset, take_subset, validate_dataset
+from flray.data.sources.images import (
+    bundled_photos,
+    channel_statistics,
+    over_photos,
+    photo_crops,
+    resize,
+)
+from tests.messages import refused
 
 NOWHERE = Path("/nonexistent")
 
@@ -109,3 +128,176 @@ def test_a_subset_is_small_has_every_class_and_is_always_the_same() -> None:
         known = {x.tobytes(): y for x, y in zip(before.train_x, before.train_y, strict=True)}
         labels = [known[x.tobytes()] for x in after.train_x]
         assert np.array_equal(labels, after.train_y)
+
+
+def test_resize_by_hand() -> None:
+    image = np.array([[0, 100], [0, 100]])
+    assert resize(image, 4).tolist() == [[0, 25, 75, 100]] * 4
+    assert np.array_equal(resize(np.full((2, 3, 28, 28), 200), 32), np.full((2, 3, 32, 32), 200))
+
+
+def test_crops_are_pieces_of_the_photos() -> None:
+    crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
+    assert crops.shape == (20, 3, 16, 16)
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16))
+        for photo in bundled_photos()
+    ]
+    for crop in crops[:, 1]:
+        found = 0
+        for seen, window in product((crop, crop[:, ::-1]), windows):
+            alike = (window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8])
+            found += sum(np.array_equal(one, seen) for one in window[alike])
+        assert found >= 1
+
+
+def test_crops_have_contrast_and_follow_the_generator() -> None:
+    crops, again, other = (photo_crops(300, 28, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert np.array_equal(crops, again)
+    assert not np.array_equal(crops, other)
+    assert (crops.std(axis=(2, 3)).mean(1) >= 20).mean() > 0.95
+
+
+def test_a_digit_over_a_photo_is_the_absolute_difference() -> None:
+    crop = np.array([[[[10, 250]], [[0, 128]], [[255, 1]]]], dtype=np.uint8)
+    digit = np.array([[[100, 255]]], dtype=np.uint8)
+    assert over_photos(digit, crop).tolist() == [[[[90, 5]], [[100, 127]], [[155, 254]]]]
+
+
+def test_statistics_agree_with_numpy() -> None:
+    parts = np.random.default_rng(0).integers(0, 256, (2, 9, 3, 4, 4), dtype=np.uint8)
+    mean, std = channel_statistics(parts)
+    pooled = np.concatenate(parts) / 255
+    assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
+    assert std == pytest.approx(pooled.std((0, 2, 3)), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int8])
+def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
+    parts = [np.array([[0, 10, 5], [4, 30, 5]], dtype=dtype), np.array([[2, 20, 5]], dtype=dtype)]
+    mean, std = channel_statistics(parts)
+    assert mean == (2.0, 20.0, 5.0)
+    # The square roots of 8/3 and 200/3; a column that never changes.
+    assert std == (1.63299, 8.16497, 1.0)
+    signals = np.stack([parts[0]] * 4, 2)
+    assert channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "part", [np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), np.uint8)]
+)
+def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
+    refused(channel_statistics, [part])
+    refused(channel_statistics, [np.zeros((2, 3)), np.zeros((2, 4))])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [
+        (0.5, (1.0,)),
+        ((0.5,), 1.0),
+        (("a",), (1.0,)),
+        ((0.0, 0.0), (1.0, 1.0)),
+        ((float("nan"),), (1.0,)),
+        ((0.5,) * 3, (0.0,) * 3),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_wrong_mean_is_one_line(mean: Any, std: Any, dtype: type) -> None:
+    x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
+    own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
+    refused(validate_dataset, "own", own)
+
+
+def test_a_sample_that_is_no_number_is_named() -> None:
+    whole, y = np.ones((4, 3), dtype=np.float32), np.array([0, 1, 0, 1])
+    holed = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, whole)
+    domain = Domain("d", "real", whole, y, holed.astype(np.float32), y)
+    refused(validate_dataset, "own", DataSet("own", (domain,), ("a", "b"), (0.0,), (1.0,)))
+
+
+TRIALS = np.random.default_rng(0).standard_normal((6, 4, 50))
+
+
+def test_covariances() -> None:
+    raw = covariances(TRIALS, shrinkage=0.0)
+    np.testing.assert_allclose(raw, np.stack([np.cov(t, bias=True) for t in TRIALS]), rtol=1e-12)
+    shrunk = covariances(np.repeat(TRIALS[:, :1], 4, axis=1))  # four copies of one channel: rank 1
+    assert (np.linalg.eigvalsh(shrunk) > 0).all()
+    np.testing.assert_allclose(
+        np.trace(shrunk, axis1=1, axis2=2), 4 * TRIALS[:, 0].var(1), rtol=1e-12
+    )
+
+
+def test_mean_and_vectors_by_definition() -> None:
+    matrices = covariances(TRIALS)
+    mean = log_euclidean_mean(matrices)
+    np.testing.assert_allclose(logm(mean), np.mean([logm(m) for m in matrices], 0), atol=1e-12)
+    vectors = tangent_vectors(matrices, mean)
+    distances = [np.sqrt((np.log(eigvalsh(m, mean)) ** 2).sum()) for m in matrices]
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), distances, rtol=1e-10)
+    assert np.abs(tangent_vectors(mean[None], mean)).max() < 1e-12
+    diagonal = tangent_vectors(np.diag([np.e, 1.0])[None], np.eye(2))
+    np.testing.assert_allclose(diagonal, [[1, 0, 0]], atol=1e-15)
+    np.testing.assert_allclose(
+        tangent_vectors(np.array([[[1.25, 0.75], [0.75, 1.25]]]), np.eye(2)),
+        [[np.log(2) / 2 + np.log(0.5) / 2, np.sqrt(2) * np.log(2), 0]],
+        atol=1e-12,
+    )
+
+
+def test_padding() -> None:
+    made = pad_vectors(np.ones((2, 3)), 5)
+    assert made.dtype == np.float32 and made.tolist() == [[1, 1, 1, 0, 0]] * 2
+    refused(pad_vectors, np.ones((2, 3)), 2)
+
+
+def sources(samples: int = 40) -> dict[str, eeg.Trials]:
+    y = np.arange(samples, dtype=np.int64) % 2
+    return {
+        name: (covariances(trials(y, channels, 0.5, np.random.default_rng(channels))), y)
+        for name, channels in (("AlexMI", 5), ("Zhou2016", 3))
+    }
+
+
+def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
+    dataset = eeg.dataset_of("eeg", sources(), 0)
+    assert [d.name for d in dataset.domains] == ["AlexMI", "Zhou2016"]
+    assert dataset.task == "binary"
+    for domain, channels in zip(dataset.domains, (5, 3), strict=True):
+        assert domain.train_x.shape == (32, 15) and domain.test_x.shape == (8, 15)
+        assert np.bincount(domain.test_y).tolist() == [4, 4]
+        used = channels * (channels + 1) // 2
+        assert np.abs(domain.train_x[:, :used]).min(1).max() > 0
+        assert not domain.train_x[:, used:].any()
+
+
+def test_a_source_without_a_class_is_named() -> None:
+    x, y = sources()["AlexMI"]
+    refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones_like(y))}, 0)
+
+
+class Paradigms:
+    """Answers as MOABB's paradigm does: trials, names of events, and a table that is not used."""
+
+    class MotorImagery:
+        def __init__(self, **settings: Any) -> None:
+            events = ["feet", "right_hand"]
+            assert settings == {"events": events, "n_classes": 2, "fmin": 8.0, "fmax": 32.0}
+
+        def get_data(self, dataset: Any) -> tuple[Any, Any, None]:
+            return dataset
+
+
+def test_events_become_labels_by_name() -> None:
+    answer = np.zeros((3, 2, 5)), np.array(["right_hand", "feet", "right_hand"]), None
+    x, y = eeg.imagery_trials(answer, Paradigms, 8.0, 32.0)
+    assert y.tolist() == [1, 0, 1] and x.shape == (3, 2, 5)
+
+
+def test_without_moabb_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "moabb", None)
+    refused(load_dataset, "eeg", root=tmp_path)

@@ -1,17 +1,97 @@
+"""Data on the command line and in the cache: listed, shown, drawn, kept once, and read anew if they change."""
+
+import multiprocessing
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+import flray
 from flray import registry
 from flray.data import DataSet, Domain, federate, load_dataset
 from flray.data.federated import partition_table
+from flray.data.inventory import Entry, list_datasets
+from flray.data.sources.archives import FILES
+from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
 from flray.drawing.canvas import LIGHT, save_figure
 from flray.drawing.grids import draw_partition, partition_record
-from tests.helpers import printed
-from tests.messages import mistyped
+from flray.federation.building import build_spec
+from flray.registry import datasets
+from tests.data.layouts import LAYOUTS
+from tests.helpers import printed, small
+from tests.messages import mistyped, refused
+
+
+def built_in(root: Path) -> dict[str, Entry]:
+    """Return the entries of flray's own sets; other tests of this process may have registered some more."""
+    return {
+        entry.name: entry for entry in list_datasets(root) if entry.name not in datasets.added()
+    }
+
+
+def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
+    entries = built_in(tmp_path)
+    assert {entry.name for entry in list_datasets(tmp_path)} == set(datasets.names())
+    for entry in entries.values():
+        assert entry.what and entry.source
+        assert entry.present is (entry.source == "comes with flray")
+        assert bool(entry.todo) is not entry.present
+    for name, files in FILES.items():
+        assert entries[name].source == files.where
+    assert entries["svhn"].todo == "flray data get svhn"
+    assert entries["fc100"].todo == "flray data get fc100"
+    assert entries["digits5-local"].todo == "flray data get digits5-local"
+    assert entries["vlcs"].todo == "put it into DATA/archives/vlcs (or data.path)"
+    assert "flray[eeg]" in entries["eeg"].todo
+    assert entries["cifar10-jpeg"].todo == "give data.path"
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("office-home", ["Art/Bed/1.jpg"]),
+        ("tiny-imagenet", ["train/n1/images/1.JPEG"]),
+        ("camelyon17", ["metadata.csv"]),
+        ("svhn", ["train_32x32.mat", "test_32x32.mat"]),
+    ],
+)
+def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path: Path) -> None:
+    for file in files:
+        path = tmp_path / "archives" / name / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    entries = built_in(tmp_path).values()
+    present = [entry for entry in entries if entry.present and entry.source != "comes with flray"]
+    assert [entry.name for entry in present] == [name]
+
+
+def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    shown = []
+    for arguments in (["list", "datasets"], ["data", "list"]):
+        shown.append(printed(*arguments))
+    assert shown[0] == shown[1]
+    assert all(re.search(rf"\b{name}\b", shown[0]) for name in datasets.names())
+    assert "pip install 'flray[eeg]'" in shown[0]
+    alone = " ".join(printed("list", "datasets", "vlcs").split())
+    assert "put it into DATA/archives/vlcs" in alone and "mapped" in alone
+
+
+def test_get_decodes_what_was_put_there_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    mistyped("data", "show", "vlcs")
+    mistyped("data", "get", "vlcs")
+    LAYOUTS["vlcs"](tmp_path)
+    assert "vlcs: decoding 40 images" in printed("data", "get", "vlcs")
+    assert len(list((tmp_path / "vlcs").rglob("x.npy"))) == 1
 
 
 def test_the_table_counts_what_clients_hold() -> None:
@@ -118,3 +198,116 @@ def test_the_command_draws_every_partition(
     drawn = [(np.abs(pixels - shade).max(axis=2) < 40).sum() for shade in shades]
     by_domain = name.startswith("domain")
     assert drawn[0] > 500 and (min(drawn[1:]) > 500) == by_domain
+
+
+ARRAYS = {"x": np.arange(1000, dtype=np.uint8).reshape(10, 100), "y": np.arange(10)}
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    refused(read_arrays, tmp_path / "set", "set")
+    write_arrays(tmp_path / "set", ARRAYS)
+    back = read_arrays(tmp_path / "set", "set")
+    assert list(back) == ["x", "y"]
+    for name, array in ARRAYS.items():
+        assert np.array_equal(back[name], array)
+        assert back[name].dtype == array.dtype
+
+
+def test_writing_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "set", ARRAYS)
+    write_arrays(tmp_path / "set", {"z": np.ones(3)})
+    refused(write_arrays, tmp_path / "set", {"x": np.array([{}], dtype=object)})
+    assert list(read_arrays(tmp_path / "set", "set")) == ["z"]
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+def write_often(folder: Path, value: int) -> None:
+    for _ in range(40):
+        write_arrays(folder, {"x": np.full(1000, value)})
+
+
+def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    place = tmp_path / "set"
+    writers = [context.Process(target=write_often, args=(place, value)) for value in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(timeout=60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(set(read_arrays(tmp_path / "set", "set")["x"].tolist())) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+
+
+MANIFESTS = ("", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}')
+DAMAGES = [
+    ("y.npy", lambda _: None),
+    ("x.npy", lambda raw: raw[:-7]),
+    ("x.npy", lambda raw: raw[:-1] + b"\0"),
+    *((MANIFEST, lambda _, t=t: t.encode()) for t in MANIFESTS),
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
+def test_what_is_damaged_is_named(
+    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]
+) -> None:
+    write_arrays(tmp_path / "set", ARRAYS)
+    path = tmp_path / "set" / file
+    content = damage(path.read_bytes())
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    refused(read_arrays, tmp_path / "set", "set")
+
+
+def test_the_environment_sets_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    assert data_root() == tmp_path
+    monkeypatch.delenv("FLRAY_DATA")
+    assert data_root() == Path.home() / ".cache" / "flray"
+
+
+READER = """
+from pathlib import Path
+import numpy as np
+from flray import register_dataset
+from flray.data import DataSet, Domain
+
+@register_dataset("kept-array")
+def kept_array(root: Path, *, file: str = "x.npy") -> DataSet:
+    x, y = np.load(file), np.arange(20) % 2
+    return DataSet("kept-array", (Domain("all", "real", x, y, x, y),), ("a", "b"), (0.0,), (1.0,))
+"""
+
+
+def pictures(shade: int) -> None:
+    """One differs, of the same size and time, in a folder whose time is as before."""
+    for number in range(12):
+        picture = Path("photos", ("cats", "dogs")[number % 2], f"{number}.bmp")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((12, 12, 3), 20 * number, dtype=np.uint8)
+        pixels[0] = shade if number == 1 else 0
+        Image.fromarray(pixels).save(picture)
+        os.utime(picture, (0, 0))
+
+
+def arrays(shade: int) -> None:
+    np.save("x.npy", np.full((20, 4), shade, dtype=np.float32))
+    Path("own.py").write_text(READER)
+
+
+@pytest.mark.parametrize(
+    ("write", "settings"),
+    [
+        (pictures, {"data": {"name": "folder", "path": "photos"}}),
+        (arrays, {"data": "kept-array", "plugins": ["own.py"]}),
+    ],
+)
+def test_a_later_run_reads_them_anew(tmp_cwd: Path, write: Any, settings: dict[str, Any]) -> None:
+    learnt = set()
+    for shade in (10, 90):
+        write(shade)
+        result = flray.run({"experiment": small(**settings)})
+        learnt.add((result.sha256, build_spec(result.experiment).data.fingerprint))
+    assert len({model for model, _ in learnt}) == len({data for _, data in learnt}) == 2
