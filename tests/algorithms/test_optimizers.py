@@ -1,17 +1,28 @@
-"""The optimisers are torch's to the bit, and their processes never import torch's compiler."""
+"""Steps: optimisers are torch's to the bit; precision, compiling and training together change what they may."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch import nn
 
 from flray import registry
-from flray.algorithms.client import make_optimizer
+from flray.algorithms.base import Algorithm
+from flray.algorithms.client import Client, make_optimizer
+from flray.algorithms.common.batched_clients import BatchNormWithoutCuDNN
 from flray.algorithms.common.optimizers import SGD, Adam
+from flray.algorithms.common.samples import Batch
 from flray.config.experiment import Local
+from flray.federation import checkpoint
+from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
+from flray.models import SplitModel
+from flray.tasks import Classification
 from tests.algorithms import helpers as tiny
+from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
 from tests.helpers import python
 from tests.messages import refused
 
@@ -191,3 +202,233 @@ def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:
         refused(tiny.spec_of, "fedavg", local=local)
     block = {"aggregation": {"block": 3}, "local": {"optimizer": "nadam", "clients_per_step": 3}}
     refused(tiny.spec_of, "fedavg", model={"name": "two-layer", "norm": False}, **block)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_method_keeps_its_weights_and_outputs_in_float32(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[torch.dtype] = set()
+    loss = Classification.loss
+
+    def watched(self: Classification, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.add(outputs.dtype)
+        value = loss(self, outputs, targets)
+        seen.add(value.dtype)
+        return value
+
+    monkeypatch.setattr(Classification, "loss", watched)
+    digests = []
+    for precision in ("float32", "bfloat16"):
+        federation = tiny.run(
+            name, rounds=2, local={"precision": precision}, **tiny.settings_for(name)
+        )
+        values = [v for weights in federation.server.models.values() for v in weights.values()]
+        assert {v.dtype for v in values} <= {torch.float32, torch.int64}
+        assert all(bool(torch.isfinite(v).all()) for v in values)
+        digests.append(federation.sha256())
+    assert seen <= {torch.float32}
+    assert digests[0] != digests[1], "it did not reach the network"
+
+
+@registry.register_algorithm("noting-types")
+class NotingTypes(Algorithm):
+    """FedAvg that tracks how wide its features, gradients and velocity are."""
+
+    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
+        super().step(client, batch, optimizer)
+        tensors = [
+            batch.features,
+            *(p.grad for p in client.parameters.values()),
+            *(state["momentum_buffer"] for state in optimizer.state.values()),
+        ]
+        client.log("bytes", max(t.element_size() for t in tensors if t is not None))
+        client.log("least_bytes", min(t.element_size() for t in tensors if t is not None))
+
+
+def test_features_gradients_and_velocity_are_float32() -> None:
+    local = {"precision": "bfloat16", "momentum": 0.9}
+    metrics = tiny.fresh("noting-types", local=local).step().metrics
+    assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
+
+
+# Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook
+# into the network.
+METHODS = ("fedavg", "fedrep", "perfedavg", "fedrcl")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
+    reason="torch 2.13's compiler writes C++ that does not compile where vectors are turned off",
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) -> None:
+    def federation(compile: bool, executor: Any = InlineExecutor) -> Federation:
+        spec = tiny.spec_of(name, local={"compile": compile, "momentum": 0.9})
+        return tiny.federation_of(spec, executor(spec))
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    plain, permuted = federation(False), federation(True, Permuted)
+    fast, resumed = federation(True), federation(True)
+    for number in range(3):
+        for each in (plain, fast, permuted):
+            each.step()
+        if number == 0:
+            checkpoint.save(fast, tmp_path)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1 if name == "fedrcl" else graphs >= 2, (
+        "FedRCL's hooks are in the features: the classifier alone"
+    )
+    assert checkpoint.restore(resumed, tmp_path) == 1
+    resumed.step()
+    resumed.step()
+    assert fast.sha256() == permuted.sha256() == resumed.sha256()
+    for entry, value in fast.server.model.items():
+        tiny.close(value, plain.server.model[entry])
+
+
+# Batches of 4: other numbers of steps, other last batches; one of a single sample.
+SIZES = (12, 9, 15, 7, 10)
+
+
+def fresh(name: Any, together: int, block: int = 5, **changes: Any) -> Federation:
+    local = {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, **changes.pop("local", {})}
+    aggregation = {"block": block, **changes.pop("aggregation", {})}
+    settings = {"aggregation": aggregation, "local": {**local, "clients_per_step": together}}
+    return tiny.fresh(name, tiny.gaussian_clients(SIZES), **settings, **changes)
+
+
+def run(name: Any, together: int, rounds: int = 2, **changes: Any) -> Federation:
+    federation = fresh(name, together, **changes)
+    for _ in range(rounds):
+        federation.step()
+    return federation
+
+
+def assert_near(ours: Federation, theirs: Federation) -> None:
+    for key, model in theirs.server.models.items():
+        tiny.close(ours.server.models[key], model, rtol=1e-10, atol=1e-10)
+    for client in range(len(SIZES)):
+        mine, other = (tiny.state_of(one, client).get("personal", {}) for one in (ours, theirs))
+        assert mine.keys() == other.keys()
+        tiny.close(mine, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "together", "changes"),
+    [
+        *(
+            (name, together, {})
+            for name in ("fedavg", {"name": "fedprox", "mu": 0.5}, "fedbn", "local")
+            for together in (2, 5)
+        ),
+        *(
+            ("fedavg", 3, changes)
+            for changes in (
+                {"model": {"name": "two-layer", "norm": False}},
+                {"local": {"optimizer": "adam", "lr": 0.01}},
+                {"local": {"clip_norm": 0.1}},
+                {"participation": {"fraction": 0.8, "stragglers": 0.5, "straggler_work": 0.4}},
+                {"aggregation": {"buffers": "local"}},
+                {"local": {"lr_decay": 0.5, "batch_size": 20}},
+                {"local": {"epochs": 0}},
+                {"models": {"client1": {"name": "two-layer", "width": 7}}},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_it_is_the_same_training(name: Any, together: int, changes: dict[str, Any]) -> None:
+    assert_near(run(name, together, **changes), run(name, 1, **changes))
+
+
+def test_what_is_tracked_of_each_client_is_the_same() -> None:
+    ours, theirs = (fresh("fedavg", together).step().metrics for together in (5, 1))
+    tracked = {n: v for n, v in theirs.items() if n.startswith("train/") and "seconds" not in n}
+    clients = {f"train/loss/client/client{i}" for i in range(5)}
+    assert {"train/loss", "train/steps", *clients} <= set(tracked)
+    assert {name: ours[name] for name in tracked} == pytest.approx(tracked, rel=1e-10)
+
+
+def test_resuming_gives_the_same_bits(tmp_path: Path) -> None:
+    changes = {"participation": {"fraction": 0.8}, "block": 3}
+    whole, resumed = run("fedbn", 2, 1, **changes), fresh("fedbn", 2, **changes)
+    checkpoint.save(whole, tmp_path)
+    assert checkpoint.restore(resumed, tmp_path) == 1
+    whole.step()
+    resumed.step()
+    assert resumed.sha256() == whole.sha256()
+    assert_near(whole, run("fedbn", 1, **changes))
+
+
+def test_the_step_is_really_shared() -> None:
+    """One forward pass for clients of a size, not one each."""
+    counts = []
+    for together in (1, 5):
+        federation, calls = fresh("fedavg", together), list[int]()
+        resident = federation.executor._runner._resources.resident("two-layer")  # type: ignore[attr-defined]
+        resident.model.features.first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        federation.step()
+        counts.append(len(calls))
+    assert counts[1] < counts[0]
+
+
+@registry.register_algorithm("own-loss-under-fedprox")
+class OwnLoss(registry.algorithms.get("fedprox")):  # type: ignore[misc]
+    """A subclass's own loss is not vouched for by its parent's word."""
+
+    def loss(self, client: Any, batch: Any) -> torch.Tensor:
+        return super().loss(client, batch) * client.num_samples
+
+
+@registry.register_model("branching")
+def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    return SplitModel(Branch(), nn.Linear(shape[0], num_classes))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("moon", {}),
+        ("own-loss-under-fedprox", {}),
+        ("fedavg", {"block": 2}),
+        ("fedavg", {"local": {"compile": True}}),
+        ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}),
+        ("fedavg", {"model": "branching"}),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_first_round(
+    name: str, changes: dict[str, Any]
+) -> None:
+    refused(fresh, name, 3, **changes)
+
+
+def test_batch_normalisation_of_clients_together_does_without_cudnn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an H100, torch 2.11: cuDNN's asks for the memory format, and `vmap` knows the plain one alone."""
+    asked, native = [], torch.batch_norm
+
+    def batch_norm(*args: Any) -> torch.Tensor:
+        asked.append((torch.backends.cudnn.enabled, args[-1]))
+        return native(*args)
+
+    monkeypatch.setattr(torch, "batch_norm", batch_norm)
+    layer, x = nn.BatchNorm1d(3), torch.randn(4, 3)
+    with BatchNormWithoutCuDNN():
+        layer(x)
+    layer(x)
+    assert asked == [(False, False), (True, True)]
+
+
+def test_methods_vouch_for_their_own_loss_alone() -> None:
+    assert not Algorithm.vectorised
+    methods = {name: registry.algorithms.get(name) for name in registry.algorithms.names()}
+    assert [name for name, kind in methods.items() if "vectorised" in vars(kind)] == ["fedprox"]

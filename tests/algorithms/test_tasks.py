@@ -1,5 +1,6 @@
-"""Every method on every task: it runs, or it says before round 0 that it needs classes."""
+"""Every method: on every task it runs or says why not, what does nothing says so, its mean is added up in blocks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from flray import registry
+from flray import registry, trees
+from flray.algorithms.common.aggregation import BlockSum, average_blocks
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
+from flray.federation.federation import Federation
+from flray.federation.replies import into_blocks
 from flray.federation.spec import FederationSpec
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
-from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
 from tests.helpers import built
 
 SEGMENTATION = {
@@ -150,3 +155,184 @@ def test_the_optimiser_sees_masks_and_images_moved_alike() -> None:
         assert one.sha256() == again.sha256()
         digests.append(one.sha256())
     assert len(set(digests)) == 3
+
+
+EVEN = tiny.gaussian_clients((12, 9, 15))
+SKEWED = tiny.gaussian_clients((12, 9, 15), skew=True)
+MANY = tiny.gaussian_clients((60, 66, 72))
+
+
+def lines_of(
+    algorithm: dict[str, Any], clients: list[tiny.Arrays], rounds: int = 4, **settings: Any
+) -> list[str]:
+    """Return what a run says, with a reset in the middle as after a loss."""
+    spec, lines = tiny.spec_of(algorithm, clients, rounds=2 * rounds, **settings), list[str]()
+    federation = Federation(spec, InlineExecutor(spec), lines.append)
+    for _ in range(2):
+        for _ in range(rounds):
+            federation.step()
+        federation.reset()
+    assert all("\n" not in line and len(line) < 250 for line in lines)
+    return lines
+
+
+ALONE = {"name": "fedskc", "lcl": False, "gda": False, "gpr": False}
+STEPS = {**ALONE, "gpr": True, "beta": 0.9999}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "clients", "said"),
+    [
+        (
+            {"name": "fedhkd", "threshold": 0.5},
+            EVEN,
+            "fedhkd: the largest class of any client has 33.3% of its samples, less than algorithm.threshold=0.5",
+        ),
+        ({"name": "fedhkd", "threshold": 0.25}, EVEN, ""),
+        ({"name": "fedhkd", "threshold": 0}, EVEN, ""),
+        ({"name": "fedhkd", "threshold": 0.5}, SKEWED, ""),
+        ({"name": "fedrs"}, EVEN, "fedrs: every client has every class.*algorithm.graded=true"),
+        ({"name": "fedrs"}, SKEWED, ""),
+        ({"name": "fedrs", "graded": True}, EVEN, ""),
+        (
+            {**ALONE, "gda": True},
+            MANY,
+            "round 1: .*the weights of GDA are equal to five digits.*algorithm.sample_scale=fraction",
+        ),
+        ({**ALONE, "gda": True}, tiny.gaussian_clients((4, 3, 5)), ""),
+        ({**ALONE, "gda": True, "sample_scale": "fraction"}, MANY, ""),
+        (ALONE, MANY, ""),
+        (STEPS, EVEN, r"round 2: .*GPR steps by \(1 - beta\) \|rho\| = "),
+        ({**STEPS, "review": "interpolate"}, EVEN, r"^((?!multiplies).)*$"),
+        ({**STEPS, "beta": 0.5}, EVEN, ""),
+        ({"name": "fedavg"}, EVEN, ""),
+    ],
+    ids=str,
+)
+def test_it_is_said_once_with_what_helps_and_only_where_it_is_so(
+    algorithm: dict[str, Any], clients: list[tiny.Arrays], said: str
+) -> None:
+    lines = lines_of(algorithm, clients, local={"lr": 0.01})
+    assert len(lines) == bool(said)
+    assert not said or re.search(said, lines[0])
+
+
+def test_what_is_said_to_do_nothing_does_nothing() -> None:
+    plain = tiny.digest("fedavg", EVEN, rounds=2)
+    for method in ({"name": "fedrs"}, {"name": "fedhkd", "threshold": 0.5}):
+        assert tiny.digest(method, EVEN, rounds=2) == plain
+    uniform = tiny.run("fedavg", MANY, rounds=2, aggregation={"weights": "uniform"})
+    gda = tiny.run({**ALONE, "gda": True}, MANY, rounds=2)
+    tiny.close(gda.server.model, uniform.server.model, rtol=0, atol=1e-5)
+
+
+def test_a_warning_is_no_part_of_what_is_learnt() -> None:
+    """Neither digest nor metrics know of it."""
+    spec = tiny.spec_of({"name": "fedrs"}, EVEN)
+    loud, quiet = (Federation(spec, InlineExecutor(spec), list[str]().append) for _ in range(2))
+    quiet.server.warned.add("scale")
+    first, second = loud.step().metrics, quiet.step().metrics
+    assert loud.sha256() == quiet.sha256() and set(first) == set(second)
+
+
+def test_a_method_of_ones_own_can_say_it_too() -> None:
+    @registry.register_algorithm("idle")
+    class Idle(registry.algorithms.get("fedavg")):  # type: ignore[misc]
+        """Says that it is idle."""
+
+        def aggregate(self, server: Any, stage: Any, replies: Any) -> None:
+            server.warn("idle", f"round {server.round + 1}: nothing to do")
+            super().aggregate(server, stage, replies)
+
+    try:
+        assert lines_of({"name": "idle"}, EVEN) == ["idle: round 1: nothing to do"]
+    finally:
+        del registry.algorithms._entries["idle"]
+
+
+REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at the server"]
+"""Methods whose server looks at single replies."""
+SIZES = (12, 9, 15, 7, 10)
+
+
+def fresh(
+    name: str, block: int | None, executor: Any = InlineExecutor, **changes: Any
+) -> Federation:
+    aggregation = {"block": block, **changes.pop("aggregation", {})}
+    settings = {**tiny.settings_for(name), **changes, "aggregation": aggregation}
+    spec = tiny.spec_of(name, tiny.gaussian_clients(SIZES), **settings)
+    return tiny.federation_of(spec, executor(spec))
+
+
+def rounds(name: str, block: int | None, count: int = 1, **changes: Any) -> Federation:
+    federation = fresh(name, block, **changes)
+    for _ in range(count):
+        federation.step()
+    return federation
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_method_whose_server_sees_replies_is_refused(name: str) -> None:
+    said = rf"found 2; the server of {name} looks at single replies.*choose one of apfl, .*fedavg"
+    with pytest.raises(ConfigError, match="experiment.aggregation.block: " + said):
+        tiny.spec_of(name, aggregation={"block": 2}, **tiny.settings_for(name))
+
+
+@pytest.mark.parametrize("name", sorted({*BUILT_IN} - {*REFUSED}))
+def test_it_is_the_mean(name: str) -> None:
+    """To the accuracy of float64; in blocks of one client or of all, to the bit."""
+    whole, blocked = rounds(name, None), rounds(name, 2)
+    for architecture, weights in whole.server.models.items():
+        tiny.close(blocked.server.models[architecture], weights, rtol=1e-12)
+    for block in (1, 5):
+        assert rounds(name, block).sha256() == whole.sha256()
+
+
+def test_the_bits_depend_on_the_blocks() -> None:
+    assert len({tiny.models_sha(rounds("fedavg", block, 3)) for block in (1, 2, 3)}) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix", "fedskc", "scaffold"]
+)
+def test_neither_the_order_of_the_blocks_nor_a_checkpoint_changes_a_bit(
+    name: str, tmp_path: Path
+) -> None:
+    some = {"participation": {"clients": 4}} if tiny.partial_participation(name) else {}
+    permuted = rounds(name, 2, 3, executor=Permuted, **some)
+    assert permuted.sha256() == tiny.resumed_from_any_round(permuted.spec, tmp_path)
+
+
+def test_the_server_gets_one_sum_per_block() -> None:
+    size = sum(v.numel() * 8 for v in fresh("fedavg", None).server.model.values())
+    for block, messages in ((None, 5), (1, 5), (2, 3), (3, 2), (5, 1), (9, 1)):
+        metrics = fresh("fedavg", block).step().metrics
+        assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
+
+
+def test_blocks_follow_the_client_number_not_the_cohort() -> None:
+    federation = fresh("fedavg", 2, executor=tiny.Noting, participation={"clients": 3})
+    calls: list[Any] = federation.executor.calls  # type: ignore[attr-defined]
+    sizes = set[int]()
+    for _ in range(6):
+        calls.clear()
+        federation.step()
+        (blocks,) = (blocks for blocks in calls if all(block.summed for block in blocks))
+        seen = [[job.client_task.client for job in block.jobs] for block in blocks]
+        assert [client for block in seen for client in block] == federation.server.cohort
+        assert all(len({client // 2 for client in block}) == 1 for block in seen)
+        sizes.add(len(seen))
+    assert {2, 3} <= sizes and into_blocks([], 2) == []
+
+
+def test_several_architectures_in_one_block() -> None:
+    sums = [BlockSum(), BlockSum()]
+    for client, (architecture, value, samples) in enumerate(
+        [("a", 1.0, 1), ("b", 5.0, 2), ("a", 4.0, 2), ("a", 9.0, 1), ("b", 2.0, 0)]
+    ):
+        sums[client // 3].add(architecture, {"w": torch.tensor([value])}, samples)
+    sums[1].add("a", {}, 100)
+    packed = [trees.unpack(trees.pack(one.tree())) for one in sums]
+    means = {a: mean["w"].item() for a, mean in average_blocks(packed).items()}
+    assert means == {"a": 4.5, "b": 5.0}
+    assert average_blocks([{}, {}]) == {} and BlockSum().tree() == {}

@@ -1,7 +1,15 @@
-"""What the border gives out, and what it refuses."""
+"""What the border gives out and what it refuses: objects, and bad inputs to commands on finished runs, by class.
 
+The classes are rounds of a resume, journals, folders to remove, files that are none, names and places that cannot be,
+escapes, and settings that mean nothing. FLRAY_HOSTILE_ALL (scripts/hostile) asks every row, the tests some of each.
+"""
+
+import json
 import os
+import random
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +19,10 @@ from flray.cli import display
 from flray.cli.main import invoke
 from flray.files import border
 from flray.records import directory
-from tests.messages import refused
+from tests.border import planted
+from tests.border.test_planted import RUN, away, wrong
+from tests.hostile.asking import asked
+from tests.messages import mistyped, refused
 
 
 @pytest.mark.parametrize("name", ["a", "a/b.c", "..a/b..", "Tromsø/日本", "a b", "-x", "ab:c"])
@@ -115,3 +126,287 @@ def test_a_file_that_cannot_be_is_one_line(
     assert invoke(["ls"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("flray: a file: OSError: [Errno 36]")
+
+
+EVERY = bool(os.environ.get("FLRAY_HOSTILE_ALL"))
+SOME = 6
+"""Rows of a class that are asked in every run of the tests, the same ones."""
+LONG = "n" * 300
+BIG = "99999999999999999999999"
+ROUNDS = [
+    *(["resume", "ok", f"rounds={one}"] for one in ("0", "-1", "1.5", "x", "", "nan", "1e3", BIG)),
+    *(["resume", "ok", f"rounds={one}"] for one in (str(2**63), "true", "null", "[2]", "2 3")),
+    ["resume", "ok", "rounds"],
+    ["resume", "ok", "lr=3"],
+    ["resume", "ok", "rounds=2", "name=z"],
+]
+LINE = b'{"type":"round","round":%s,"time":%s,"metrics":%s}\n'
+JOURNALS: dict[str, Callable[[bytes], bytes]] = {
+    "byte order mark": lambda data: b"\xef\xbb\xbf" + data,
+    "UTF-16": lambda data: data.decode().encode("utf-16"),
+    "other ends of lines": lambda data: data.replace(b"\n", b"\r"),
+    "lists": lambda data: data + b"[1]\n[2]\n",
+    "Latin-1": lambda data: data + b'{"type":"tags","tags":{"a":"\xf8"}}\n',
+    "text": lambda data: b"hello\n" * 100,
+    "deep": lambda data: data + b'{"type":"tags","tags":' + b"[" * 100_000 + b"\n",
+    "data without a digest": lambda data: data + b'{"type":"data","name":1}\n',
+    "an end of no kind": lambda data: data + b'{"type":"end","time":1,"status":"x"}\n',
+    "a uid that is a question": lambda data: data.replace(b'"uid":"', b'"uid":"\' OR ', 1),
+    **{
+        f"round {number}, time {time}, metrics {metrics}": lambda data, line=(number, time, metrics): (
+            data + LINE % tuple(part.encode() for part in line)
+        )
+        for number, time, metrics in (
+            ("-1", "1", "{}"),
+            (BIG, "1", "{}"),
+            ("true", "1", "{}"),
+            ('"7"', "1", "{}"),
+            ("7", "-5", "{}"),
+            ("7", BIG, "{}"),
+            ("7", "1", '{"a":[1]}'),
+            ("7", "1", '{"a":"many"}'),
+        )
+    },
+}
+OVER_JOURNALS = (["compare", "m/001", "ok/001"], ["report", "m"], ["sync", "m"], ["resume", "m"])
+REMOVED = [
+    *("", ".", "..", "/", "~", "*", "runs", "runs/m", "m", "m/..", "m/001/..", "m/001/checkpoint"),
+    *("m/999", "m/001\n", "-1", "\x1b[2J", "x.yaml", "project", "runs/away", "runs/up", LONG * 20),
+    *("runs/loop", "project/sub", "../outside"),
+]
+KINDS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "itself": lambda path: path.symlink_to(path.name),
+    "endless": lambda path: planted.void((path.touch(), os.truncate(path, 2**40))),
+}
+READ = {
+    "w.safetensors": [
+        ["run", "x.yaml", "start=w.safetensors"],
+        ["run", "x.yaml", "model={name: torchvision, network: resnet18, weights: w.safetensors}"],
+    ],
+    "t.csv": [["run", "x.yaml", "data={name: table, path: t.csv, label: y}"], ["report", "t.csv"]],
+    "t.parquet": [["run", "x.yaml", "data={name: table, path: t.parquet, label: y}"]],
+    "t.zip": [["run", "x.yaml", "data={name: folder, path: t.zip, size: 8}"]],
+    "t.npz": [["run", "x.yaml", "data={name: cifar10-jpeg, path: t.npz}"]],
+    "t.py": [["resume", "m", "--plugin", "t.py"], ["export", "m", "--plugin", "t.py"]],
+    "t.yaml": [
+        ["run", "t.yaml"],
+        ["tune", "t.yaml", "--plan"],
+        ["tune", "t.yaml", "--detect", "1"],
+        ["data", "show", "t.yaml"],
+    ],
+    "x.results.csv": [["tune", "x.yaml", "--detect", "1"]],
+    "t": [
+        ["export", "ok", "--to", "t"],
+        ["report", "ok", "--to", "t"],
+        ["run", "x.yaml", "output=t"],
+        ["run", "x.yaml", "callbacks=[{name: tensorboard, folder: t}]"],
+        ["resume", "t"],
+    ],
+}
+PLACES = [
+    *([*words, LONG] for words in (["export", "ok", "--to"], ["report", "ok", "--to"], ["rm"])),
+    *(["export", "ok", "--client", one] for one in ("nobody", "", LONG)),
+    *(["report", "ok", "--keep", one] for one in (f"{LONG}.csv", "/proc/x.csv", "x.yaml", ".")),
+    *(["report", "ok", "--reach", one] for one in ("nan", "inf", "-5", "0", "x")),
+    *(["report", "x", "--uri", one] for one in ("", "file:///tmp", "http://127.0.0.1:9", "x://h")),
+    *(["sync", "ok", "--uri", one] for one in ("sqlite:////proc/x.db", "ftp://x", "http://[")),
+    *(["tune", "x.yaml", "--detect", one] for one in ("0", "-1", "nan", "inf", "x", "")),
+    *(["list", kind, "nope"] for kind in ("algorithms", "metrics", "callbacks", "samplers")),
+    *(["data", "show", "digits-sklearn", "--plot", one] for one in (f"{LONG}.png", "/proc/x.png")),
+    *([command, ""] for command in ("resume", "report", "export", "sync", "run", "tune")),
+    *([command, "."] for command in ("resume", "report", "export", "sync", "run", "tune")),
+    ["export", "ok", "--to", "/proc/x"],
+    ["report", "ok", "--to", "/proc/x"],
+    ["resume", "m", "--plugin", ""],
+    ["resume", "m", "--plugin", "runs/m/001/config.yaml"],
+    ["resume", "m", "--address", "127.0.0.1:9"],
+    ["resume", "ok", "--output", "x.yaml"],
+    ["compare", "ok", "nope"],
+    ["compare", "ok/001"],
+    ["ls", "--watch", "--json"],
+    ["ls", "--output", LONG],
+]
+FIELDS = {
+    "run.json": [
+        *(("status",), ("created",), ("best",), ("failure",), ("sha256",), ("taken_over",)),
+        *(("versions", "flray"), ("cpu", "model"), ("settings", "name"), ("source", "user")),
+    ],
+    "config.yaml": [
+        *(("experiment", part) for part in ("name", "output", "seed", "rounds")),
+        *(("experiment", part, "name") for part in ("algorithm", "data", "model")),
+        ("experiment", "evaluation", "protocol"),
+        ("experiment", "tracking", "experiment"),
+    ],
+    "partition.json": [("dataset",), ("classes",), ("origins",)],
+}
+SHOWN = (["ls"], ["compare", "m/001", "ok/001"], ["sync", "m"], ["tune", "x.yaml", "--detect", "1"])
+SETTINGS = [
+    *("stop={metric: nope, patience: 2}", "stop={patience: 0}", "evaluation.top_k=1"),
+    *("participation.unseen=1000", "participation.unseen=[nobody]", "participation.sampler=nope"),
+    *("evaluation.metrics=[macro-f1, macro-f1]", "evaluation.metrics=[auc]", "local.steps=0"),
+    *("evaluation.adapt_steps=1000000000000", "local.warmup=1000000", "local.public_augment=nope"),
+    *("normalisation={mean: [1e308], std: [1]}", "normalisation={mean: [0.5], std: [1e-300]}"),
+    *("normalisation={mean: [0.1, 0.2], std: [1, 1]}", "normalisation={mean: [0.1], std: [1, 1]}"),
+    *("partition={name: quantity, clients: 1000000000}", "partition.seed=99999999999999999999"),
+    *(
+        "partition={name: quantity, clients: 4, min_size: 1000000}",
+        "model={name: mlp, hidden: [0]}",
+    ),
+    *(
+        f"partition={{name: flower, partitioner: {one}}}"
+        for one in ("os.system", "__class__", "IidPartitioner, options: {num_partitions: 0}")
+    ),
+    *(
+        f"model={{name: torchvision, network: {one}}}"
+        for one in ("nope", "__init__", "get_model", "resnet18, weights: NOPE", "raft_large")
+    ),
+    *(f"start={one}" for one in ("nope", ".", "x.yaml", "runs", "http://127.0.0.1:9/x")),
+    "start={weights: x.yaml, sha256: abc}",
+    *(
+        f"callbacks=[{one}]"
+        for one in (*("nope", "tensorboard, tensorboard", "{name: wandb, mode: nope}"),)
+    ),
+    *(f"tracking.uri={one}" for one in ("file:///tmp", "x://h", "sqlite:///")),
+    "resources.bits=nope",
+    *(f"output={one}" for one in ("/proc/x", "x.yaml", "ftp://h/x", "s3://key:word@h/x")),
+    *(
+        f"data={{name: {one}}}"
+        for one in (
+            *("stand-in", "stand-in, of: nope", "folder, path: nope", "folder, path: x.yaml"),
+            *("table, path: x.csv, label: ''", "huggingface, path: x.yaml", "random, classes: 1"),
+            *("mnist-m, domains: [nope]", "digits-sklearn, samples: 0"),
+        )
+    ),
+    *(f"name={one}" for one in ("..", "a/b", "-x", LONG, "''")),
+]
+SWEEPS = [
+    *(f"sweep.{one}" for one in ("where=nope", "places=nope", "reference=nope", "reuse=x")),
+    *("sweep.repeat={data: 1000000}", "sweep.tune={samples: 1000000000}", "sweep.seeds=[-1]"),
+    *("sweep.until={margin: -1}", "sweep.until={at_most: 1000000000}", "sweep.until={alpha: 1}"),
+    *(
+        f"space={{{one}}}"
+        for one in (
+            *("local.lr: {grid: []}", "nope: {grid: [1]}"),
+            *("local.lr: {loguniform: [0, 1]}", "local.lr: {uniform: [0, .inf]}"),
+        )
+    ),
+]
+CLASSES: dict[str, list[list[str]]] = {
+    "rounds": ROUNDS,
+    "places": PLACES,
+    "settings": [["run", "x.yaml", one] for one in SETTINGS],
+    "sweeps": [["tune", "x.yaml", "--plan", one] for one in SWEEPS],
+    "removed": [["rm", one, "--yes"] for one in REMOVED],
+}
+
+
+def some(rows: list[list[str]]) -> list[list[str]]:
+    """Return the rows that are asked now."""
+    return rows if EVERY else random.Random(0).sample(rows, SOME)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_one_line_and_nothing_left(kind: str, place: Path) -> None:
+    Path("project/sub").mkdir(parents=True)
+    Path("project/run.json").write_text('{"name": "web"}')
+    Path("runs/away").symlink_to("../../outside")
+    Path("runs/up").symlink_to("..")
+    Path("runs/loop").symlink_to("loop")
+    before = away(), RUN.is_dir()
+    found = [f"{words}: {said}" for words in some(CLASSES[kind]) if (said := asked(words, (1, 2)))]
+    assert found == []
+    assert before == (away(), RUN.is_dir()) and Path("project/run.json").exists()
+
+
+def test_a_damaged_journal_is_named_and_stays(place: Path) -> None:
+    journal = RUN / "journal.jsonl"
+    whole, found = journal.read_bytes(), []
+    rows = [[name, *words] for name in JOURNALS for words in OVER_JOURNALS]
+    for name, *words in some(rows):
+        journal.write_bytes(damaged := JOURNALS[name](whole))
+        said = asked(words)
+        found += [f"{name}: {words}: {said}"] if said else []
+        found += [] if journal.read_bytes() == damaged else [f"{name}: {words}: changed"]
+    assert found == []
+
+
+def test_files_that_are_none(place: Path) -> None:
+    found = []
+    rows = [[kind, path, *words] for kind in KINDS for path in READ for words in READ[path]]
+    for made, named, *typed in some(rows):
+        KINDS[made](Path(named))
+        if said := asked(typed, (1, 2)):
+            found.append(f"{made}: {typed}: {said}")
+        Path(named).unlink()
+    assert found == []
+
+
+def test_nothing_that_is_shown_steers_the_terminal(place: Path) -> None:
+    found = []
+    rows = [[file, *keys] for file in FIELDS for keys in FIELDS[file]]
+    for changed, *setting in some(rows):
+        content = (RUN / changed).read_bytes()
+        planted.edit(changed, *setting, value=planted.ESCAPES)(RUN)
+        found += wrong(SHOWN)
+        (RUN / changed).write_bytes(content)
+    assert found == []
+
+
+def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
+    run, sweep = Path("runs/ok/001"), Path("runs/s/001")
+    shutil.copytree(run, sweep)
+    shutil.copytree(run, sweep / "trials/0001")
+    (sweep / "run.json").rename(sweep / "sweep.json")
+    mistyped("compare", "s", "ok")
+    mistyped("export", "s")
+    mistyped("export", "s/001/trials/0001")
+    mistyped("rm", "s/001/trials/0001", "--yes")
+    mistyped("rm", "ok/001", "--yes", "--output", "s3://b/x")
+    mistyped("report", "ok", "--reach", "0")
+    mistyped("report", "m", "--keep", "kept.csv")
+    record = json.loads((run / "run.json").read_text())
+    del record["sha256"]
+    (run / "run.json").write_text(json.dumps(record))
+    mistyped("resume", "ok")
+    planted.edit("config.yaml", "experiment", "algorithm", value={})(run)
+    mistyped("run", "x.yaml", "start=ok/001")
+    planted.edit("config.yaml", "experiment", "algorithm", value={"name": "local"})(run)
+    mistyped("run", "x.yaml", "start=ok/001")
+    planted.setting("tracking", "uri", value=None)(run)
+    mistyped("sync", "ok")
+    for experiment in ("nobody", "Default"):
+        mistyped("report", experiment, "--uri", "sqlite:///mlflow.db")
+    mistyped("run", "x.yaml", "resources.bits=portable", "local.compile=true")
+    mistyped("run", "x.yaml", "callbacks=[{name: tensorboard, folder: /proc/x}]")
+    planted.plugin("own.py")(RUN)
+    mistyped("resume", "m")
+    mistyped("resume", "m", "--plugin", "runs/m/001/own.py")
+    planted.setting("plugins", value=[])(RUN)
+    shutil.rmtree(RUN / "checkpoint")
+    mistyped("export", "m")
+    planted.lines(lambda data: data.partition(b"\n")[0] + b"\n")(RUN)
+    mistyped("report", "m")
+    planted.link("figures", lambda: "..")(RUN)
+    mistyped("report", "m")
+
+
+def test_what_is_said_of_data_that_changed(place: Path) -> None:
+    planted.table(Path("x.csv"))
+    data = "data={name: table, path: x.csv, label: y, by: h}"
+    assert invoke(["run", "x.yaml", "name=t", "model=linear", "rounds=1", data]) == 0
+    planted.table(Path("x.csv"), a=[*range(8, 0, -1)] * 2)
+    mistyped("resume", "t", "rounds=2")
+
+
+def test_what_is_said_of_a_kept_file(place: Path) -> None:
+    assert invoke(["report", "ok", "--keep", "kept.csv"]) == 0
+    kept = Path("kept.csv")
+    sha = directory.read(Path("runs/ok/001"))["sha256"]
+    kept.write_text(kept.read_text().replace(sha, "0" * 63))
+    mistyped("report", "kept.csv")
+    mistyped("report", "kept.csv", "--reach", "80")
+    mistyped("verify", "kept.csv")
+    kept.write_bytes(b"\xff")
+    mistyped("verify", "kept.csv")

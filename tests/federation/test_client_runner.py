@@ -1,13 +1,32 @@
-"""What a client runner makes of raw samples."""
+"""What clients of one process compute and keep: raw samples, diagnostics, measures, memory, and tests in common."""
 
+import gc
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+from flray import registry
+from flray.devices import resident_bytes
+from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
+from flray.federation.federation import Federation, inline_federation
+from flray.federation.spec import FederationSpec, partition_summary
 from flray.federation.worker import resources
-from flray.federation.worker.client_runner import ClientRunner
-from tests.helpers import built
+from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
+from flray.federation.worker.diagnostics import encode, evenly_spaced, save_encoded
+from flray.federation.worker.resources import EvaluationCache
+from flray.models import SplitModel
+from flray.tasks import make_task
+from flray.tasks.classification import summarise_parts
+from flray.trees import Packed
+from tests.algorithms.helpers import federation_of, gaussian_clients, run, settings_for, spec_of
+from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
+from tests.helpers import built, python
+from tests.messages import refused
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
@@ -65,3 +84,315 @@ def test_samples_of_small_clients_stay_prepared_up_to_a_limit(
         assert validation.rows.tolist() == rows[client].val.tolist()
     monkeypatch.setattr(resources, "FEW_BYTES", 0)  # large clients
     assert runner._resources.samples_of(2)[0] is not runner._resources.samples_of(2)[0]
+
+
+BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
+    federation = federation_of(spec_of(name, gaussian_clients(), **settings_for(name)))
+    federation.step()
+    before = federation.sha256()
+    found = collect_diagnostics(federation)
+    assert federation.sha256() == before
+    assert found["correlation"].shape == (3, 3, 3) and np.isfinite(found["correlation"]).all()
+    assert np.abs(found["correlation"]).max() <= 1.01
+    assert (
+        len(found["labels"])
+        == len(found["predicted"])
+        == len(found["features"])
+        == len(found["client"])
+    )
+    assert found["distance"].shape == (3, len(found["layers"]))
+    assert set(collect_diagnostics(federation, final=False)) == {"correlation"}
+
+
+def test_a_global_model_is_nowhere_away_from_itself_and_a_local_one_is() -> None:
+    for name, away in (("fedavg", False), ("local", True), ("lgmix", True)):
+        federation = federation_of(spec_of(name, gaussian_clients()))
+        federation.step()
+        found = collect_diagnostics(federation)
+        assert (found["distance"].max() > 1e-3) == away
+        assert found["personal"].all() == (name == "local")
+
+
+def test_a_portrait_travels_as_text(tmp_path: Path) -> None:
+    save_encoded(encode({"a": np.arange(4.0), "names": np.array(["x", "yy"])}), tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz", allow_pickle=False) as found:
+        assert found["a"].tolist() == [0, 1, 2, 3] and found["names"].tolist() == ["x", "yy"]
+
+
+def test_chosen_rows_are_spread_evenly() -> None:
+    assert evenly_spaced(np.arange(10), 4).tolist() == [0, 3, 6, 9]
+    assert evenly_spaced(np.arange(3), 4).tolist() == [0, 1, 2]
+
+
+def test_who_holds_what() -> None:
+    spec = spec_of("fedavg", gaussian_clients())
+    found = partition_summary(spec)
+    assert [sum(client["train"]) for client in found["clients"]] == [
+        len(c.train) for c in spec.data.clients
+    ]
+
+
+def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
+    return built(experiment, **changes)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        ("digits", {}),
+        ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
+        ("digits", {"algorithm": "fednh"}),
+        ("fundus", {}),
+        ("eeg", {}),
+        ("glyphs", {}),
+    ],
+)
+def test_the_names_are_those_of_an_evaluation(
+    digits: dict[str, Any], task: str, changes: dict[str, Any]
+) -> None:
+    spec = world_of(
+        {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes
+    )
+    federation = Federation(spec, InlineExecutor(spec))
+    found = federation.evaluate()
+    assert {name for name in found if name.count("/") == 2} == set(available_metrics(spec))
+    for name in found:
+        check_metric(spec, name, "sweep.metric")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["global/common/acuracy", "validation/accuracy", "personal/local/accuracy", "acc\nuracy"],
+)
+def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str) -> None:
+    spec = world_of(digits)
+    refused(check_metric, spec, name, "sweep.metric")
+    check_metric(spec, "train/loss", "sweep.metric")
+
+
+SIZE = 200 * 2**20
+
+
+def in_a_process(program: str, content: object = None) -> list[float]:
+    """Return the numbers that a program prints last."""
+    done = python(program, input=json.dumps(content))
+    return [float(word) for word in done.stdout.split()[-2:]]
+
+
+def test_the_peak_is_the_process_s_own_and_kept_after_memory_is_given_back() -> None:
+    held = bytearray(b"1") * (3 * SIZE)  # of the parent
+    peak, resident = in_a_process(
+        "from flray.devices import peak_bytes, resident_bytes\n"
+        f"held = bytearray(b'1') * {SIZE}\n"
+        "del held\n"
+        "print(peak_bytes(), resident_bytes())"
+    )
+    assert resident + SIZE // 2 < peak < resident_bytes() - SIZE
+    assert len(held) == 3 * SIZE
+
+
+@pytest.mark.parametrize("algorithm", ["fedskc", "lgmix", "scaffold"])
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_round_leaves_nothing_to_the_search_for_cycles(
+    digits: dict[str, Any], algorithm: str, block: int | None
+) -> None:
+    """Replies and states of large networks would fill the memory before Python looks for them."""
+    content = {**digits, "algorithm": algorithm, "aggregation": {"block": block}}
+    federation = inline_federation(built(content))
+    federation.step()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        federation.step()
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, Packed | Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> None:
+    """A round trains on a batch of 16 and is tested on 400 samples at once, which takes far more memory."""
+    content = {
+        **digits,
+        "rounds": 1,
+        "data": {"name": "digits-sklearn", "samples": 400},
+        "model": {"name": "resnet8"},
+        "evaluation": {"batch_size": 2048},
+        "local": {"lr": 0.05, "batch_size": 16, "steps": 2},
+    }
+    told, peak = in_a_process(
+        "import json, sys\n"
+        "from flray.config.loader import load\n"
+        "from flray.federation.building import build_spec\n"
+        "from flray.federation.federation import inline_federation\n"
+        "from flray.devices import peak_bytes\n"
+        "spec = build_spec(load({'experiment': json.load(sys.stdin)}).experiment)\n"
+        "metrics = inline_federation(spec).step().metrics\n"
+        "print(metrics['memory/peak/actor'], peak_bytes())",
+        content,
+    )
+    assert told > 0.97 * peak
+
+
+SETTINGS: dict[str, Any] = {"rounds": 1, "local": {"epochs": 1}}
+
+
+class Counting(nn.Linear):
+    """A body that counts its passes."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x)
+
+
+@pytest.fixture
+def runner(digits: dict[str, Any]) -> ClientRunner:
+    return ClientRunner(built(digits), torch.device("cpu"), 1)
+
+
+@pytest.fixture
+def model() -> SplitModel:
+    body = nn.Sequential(nn.Flatten(), Counting(3 * 32 * 32, 5))
+    return SplitModel(body, nn.Linear(5, 10)).eval()
+
+
+def outputs(cache: EvaluationCache, runner: ClientRunner, model: nn.Module) -> list[Tensor]:
+    """Return the outputs for two batches."""
+    rows = runner.spec.data.test[:10]
+    with torch.no_grad(), cache.sharing([("net", model)]):
+        samples = runner._resources.samples(rows, once=True)
+        return [model(x) for x, _ in cache.batches(rows, samples, 6)]
+
+
+def test_a_body_of_the_same_bits_is_passed_once(runner: ClientRunner, model: SplitModel) -> None:
+    cache, body = EvaluationCache(), model.features[1]
+    first = outputs(cache, runner, model)
+    assert body.passes == 2
+    with torch.no_grad():
+        model.classifier.weight.mul_(2)  # another head
+    second = outputs(cache, runner, model)
+    assert body.passes == 2
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(second[0], outputs(EvaluationCache(), runner, model)[0])
+
+
+@pytest.mark.parametrize("change", ["weight", "sign of zero", "training", "hook", "batch"])
+def test_anything_else_is_computed_anew(
+    runner: ClientRunner, model: SplitModel, change: str
+) -> None:
+    cache, body = EvaluationCache(), model.features[1]
+    body.bias.data.zero_()
+    outputs(cache, runner, model)
+    if change == "weight":
+        body.weight.data[0, 0] += 1  # which raises no version of the tensor
+    elif change == "sign of zero":
+        body.bias.data.neg_()
+    elif change == "training":
+        body.train()
+    elif change == "hook":
+        body.register_forward_hook(lambda *_: None)
+    else:
+        cache._batch = None
+        with torch.no_grad(), cache.sharing([("net", model)]):
+            model(torch.zeros(6, 3, 32, 32))
+    assert outputs(cache, runner, model) and body.passes == (3 if change == "batch" else 4)
+
+
+def test_a_network_that_writes_to_its_input_or_features_harms_nobody(
+    runner: ClientRunner, model: SplitModel
+) -> None:
+    """Also where the features are a view of the input."""
+    for writes in (
+        SplitModel(nn.Sequential(nn.ReLU(inplace=True), nn.Flatten()), model.classifier),
+        SplitModel(model.features, nn.Sequential(nn.ReLU(inplace=True), model.classifier)),
+    ):
+        network = writes if writes.features is model.features else writes.features
+        cache = EvaluationCache()
+        wanted = outputs(EvaluationCache(), runner, network.eval())
+        for _ in range(3):
+            found = outputs(cache, runner, network)
+            assert all(map(torch.equal, found, wanted))
+
+
+def test_a_client_without_test_samples_has_one_empty_batch(runner: ClientRunner) -> None:
+    rows = runner.spec.data.test[:0]
+    for cache in (EvaluationCache(), runner._resources._tests):
+        ((x, y),) = cache.batches(rows, runner._resources.samples(rows, once=True), 6)
+        assert (len(x), len(y)) == (0, 0)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
+    content = {
+        "data": {"name": "random", "samples": 60, "shape": [3, 8, 8], "classes": 3},
+        "partition": {"name": "iid", "clients": 20},
+        "model": "linear",
+        "algorithm": "fedper",
+        "evaluation": {"others": others, "pooled": True},
+    }
+    federation = inline_federation(built({"rounds": 1, **content}), print)
+    found = federation.step().metrics
+    assert sum(not len(client.test) for client in federation.spec.data.clients) > 0
+    assert 0 <= found["personal/local/accuracy"] <= 1
+    federation.close()
+
+
+def test_no_more_is_kept_than_there_is_room_for(
+    runner: ClientRunner, model: SplitModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "CACHE_BYTES", 80_000)
+    cache = EvaluationCache()
+    wanted = outputs(EvaluationCache(), runner, model)
+    for _ in range(2):
+        assert all(map(torch.equal, outputs(cache, runner, model), wanted))
+    assert sum(x.nbytes for x, _ in cache._inputs.values()) <= 80_000
+    assert all(body.bytes <= 80_000 or not body.features for body in cache._bodies)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrod", "fedproto", "fedbabu", "fedco2"])
+def test_methods_measure_the_same_without_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = gaussian_clients((12, 9, 15))
+    wanted = {"others": True, "pooled": True}
+    found = run(method, clients, **SETTINGS, evaluation=wanted).evaluate()
+    monkeypatch.setattr(resources, "CACHE_BYTES", 0)
+    assert run(method, clients, **SETTINGS, evaluation=wanted).evaluate() == found
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_parts_are_measured_to_the_bits_of_each_alone(top_k: int | None) -> None:
+    task, draws = (
+        make_task("classification", tuple("abcdefg"), top_k=top_k),
+        np.random.default_rng(1),
+    )
+    sizes = [*draws.integers(0, 20, 30), *draws.integers(0, 1000, 10), 0, 8, 8, 9000]
+    found = {"correct": draws.random(sum(sizes)) < 0.5, "loss": draws.gamma(1.0, 2.0, sum(sizes))}
+    if top_k is not None:
+        found["top3"] = draws.random(sum(sizes)) < 0.8
+    parts = summarise_parts(task, found, sizes)
+    ends = np.cumsum([0, *sizes])
+    for i in range(len(sizes)):
+        alone = task.summarise({n: v[ends[i] : ends[i + 1]] for n, v in found.items()})
+        np.testing.assert_array_equal([parts[name][i] for name in alone], list(alone.values()))
+    assert list(parts) == list(alone)
+
+
+def test_a_body_may_have_values_of_any_kind(runner: ClientRunner, model: SplitModel) -> None:
+    cache, body = EvaluationCache(), model.features[1]
+    model.features.register_buffer("phase", torch.ones((), dtype=torch.complex128))
+    model.features.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+    for _ in range(2):
+        outputs(cache, runner, model)
+    assert body.passes == 2
+    model.features.phase.imag.add_(1)
+    outputs(cache, runner, model)
+    assert body.passes == 4

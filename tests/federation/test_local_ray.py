@@ -1,7 +1,9 @@
-"""The Ray that flray starts on this machine: nobody else's, waited for, watched, and nothing of it left."""
+"""The Ray that flray joins or starts on this machine, and Ray's private members that it reaches for."""
 
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -9,18 +11,27 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import ray
 import yaml
+from ray import tune
 
-from flray.federation.ray_backend import session
-from flray.federation.ray_backend.session import ray_session
+import flray
+from flray.errors import FlrayError
+from flray.federation.ray_backend import losses, private, session
+from flray.federation.ray_backend.session import chosen_address, ray_session
 from flray.files.atomic import hold_lock
+from flray.records import directory
+from flray.runs import runner
+from flray.tuning import tuner
 from tests.helpers import python
+from tests.messages import refused
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -223,3 +234,146 @@ def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Pa
         now = psutil.Process().children(recursive=True)
         assert not [process for process in now if waits(process.name(), process.cmdline())]
         assert call(25) - before < 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "expected", "said"),
+    [
+        (None, None, None, 0),
+        (None, "10.0.0.1:6379", "10.0.0.1:6379", 1),
+        ("auto", "10.0.0.1:6379", "auto", 0),
+        ("local", "10.0.0.1:6379", None, 0),
+        (None, "local", None, 0),
+        (None, "", None, 0),
+    ],
+)
+def test_the_environment_s_ray_is_joined_and_said(
+    given: str | None,
+    environment: str | None,
+    expected: str | None,
+    said: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", environment)
+    lines: list[str] = []
+    assert chosen_address(given, lines.append) == expected
+    assert len(lines) == said and all("10.0.0.1:6379" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("folder", "said", "short"),
+    [("a" * 100, "path length", True), ("file/f", "NotADirectoryError", False)],
+)
+def test_a_ray_that_cannot_start_is_one_line(
+    folder: str, said: str, short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / folder))
+    with pytest.raises(FlrayError, match=said) as refused, ray_session(None):
+        pass
+    text = str(refused.value)
+    assert text.startswith("no Ray on this machine: ") and "RAY_TMPDIR" in text
+    assert ("shorter" in text) == short and "\n" not in text
+
+
+def test_a_run_whose_ray_is_too_slow_to_start_was_interrupted_and_not_failed(
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline = {**digits, "rounds": 1, "resources": {"executor": "inline"}}
+    folder = runner.run({"experiment": inline}).folder
+    settings = (folder / directory.CONFIG).read_text()
+    (folder / directory.CONFIG).write_text(settings.replace("executor: inline", "executor: ray"))
+    tried = []
+
+    def slow(*arguments: Any) -> None:
+        tried.append(arguments)
+        raise ConnectionError("The current node timed out during startup")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(session, "_start", slow)
+    refused(runner.resume, folder, rounds=2)
+    assert len(tried) == 2
+    assert directory.read(folder)["status"] == "interrupted"
+
+
+ROOT = Path(flray.__file__).parent
+
+
+@pytest.mark.parametrize("name", [*private.SESSION, *private.SWEEP])
+def test_the_installed_ray_has(name: str) -> None:
+    private.check(name)
+    missing = f"{name}_before"
+    refused(private.check, missing)
+
+
+@pytest.mark.parametrize("name", [*private.ON_ONE_MACHINE, private.NODE, *private.SWEEP])
+def test_what_is_replaced_comes_back(name: str) -> None:
+    before = private.member(name)
+    with private.replaced(name, lambda found: [found]):
+        assert private.member(name) == [before]
+    assert private.member(name) is before
+
+
+def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
+    code = (
+        "from ray._private import state; del state.GlobalState.get_draining_nodes\n"
+        "from flray.federation.ray_backend.session import ray_session\n"
+        "with ray_session(None): print('started')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == ""
+    assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
+
+
+def test_a_sweep_imports_no_tracker_that_it_does_not_use() -> None:
+    assert "air_usage.tag_callbacks(callbacks)" in inspect.getsource(tune.run)
+    code = (
+        "import sys\nfrom ray import tune\nfrom ray.air._internal import usage as air_usage\n"
+        "from flray.tuning.tuner import quiet_ray\n"
+        "with quiet_ray():\n    air_usage.tag_callbacks([tune.Callback()])\n"
+        "print('wandb' in sys.modules)"
+    )
+    assert python(code).stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", [private.ADDRESS, private.FOLDER])
+def test_the_installed_ray_takes_the_option(name: str) -> None:
+    assert f'kwargs.pop("{name}"' in inspect.getsource(ray.init)
+    with pytest.raises(RuntimeError, match="Unknown keyword"):
+        ray.init(address="local", **{f"{name}_before": "x"})
+    assert not ray.is_initialized()
+
+
+def test_the_installed_ray_reads_every_variable_that_is_set_for_it() -> None:
+    """One that it does not know it ignores."""
+    package = Path(ray.__file__).parent
+    settings = (package / "_raylet.so").read_bytes()
+    assert [name for name in session._HERE if name[4:].encode() not in settings] == []
+    tune = "".join(path.read_text() for path in (package / "tune").rglob("*.py"))
+    tune += "".join(path.read_text() for path in (package / "air").rglob("*.py"))
+    tune += "".join(path.read_text() for path in (package / "train").rglob("*.py"))
+    assert [name for name in tuner.ENVIRONMENT if f'"{name}"' not in tune] == []
+
+
+def test_a_look_for_drained_nodes_hides_no_renamed_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "DRAINING", f"{private.DRAINING}_before")
+    refused(losses.NodeWatch().look)
+
+
+def test_versions_of_ray_are_bounded_by_those_that_were_tested() -> None:
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    assert f"ray[tune,default]{private.TESTED}" in project["dependencies"]
+
+
+def test_one_short_module_reaches_for_them() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if re.search(r"ray\._|_raylet|tune_controller|_node_ip_address|_temp_dir", path.read_text())
+    }
+    assert found == {"federation/ray_backend/private.py"}
+    assert len((ROOT / found.pop()).read_text().splitlines()) <= 100

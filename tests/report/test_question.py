@@ -1,5 +1,6 @@
-"""What a sweep registers at its start, and what its reports say of it."""
+"""What a sweep registers and selects by, what its reports say of it, and a report from MLflow."""
 
+import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -11,17 +12,26 @@ import pytest
 from flray import api
 from flray.config import yaml_files
 from flray.config.loader import load
+from flray.config.selection import selects_on_test
 from flray.errors import FlrayError
 from flray.records import directory
+from flray.records.journal import JOURNAL, VARIED, Journal
+from flray.reporting.build import markdown
 from flray.results.export import export_runs, kept_results, read_export
-from flray.results.load import load_folder
+from flray.results.load import load_folder, load_mlflow
 from flray.results.paired import compare
 from flray.results.result_set import ResultSet
 from flray.results.sequential import detectable_difference, seeds_to_detect
 from flray.results.study import DRAWS, Studies, Study, forecast
-from flray.results.sweep import build_table
+from flray.results.sweep import SweepResult, build_table
 from flray.runs.resume_checks import load_config, settings_text
-from tests.report.conftest import Edited, plain
+from flray.tracking.client import connect
+from flray.tracking.exporter import MlflowExporter
+from flray.tuning import sweep as sweeps
+from flray.tuning.space import resolve_sweep
+from flray.tuning.trial_store import complete_settings, trial_folders
+from tests.helpers import Said, small
+from tests.report.conftest import Edited, make_sweep, plain, settings
 
 
 @pytest.fixture
@@ -142,3 +152,196 @@ def test_the_pilot_is_what_was_kept_or_the_newest_sweep(asked: ResultSet, sweep:
         api.detect(own, sweep / "file.yaml", 1.0)
     with pytest.raises(FlrayError, match="run a pilot first"):
         api.detect(load(own, ["name=other"]), sweep / "file.yaml", 1.0)
+
+
+RATES = {"local.lr": {"grid": [0.01, 0.1]}}
+LINE = "this sweep selects on test data (sweep.metric: auto)"
+
+
+@pytest.mark.parametrize(
+    ("space", "sweep", "selects"),
+    [
+        ({}, {}, False),
+        ({"local.lr": {"loguniform": [0.01, 0.1]}}, {}, True),
+        ({"experiment.local.lr": {"grid": [0.01, 0.1]}}, {}, True),
+        ({"local.lr": {"grid": [0.01]}}, {}, False),
+        ({"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.1}]}}, {}, False),
+        ({"algorithm": {"grid": [{"name": "fedprox", "mu": mu} for mu in (1, 0.1)]}}, {}, True),
+        ({"partition.alpha": {"grid": [0.1, 1.0]}}, {}, False),
+        ({}, {"scheduler": {"name": "asha"}}, True),
+        (RATES, {"metric": "personal/validation/accuracy"}, False),
+        (RATES, {"metric": "personal/local/accuracy"}, True),
+    ],
+)
+def test_what_selects_on_test_data(
+    space: dict[str, Any], sweep: dict[str, Any], selects: bool
+) -> None:
+    assert bool(selects_on_test({"space": space, "sweep": {"metric": "auto", **sweep}})) == selects
+
+
+def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: ResultSet) -> None:
+    assert "test data" not in markdown(build_table(source), ())  # arms are compared
+    drawn = edited(lambda config: config.update(space=RATES))  # as one that draws learning rates
+    assert LINE in markdown(build_table(drawn), ())
+
+
+def test_the_sweep_says_so_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(sweeps.Sweep, "_connect", lambda self: {})
+    monkeypatch.setattr(sweeps.Sweep, "_run", stop)
+    settings = small(partition={"name": "iid", "clients": 2}, output=str(tmp_path / "runs"))
+    content = {"experiment": settings, "space": RATES}
+    chosen = (
+        "this sweep chooses by validation values, for which 0.2 of each client's training samples "
+        "are kept, and reports test values"
+    )
+    on_test = {"sweep.metric": "auto"}, {"evaluation.validation": 0.0}
+    for changes, line in ((on_test[0], LINE), (on_test[1], LINE), ({}, chosen)):
+        with pytest.raises(Stop):
+            api.tune(content, list(changes.items()), progress=(said := Said()))
+        assert len(said.lines) == 1 and said.lines[0].startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "experiment", "metric", "share"),
+    [
+        ({"space": RATES}, {}, "validation", 0.2),
+        ({"sweep": {"scheduler": "asha"}}, {}, "validation", 0.2),
+        ({"space": {"algorithm": {"grid": ["fedavg", "local"]}}}, {}, "auto", 0.0),
+        ({"arms": {"method": {"a": {}, "b": {"local.lr": 0.5}}}}, {}, "auto", 0.0),
+        ({"space": RATES, "sweep": {"metric": "auto"}}, {}, "auto", 0.0),
+        # A file that says what is kept is followed.
+        ({"space": RATES}, {"evaluation": {"validation": 0.0}}, "auto", 0.0),
+        ({"space": RATES}, {"evaluation": {"validation": 0.1}}, "validation", 0.1),
+        ({"space": RATES}, {"evaluation": {"every": 2}}, "validation", 0.2),
+        ({"space": RATES}, {"split": [0.6, 0.2, 0.2]}, "validation", 0.0),
+        ({"space": RATES}, {"split": [0.8, 0.0, 0.2]}, "auto", 0.0),
+    ],
+)
+def test_a_sweep_that_chooses_keeps_validation_samples_by_default(
+    content: dict[str, Any],
+    changes: dict[str, Any],
+    experiment: dict[str, Any],
+    metric: str,
+    share: float,
+) -> None:
+    del content["paper"], content["arms"]
+    content["experiment"] |= experiment
+    config = resolve_sweep(load({**content, **changes}))
+    assert config.sweep.metric == metric and config.experiment.evaluation.validation == share
+    # What was written down is read again alike, so that a sweep that began without goes on without.
+    assert resolve_sweep(load(config.model_dump(mode="json"))) == config
+
+
+def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path, edited: Edited) -> None:
+    for folder in trial_folders(sweep):
+        directory.update(folder.path, metric="global/validation/accuracy")
+        with Journal(folder.path / directory.JOURNAL) as journal:
+            for event in journal.rounds():
+                # On validation data the other settings are the better ones.
+                held = 1.0 - event["metrics"]["global/common/accuracy"]
+                more = {"global/validation/accuracy": held, "score": held}
+                journal.record_round(event["round"], {**event["metrics"], **more}, replace=True)
+    rows = SweepResult(sweep).summary
+    assert rows["score"].is_monotonic_decreasing and rows["test"].is_monotonic_increasing
+    assert rows["test"].iloc[0] == pytest.approx(0.5)
+    table = build_table(edited(plain))
+    assert any(note.startswith("settings are chosen by global/valid") for note in table.notes)
+    assert [column.head for column in table.columns][:2] == [("validation",), ("test",)]
+    first = next(iter(table.rows.values()))
+    assert first[0].mean == pytest.approx(50.0) and first[1].mean == pytest.approx(50.0)
+
+
+def made(place: Path) -> Path:
+    """Return the folder of a sweep over arms and a learning rate."""
+    content = settings() | {"space": {"local.lr": {"grid": [0.1, 1]}}}
+    content["experiment"]["tracking"] = {"experiment": place.name}
+    content["sweep"]["seeds"] = [1]
+    (folder := place / "made" / "001").mkdir(parents=True)
+    return make_sweep(folder, content)
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that is tracked once."""
+    return made(tmp_path_factory.mktemp("tracked"))
+
+
+@pytest.fixture(scope="module")
+def name(tracked: Path, store: str) -> str:
+    """The experiment in MLflow that has it."""
+    return track(tracked, store)
+
+
+def track(tracked: Path, uri: str) -> str:
+    """Send a sweep's journals to MLflow, its own first, and return the name of the experiment."""
+    name = tracked.parent.parent.name
+    with Journal(tracked / JOURNAL) as journal:
+        uid = directory.read(tracked)["uid"]
+        journal.start(uid=uid, experiment=name, name="made 001", tags={"flray.kind": "sweep"})
+        journal.artifact(directory.CONFIG)
+        journal.end("FINISHED")
+    complete_settings(tracked)
+    for path in (tracked, *sorted(tracked.glob("settings/*")), *sorted(tracked.glob("trials/*"))):
+        assert MlflowExporter(path, uri).flush() == 0
+    return name
+
+
+def older(tracked: Path) -> None:
+    """Make journals those of an older flray: settings that differ stood twice among the parameters."""
+    for path in tracked.glob("*/*/journal.jsonl"):
+        first, _, rest = path.read_text().partition("\n")
+        event = json.loads(first)
+        varied = json.loads(event["tags"].pop(VARIED))
+        event["params"] |= {f"_{name.removeprefix('arms.')}": str(v) for name, v in varied.items()}
+        path.write_text(f"{json.dumps(event)}\n{rest}")
+
+
+def trial_runs(uri: str, experiment: str) -> list[Any]:
+    """Return MLflow's runs of the trials."""
+    client = connect(uri)
+    where = [client.get_experiment_by_name(experiment).experiment_id]
+    return [run for run in client.search_runs(where) if "trial" in run.data.tags]
+
+
+def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
+    tracked: Path, name: str, store: str, tmp_path: Path
+) -> None:
+    read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(tracked).trials
+    assert len(read) == 8
+    for one, other in zip(read, held, strict=True):
+        assert (one.number, one.seed, one.setting) == (other.number, other.seed, other.setting)
+        assert one.history["score"].tolist() == other.history["score"].tolist()
+    for run in trial_runs(store, name):
+        assert run.data.params["local.lr"] in ("0.1", "1.0")
+        assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
+
+
+def test_what_an_older_flray_tracked_is_read(store: str, tmp_path: Path) -> None:
+    older(tracked := made(tmp_path))
+    name = track(tracked, store)
+    assert all("_local.lr" in run.data.params for run in trial_runs(store, name))
+    read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(tracked).trials
+    assert len(read) == 8
+    for one, other in zip(read, held, strict=True):
+        assert one.setting == {path: str(value) for path, value in other.setting.items()}
+
+
+def test_a_tag_that_is_no_setting_is_one_clear_error(name: str, store: str, tmp_path: Path) -> None:
+    run, said = (
+        trial_runs(store, name)[0],
+        r"its tag flray\.varied is .* report from the sweep's folder",
+    )
+    for number, text in enumerate(("[1]", '{"local.lr": 0.1, "a…', "[" * 5000)):
+        connect(store).set_tag(run.info.run_id, VARIED, text)
+        with pytest.raises(FlrayError, match=said):
+            load_mlflow(store, name, tmp_path / str(number))
+    connect(store).set_tag(run.info.run_id, VARIED, run.data.tags[VARIED])

@@ -1,8 +1,14 @@
-"""The background thread neither blocks training nor outlives its tracker."""
+"""The tracker's thread blocks no training, and the journal survives kills and says every round once."""
 
+import errno
 import functools
+import json
+import math
 import os
+import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from flray.records.journal import JOURNAL, Journal
+from flray.records.journal import JOURNAL, Journal, history_of, listen, read_events
 from flray.tracking import background, client
 from flray.tracking.background import Tracker
+from tests.helpers import python
 from tests.messages import refused
 from tests.tracking.helpers import Sending, recorded, tracking_threads, wait
 
@@ -140,3 +147,178 @@ def test_a_journal_that_cannot_be_read_is_said_once_and_the_other_runs_go_on(
     assert not uncaught and to.points("loss", "other") == recorded(other, "loss")
     (line,) = said
     assert line.endswith("its values stay in journal.jsonl") and "\n" not in line
+
+
+def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: Path) -> None:
+    values = {"a": 0.1 + 0.2, "b": math.nan, "c": math.inf, "d": -math.inf, "e": 5e-324, "f": 1}
+    with Journal(tmp_path / "run" / "journal.jsonl") as journal:
+        assert journal.record_round(0, values)
+        (event,) = journal.rounds()
+    assert event["metrics"]["a"] == 0.30000000000000004
+    assert math.isnan(event["metrics"]["b"])
+    assert [event["metrics"][name] for name in "cdef"] == [math.inf, -math.inf, 5e-324, 1.0]
+    assert isinstance(event["time"], int)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads((tmp_path / "run" / "journal.jsonl").read_text(), parse_constant=refuse)
+
+
+def test_a_round_is_recorded_once_also_after_opening_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        assert journal.record_round(1, {"x": 1.0})
+        assert not journal.record_round(1, {"x": 2.0})
+        first = journal.rounds()
+    before = path.read_bytes()
+    with Journal(path) as journal:
+        assert not journal.record_round(1, {"x": 1.0})
+        assert path.read_bytes() == before
+        assert journal.rounds() == first
+        assert journal.record_round(2, {"x": 3.0})
+        assert journal.history()["x"].tolist() == [1.0, 3.0]
+
+
+def test_a_torn_last_line_is_cut_off_wherever_it_tore(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.record_round(0, {"loss": 0.5})
+        whole = path.stat().st_size
+        journal.record_round(1, {"loss": 0.25})
+    data = path.read_bytes()
+    for cut in range(whole, len(data)):
+        path.write_bytes(data[:cut])
+        assert [event["round"] for event in read_events(tmp_path)] == [0]
+        with Journal(path) as journal:
+            assert path.stat().st_size == whole
+            assert journal.record_round(1, {"loss": 0.125})
+            assert journal.history()["loss"].tolist() == [0.5, 0.125]
+
+
+def test_a_tail_of_zeros_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.record_round(0, {"loss": 0.5})
+    good = path.read_bytes()
+    path.write_bytes(good + b"\0\0\0\n\0\0")
+    with Journal(path) as journal:
+        assert len(journal.rounds()) == 1
+    assert path.read_bytes() == good
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.decode().encode("utf-16"),
+        lambda data: b"{oops\n" + data,
+        lambda data: data.replace(b"\n", b"\r"),
+        lambda data: b"[1]\n[2]\n",
+        lambda data: data + b"[1]\n",
+        lambda data: data + b"words",
+        lambda data: data.replace(b"0.25}", b"0.25"),
+    ],
+)
+def test_what_no_kill_leaves_is_damage_and_stays_as_it_is(
+    change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        for round_, loss in enumerate((0.5, 0.25)):
+            journal.record_round(round_, {"loss": loss})
+    path.write_bytes(damaged := change(path.read_bytes()))
+    for use in (Journal, read_events):
+        refused(use, path)
+    assert path.read_bytes() == damaged
+
+
+def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        assert journal.history().columns.tolist() == ["round"]
+        assert len(journal.history()) == 0
+        journal.record_round(2, {"time/train": 3.0, "accuracy": 0.5})
+        journal.record_round(1, {"accuracy": 0.25})
+        table = journal.history()
+    assert table.columns.tolist() == ["round", "time/train", "accuracy"]
+    assert table["round"].tolist() == [1, 2]
+    assert table["accuracy"].tolist() == [0.25, 0.5]
+    assert math.isnan(table["time/train"][0])
+    assert history_of(read_events(tmp_path)).equals(table)
+
+
+def test_start_is_written_once_and_by_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        assert journal.start(uid="u", experiment="e", name="n", params={"lr": "0.1"})
+        assert not journal.start(uid="v", experiment="e", name="n")
+        refused(Journal, path)
+    with Journal(path) as journal:
+        assert not journal.start(uid="w", experiment="e", name="n")
+    (event,) = read_events(path)
+    wanted = {"uid": "u", "parent": None, "params": {"lr": "0.1"}, "tags": {}}
+    assert wanted.items() <= event.items()
+
+
+def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        refused(journal.record_round, 0, {"a*": 1.0, "a?": 2.0})
+        assert journal.record_round(0, {"a*": 1.0})
+        assert journal.history().columns.tolist() == ["round", "a_"]
+
+
+def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from flray.records.journal import Journal\n"
+        "journal = Journal(Path(sys.argv[1]))\n"
+        "for i in range(10**9):\n"
+        "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)})\n"
+        "    print(i, flush=True)\n"
+    )
+    path = tmp_path / "journal.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    reported = [int(process.stdout.readline()) for _ in range(200)]
+    process.send_signal(signal.SIGKILL)
+    reported += [int(line) for line in process.stdout.read().split(b"\n") if line]
+    process.wait()
+    with Journal(path) as journal:
+        rounds = [event["round"] for event in journal.rounds()]
+        assert rounds[: len(reported)] == reported
+        assert rounds == list(range(len(rounds)))
+        assert journal.record_round(len(rounds), {})
+
+
+def test_whoever_listens_hears_of_every_event(tmp_path: Path) -> None:
+    heard: list[Path] = []
+    with Journal(tmp_path / "a.jsonl") as first, Journal(tmp_path / "b.jsonl") as second:
+        end = listen(heard.append)
+        first.record_round(1, {"loss": 1.0})
+        first.record_round(1, {"loss": 1.0})  # there already: nothing is written
+        second.tags({"a": "b"})
+        end()
+        second.end("FINISHED")
+    assert heard == [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+
+
+def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
+    """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from flray.records.journal import Journal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "with Journal(Path(sys.argv[1])) as journal:\n"
+        "    journal.record_round(1, {'loss': 1.0})\n"
+        "    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 20, hard))\n"
+        "    try:\n"
+        "        journal.record_round(2, {'loss': 2.0})\n"
+        "    except OSError as error:\n"
+        "        print(error.errno)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "    print(journal.record_round(2, {'loss': 3.0})); journal.end('FAILED')\n"
+    )
+    path = tmp_path / "journal.jsonl"
+    done = python(code, str(path))
+    assert done.stdout.split() == [str(errno.EFBIG), "True"]
+    metrics = [event.get("metrics") for event in read_events(path)]
+    assert metrics == [{"loss": 1.0}, {"loss": 3.0}, None]
