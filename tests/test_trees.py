@@ -1,4 +1,4 @@
-"""Trees survive packing bit for bit, digests see every bit, and streams are looked up by key."""
+"""d"""
 
 import math
 import pickle

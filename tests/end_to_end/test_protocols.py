@@ -1,5 +1,6 @@
-"""Validation is measured like the test, and the reported number follows from what is tracked."""
+"""Validation is measured like the test, what is reported follows from what is tracked, and MLflow shows it at once."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import runner
+from flray.runs.progress import Progress
 from tests.helpers import INLINE, inline
 from tests.messages import refused
 
@@ -95,3 +97,41 @@ def test_a_protocol_that_cannot_be_is_refused(digits: dict[str, Any]) -> None:
     refused(federation, digits, evaluation={"protocol": "best"})
     federation(digits, evaluation={"protocol": "best"}, split=[0.6, 0.2, 0.2])
     refused(load, {"experiment": {**digits, "evaluation": {"protocol": "mean"}}})
+
+
+def seen(uri: str, experiment: str, metric: str) -> set[int]:
+    """Return the rounds of a metric that MLflow holds now, over an experiment's runs."""
+    from flray.tracking.client import connect
+
+    client = connect(uri)
+    found = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([found.experiment_id]) if found else []
+    return {
+        point.step for run in runs for point in client.get_metric_history(run.info.run_id, metric)
+    }
+
+
+class Watched(Progress):
+    """Holds the run up after each round until MLflow shows the round."""
+
+    def __init__(self, tracking: dict[str, str]) -> None:
+        self.tracking = tracking
+        self.rounds: list[int] = []
+
+    def round(self, finished: Any, label: str, done: int = 0, *more: Any) -> None:
+        number = done or finished.number
+        deadline = time.monotonic() + 300
+        while number not in seen(*self.tracking.values(), "train/loss"):
+            assert time.monotonic() < deadline, f"round {number} is not in MLflow"
+            time.sleep(0.1)
+        self.rounds.append(number)
+
+
+def test_every_round_of_a_run_is_seen_while_it_goes_on(
+    tmp_cwd: Path, digits: dict[str, Any], store: str
+) -> None:
+    """Of a sweep: tests/tuning/test_sweep.py."""
+    tracking = {"uri": store, "experiment": "a run that goes on"}
+    progress = Watched(tracking)
+    runner.run(inline(digits, rounds=2, tracking=tracking), progress=progress)
+    assert progress.rounds == [1, 2]

@@ -25,7 +25,7 @@ from flray.tracking.client import connect
 from flray.tuning import sweep
 from flray.tuning.summary import Standing
 from flray.tuning.trial_store import TrialFolder, trial_folders
-from tests.end_to_end.test_live_tracking import Watched
+from tests.end_to_end.test_protocols import Watched
 from tests.forked import light_nodes
 from tests.helpers import inline, printed
 from tests.messages import refused
