@@ -5,14 +5,10 @@ The public functions of its modules, but for those that check arguments and shar
 
 from flray.functional.averaging import *
 from flray.functional.class_vectors import *
-from flray.functional.fcclplus import *
-from flray.functional.fedco2 import *
-from flray.functional.fedhkd import *
-from flray.functional.fedmatch import *
 from flray.functional.fedskc import *
 from flray.functional.lgmix import *
 from flray.functional.loss_terms import *
-from flray.functional.rhfl import *
+from flray.functional.peers import *
 from flray.functional.task_losses import *
 from flray.functional.whole_models import *
 

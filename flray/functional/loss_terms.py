@@ -447,3 +447,32 @@ def ewc_penalty(
         for name, value in parameters.items()
     ]
     return strength / 2 * torch.stack(terms).sum()
+
+
+def decomposition_penalty(
+    psi: Mapping[str, Tensor], sigma: Mapping[str, Tensor], l1: float = 1e-4, l2: float = 10.0
+) -> Tensor:
+    """Return ``l1 ||psi||_1 + l2 ||sigma - psi||^2``, which belongs to the step on psi alone.
+
+    Parameters
+    ----------
+    psi : dict of Tensor
+        The parameters trained on unlabelled data.
+    sigma : dict of Tensor
+        Those trained on labelled data, with the same names and shapes; no gradient reaches them.
+    l1, l2 : float
+
+    Returns
+    -------
+    Tensor, scalar
+
+    Raises
+    ------
+    ValueError
+        If `psi` is empty, or names or shapes differ.
+    """
+    check_like("psi", psi, sigma=sigma)
+    # One subtraction instead of one per layer.
+    sparse = torch.cat([value.flatten() for value in psi.values()])
+    dense = torch.cat([sigma[name].detach().flatten() for name in psi])
+    return l1 * sparse.abs().sum() + l2 * (dense - sparse).square().sum()

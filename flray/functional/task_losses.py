@@ -1,11 +1,19 @@
-"""Losses of tasks: prototypical networks (Snell, Swersky, Zemel, NeurIPS 2017), and Dice for segmentation."""
+"""Losses of tasks: prototypical networks (Snell, Swersky, Zemel, NeurIPS 2017), Dice, symmetric cross-entropy."""
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flray import devices
-from flray.functional.numerics import check_choice, check_labels, check_shapes
+from flray.functional.numerics import (
+    batch_mean,
+    check_choice,
+    check_labels,
+    check_shapes,
+    cross_entropy,
+)
 
 
 def prototypical_logits(queries: Tensor, prototypes: Tensor) -> Tensor:
@@ -103,3 +111,37 @@ def dice_loss(
     overlap, sizes = (p * g).sum(2), p.square().sum(2) + g.square().sum(2)
     loss = 1 - (2 * overlap + smooth) / (sizes + smooth)
     return loss.mean() if reduction == "mean" else loss.mean(1)
+
+
+def symmetric_cross_entropy(
+    logits: Tensor, labels: Tensor, a: float = 0.1, b: float = 1.0
+) -> Tensor:
+    """Return ``a CE + b RCE`` (symmetric cross-entropy, RHFL's private loss).
+
+    ``RCE = - sum_c p_c log y_c`` with the one-hot y clamped to at least 1e-4 and p to at least
+    1e-7.
+
+    Parameters
+    ----------
+    logits : Tensor [B, C]
+    labels : Tensor [B] of integers
+    a, b : float
+        Weights of the cross-entropy and of the reverse cross-entropy.
+
+    Returns
+    -------
+    Tensor, scalar
+        Batch mean; zero for an empty batch.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above.
+    """
+    check_shapes(logits=(logits, "B C"), labels=(labels, "B"))
+    labels = check_labels(labels)
+    shares = torch.softmax(logits, dim=1).clamp(min=1e-7, max=1.0)
+    # log y is 0 for the label and log 1e-4 for every other class
+    wrong = torch.ones_like(shares, dtype=torch.bool).scatter(1, labels.unsqueeze(1), False)
+    reverse = -math.log(1e-4) * torch.where(wrong, shares, 0).sum(1)
+    return a * cross_entropy(logits, labels) + b * batch_mean(reverse)
