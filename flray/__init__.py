@@ -12,43 +12,57 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-    from flray.api import resume as resume
-    from flray.api import tune as tune
-    from flray.bits import portable as portable
-    from flray.config import loader
-    from flray.registry import register_algorithm as register_algorithm
-    from flray.registry import register_augmentation as register_augmentation
-    from flray.registry import register_callback as register_callback
-    from flray.registry import register_dataset as register_dataset
-    from flray.registry import register_loss as register_loss
-    from flray.registry import register_metric as register_metric
-    from flray.registry import register_model as register_model
-    from flray.registry import register_optimizer as register_optimizer
-    from flray.registry import register_partition as register_partition
-    from flray.registry import register_sampler as register_sampler
-    from flray.registry import register_task as register_task
-    from flray.reporting.build import report as report
-    from flray.runs.runner import run as run
+    from flray.api import resume, tune
+    from flray.bits import portable
+    from flray.config.loader import load as load_config
+    from flray.registry import (
+        register_algorithm,
+        register_augmentation,
+        register_callback,
+        register_dataset,
+        register_loss,
+        register_metric,
+        register_model,
+        register_optimizer,
+        register_partition,
+        register_sampler,
+        register_task,
+    )
+    from flray.reporting.build import report
+    from flray.runs.runner import run
 
-    load_config = loader.load
     __version__: str
 
 logging.getLogger("flray").addHandler(logging.NullHandler())
 
-_KINDS = (
-    *("algorithm", "augmentation", "callback", "dataset", "loss", "metric"),
-    *("model", "optimizer", "partition", "sampler", "task"),
-)
+__all__ = [
+    "load_config",
+    "portable",
+    "register_algorithm",
+    "register_augmentation",
+    "register_callback",
+    "register_dataset",
+    "register_loss",
+    "register_metric",
+    "register_model",
+    "register_optimizer",
+    "register_partition",
+    "register_sampler",
+    "register_task",
+    "report",
+    "resume",
+    "run",
+    "tune",
+]
 _LATER = {
-    "run": ("flray.runs.runner", "run"),
+    **{name: ("flray.registry", name) for name in __all__ if name.startswith("register_")},
     "load_config": ("flray.config.loader", "load"),
     "portable": ("flray.bits", "portable"),
-    **{f"register_{kind}": ("flray.registry", f"register_{kind}") for kind in _KINDS},
     "report": ("flray.reporting.build", "report"),
     "resume": ("flray.api", "resume"),
+    "run": ("flray.runs.runner", "run"),
     "tune": ("flray.api", "tune"),
 }
-__all__ = list(_LATER)
 
 
 def __getattr__(name: str) -> Any:
