@@ -2,9 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,39 +23,7 @@ STRUCTURES = ("disc", "cup")
 Floats = NDArray[np.float64]
 
 
-class Look(NamedTuple):
-    """How a camera and its patients look.
-
-    Attributes
-    ----------
-    retina, disc, cup : RGB in [0, 1]
-        Colours.
-    radius : (low, high)
-        Radius of the disc as a share of the image's side.
-    ratio : (low, high)
-        Cup's radius as a share of the disc's.
-    blur : float
-        Standard deviation in pixels at a side of 64.
-    noise : float
-        Standard deviation of the pixels' noise.
-    shade : float
-        Darkness of the corners.
-    vessels : float
-        Darkness of the vessels; negative: brighter.
-    """
-
-    retina: Sequence[float]
-    disc: Sequence[float]
-    cup: Sequence[float]
-    radius: tuple[float, float]
-    ratio: tuple[float, float]
-    blur: float
-    noise: float
-    shade: float
-    vessels: float
-
-
-SOURCES = {name: Look(**one) for name, one in facts(__file__).items()}
+SOURCES = facts(__file__)
 
 
 @register_dataset("fundus-synthetic")
@@ -90,9 +58,9 @@ def fundus_synthetic(
         Height and width.
     """
     parts = []
-    for name, source in SOURCES.items():
+    for name, look in SOURCES.items():
         generator = numpy_generator(seed, "data", extra=f"fundus-synthetic/{name}")
-        drawn = [draw(source, size, generator) for _ in range(samples)]
+        drawn = [draw(look, size, generator) for _ in range(samples)]
         x, y = (np.stack(arrays) for arrays in zip(*drawn, strict=True))
         cut = samples - samples // 5
         parts.append(Domain(name, "rendered", x[:cut], y[:cut], x[cut:], y[cut:]))
@@ -100,15 +68,15 @@ def fundus_synthetic(
 
 
 def draw(
-    source: Look, size: int, generator: np.random.Generator
+    look: Mapping[str, Any], size: int, generator: np.random.Generator
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return one image [3, size, size] and its masks of disc and cup [2, size, size]."""
+    """Return one image [3, size, size] of a source's look and its masks of disc and cup [2, size, size]."""
     from scipy.ndimage import gaussian_filter
 
     across, down = np.meshgrid(np.arange(size) + 0.5, np.arange(size) + 0.5)
     middle = size * generator.uniform(0.4, 0.6, 2)
-    radius = size * generator.uniform(*source.radius)
-    inner = radius * generator.uniform(*source.ratio)
+    radius = size * generator.uniform(*look["radius"])
+    inner = radius * generator.uniform(*look["ratio"])
     # The cup's middle moves by so little that the cup stays within the disc, whatever the ellipses'
     # axes.
     shift = np.zeros(2)
@@ -120,16 +88,16 @@ def draw(
     masks = np.stack([disc <= 1, (cup <= 1) & (disc <= 1)])
 
     image = np.empty((3, size, size))
-    image[:] = np.array(source.retina)[:, None, None]
+    image[:] = np.array(look["retina"])[:, None, None]
     soft = size / 24  # the rims fade over some pixels
-    for distance, scale, colour in ((disc, radius, source.disc), (cup, inner, source.cup)):
+    for distance, scale, colour in ((disc, radius, look["disc"]), (cup, inner, look["cup"])):
         coverage = 1 / (1 + np.exp(np.clip((distance - 1) * scale / soft * 4, -50, 50)))
         image += coverage * (np.array(colour)[:, None, None] - image)
-    image *= 1 - source.vessels * _vessels(size, middle, generator)
+    image *= 1 - look["vessels"] * _vessels(size, middle, generator)
     reach = np.hypot(across - size / 2, down - size / 2) / (size / np.sqrt(2))
-    image *= (1 - source.shade * reach**2) * generator.uniform(0.85, 1.15)
-    image = gaussian_filter(image, (0, source.blur * size / 64, source.blur * size / 64))
-    image += source.noise * generator.standard_normal(image.shape)
+    image *= (1 - look["shade"] * reach**2) * generator.uniform(0.85, 1.15)
+    image = gaussian_filter(image, (0, look["blur"] * size / 64, look["blur"] * size / 64))
+    image += look["noise"] * generator.standard_normal(image.shape)
     return np.clip(np.rint(255 * image), 0, 255).astype(np.uint8), masks.astype(np.uint8)
 
 
