@@ -13,7 +13,6 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from flray.data import federate
-from flray.data.datasets.digit_archives import DOMAINS
 from flray.data.datasets.digits5 import (
     RECIPE,
     SOURCES,
@@ -23,6 +22,7 @@ from flray.data.datasets.digits5 import (
     read_optdigits,
     read_usps,
 )
+from flray.data.datasets.small_images import DOMAINS
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import FILES, Archive, fetch, read_pickled_arrays

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from flray.data.datasets.digit_archives import read_idx
+from flray.data.datasets.small_images import read_idx
 from flray.data.loading import load_dataset
 from flray.data.sources.archives import read_pickled_arrays
 from flray.data.sources.image_sets import Store, decode_images
@@ -264,7 +264,7 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
 def test_what_comes_out_of_a_compressed_file_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flray.data.datasets.digit_archives.ARRAYS_BYTES", 2**20)
+    monkeypatch.setattr("flray.data.datasets.small_images.ARRAYS_BYTES", 2**20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(bytes(2**26)))
     refused_early(read_idx, path)

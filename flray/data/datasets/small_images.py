@@ -1,17 +1,26 @@
-"""Small images from their makers' files: CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN."""
+"""Small images from their makers' files: archives of digit domains, CIFAR, FC100, Fashion-MNIST, EMNIST, SVHN.
 
+The digits are FedBN's Digits-5, Digit-Five, and the four domains of FCCL and FCCL+.
+"""
+
+import bz2
+import gzip
+import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from flray.data.datasets import embedded
-from flray.data.datasets.digit_archives import read_idx, read_matlab
-from flray.data.datasets.embedded import SampleCap, Seed, one_domain
+from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed, one_domain
+from flray.data.loading import fit_to_shape
+from flray.data.sources import image_sets
 from flray.data.sources.archives import (
     Files,
     Place,
@@ -21,11 +30,286 @@ from flray.data.sources.archives import (
     register_source,
 )
 from flray.data.sources.images import decode
-from flray.data.types import Arrays, DataSet
-from flray.files.border import read_npz
+from flray.data.types import Array, Arrays, DataSet, Domain, Origin
+from flray.errors import DataError
+from flray.files.border import ARRAYS_BYTES, read_at_most, read_npz
 from flray.registry import register_dataset
 
+
+def _pair(images: ArrayLike, labels: ArrayLike) -> tuple[Array, Array]:
+    """Return images [n, 3, H, W] of 0 to 255, from grey or coloured ones of 0 to 1 or 255, and labels 0 to 9.
+
+    Labels are numbers, where 10 may stand for zero, or one-hot rows.
+    """
+    x, y = np.asarray(images), np.asarray(labels)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[1] not in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype != np.uint8:
+        x = np.rint(x.astype(np.float64) * (255 if x.max() <= 1 else 1))
+        if not 0 <= x.min() <= x.max() <= 255:
+            raise ValueError("pixels that are not all of 0 to 1 or 0 to 255")
+    y = y.argmax(1) if y.ndim == 2 and y.shape[1] == 10 else y.ravel()
+    y = y if 0 in y else np.where(y == 10, 0, y)
+    return np.broadcast_to(x.astype(np.uint8), (len(x), 3, *x.shape[2:])), y
+
+
+def _read_fedbn(folder: Path, names: Sequence[str]) -> list[Array]:
+    """Return a domain's training and test images and labels; the last file is the test part."""
+    pairs = [_pair(*read_pickled_arrays(folder / name)) for name in names]
+    return [*map(np.concatenate, zip(*pairs[:-1], strict=True)), *pairs[-1]]
+
+
+def read_matlab(folder: Path, names: Sequence[str]) -> list[Array]:
+    """Return the same of one MATLAB file, or of two for SVHN."""
+    from scipy.io import loadmat
+
+    found: Arrays = loadmat(folder / names[0])
+    if "dataset" in found:  # USPS, two rows of cells
+        return [array for row in found["dataset"] for array in _pair(*row)]
+    if len(names) == 2:
+        both = (found, loadmat(folder / names[1]))
+        return [a for one in both for a in _pair(one["X"].transpose(3, 2, 0, 1), one["y"])]
+
+    def first(*names: str) -> Array:
+        return found[next((name for name in names if name in found), names[0])]
+
+    return [
+        array
+        for part in ("train", "test")
+        for array in _pair(
+            first(part, f"{part}_data", f"{part}_28", f"{part}_32"),
+            first(f"label_{part}", f"{part}_label"),
+        )
+    ]
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Return the array of an IDX file of bytes, compressed or not."""
+    with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+        raw = read_at_most(stream, path, ARRAYS_BYTES)
+    if raw[:3] != b"\0\0\x08":
+        raise ValueError(f"{path.name} is no IDX file of bytes")
+    shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+
+
+Size = Annotated[int, Field(ge=8, description="height and width to which all are resized")]
 _TABLE = facts(__file__)
+DOMAINS: dict[str, Origin] = _TABLE["digits"]["origins"]
+_MAT: dict[str, list[str]] = _TABLE["digits"]["matlab"]
+_FOLDERS = dict(zip(DOMAINS, ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST_M"), strict=True))
+_FEDBN = tuple(
+    {domain: [f"{folder}/{name}" for name in names] for domain, folder in _FOLDERS.items()}
+    for names in (
+        [*(f"partitions/train_part{i}.pkl" for i in range(10)), "test.pkl"],
+        ["train.pkl", "test.pkl"],
+        ["train_stratified.pkl", "test_stratified.pkl"],
+    )
+)
+_TRAINING = {"tenths": _FEDBN[:1], "whole": _FEDBN[1:]}
+Training = Annotated[
+    Literal["tenths", "whole"],
+    Field(
+        description="tenths: the 7,438 images of partitions/train_part0.pkl to train_part9.pkl; whole: train.pkl, or "
+        "train_stratified.pkl and test_stratified.pkl as LG-Mix's code names them, with up to 391,162"
+    ),
+]
+Archive = dict[str, list[str]]
+
+
+def _domain_files(name: str, where: str, have: Sequence[str], *archives: Archive) -> Files:
+    """Register the files of some domains, which are those of one of the archives."""
+    layouts = [_layout(archive, have) for archive in archives]
+
+    def decode(folder: Path, names: Sequence[str]) -> Arrays:
+        archive = archives[layouts.index(list(names))]
+        read = read_matlab if archive is _MAT else _read_fedbn
+        return {
+            f"{domain}_{part}": array
+            for domain in have
+            for part, array in zip(embedded.PARTS, read(folder, archive[domain]), strict=True)
+        }
+
+    return register_source(Files(name, where, layouts, decode, 10))
+
+
+def _layout(archive: Archive, have: Sequence[str]) -> list[str]:
+    return [file for domain in have for file in archive[domain]]
+
+
+def _dataset(
+    arrays: Arrays, chosen: Sequence[str], seed: int, samples: int | None, size: int
+) -> list[Domain]:
+    """Return the chosen domains, in one size."""
+    made = []
+    for domain in chosen:
+        parts = (arrays[f"{domain}_{part}"] for part in embedded.PARTS)
+        one = embedded.cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
+        x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
+        made.append(Domain(domain, one.origin, next(x), one.train_y, next(x), one.test_y))
+    return made
+
+
+def _register_domains(files: Files, have: Sequence[str], usual: int, title: str) -> None:
+    """Register the set of these files."""
+
+    def dataset(
+        root: Path,
+        *,
+        path: Place = None,
+        seed: Seed = 0,
+        domains: ChosenDomains = None,
+        samples: SampleCap = None,
+        size: Size = usual,
+    ) -> DataSet:
+        chosen = embedded.select_domains(files.name, have, domains)
+        made = _dataset(files.load(root, path), chosen, seed, samples, size)
+        return embedded.assemble(files.name, made, DIGITS)
+
+    dataset.__doc__ = title
+    register_dataset(files.name)(dataset)
+
+
+for _name, _one in _TABLE["digits"]["sets"].items():
+    _archives = (_MAT, *(_FEDBN if _one["fedbn"] else ()))
+    _register_domains(
+        _domain_files(_name, _one["where"], _one["domains"], *_archives),
+        _one["domains"],
+        _one["size"],
+        _one["title"],
+    )
+DIGITS5 = _domain_files(
+    "digits5",
+    "the link in https://github.com/med-air/FedBN (digit_dataset)",
+    tuple(DOMAINS),
+    *_FEDBN,
+)
+
+
+@register_dataset("digits5")
+def digits5(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 28,
+    training: Training = "tenths",
+) -> DataSet:
+    """Return FedBN's Digits-5 (MNIST, SVHN, USPS, SynthDigits, MNIST-M), colour images in its parts and order.
+
+    For training 7,438 of each domain or all (56,000, 79,431, 7,438, 391,162 and 56,000), for test
+    14,000, 19,858, 1,860, 97,791 and 14,000.
+    """
+    layouts = [_layout(archive, tuple(DOMAINS)) for archive in _TRAINING[training]]
+    arrays = replace(DIGITS5, layouts=layouts).load(root, path)
+    chosen = embedded.select_domains("digits5", tuple(DOMAINS), domains)
+    made = _dataset(arrays, chosen, seed, samples, size)
+    return embedded.assemble("digits5", made, DIGITS, ordered=True)
+
+
+FOUR = ("mnist", "usps", "svhn", "syn")
+_SYN = "syn/train/DIGIT/* and syn/val/DIGIT/*"
+
+
+def _four(folder: Path, names: Sequence[str]) -> Arrays:
+    """Return three domains as torchvision keeps them; the files of MNIST are the first four."""
+    idx = [read_idx(folder / name) for name in names[:4]]
+    x = [
+        np.broadcast_to(images[:, None], (len(images), 3, *images.shape[1:])) for images in idx[::2]
+    ]
+    parts = {
+        "mnist": [x[0], idx[1], x[1], idx[3]],
+        "usps": [array for name in names[4:6] for array in _read_usps(folder / name)],
+        "svhn": read_matlab(folder, names[6:]),
+    }
+    return {
+        f"{domain}_{part}": array
+        for domain, arrays in parts.items()
+        for part, array in zip(embedded.PARTS, arrays, strict=True)
+    }
+
+
+def _read_usps(path: Path) -> tuple[Array, Array]:
+    """Return images and labels of a LIBSVM file, with pixels rounded down as torchvision does."""
+    from sklearn.datasets import load_svmlight_file
+
+    with path.open("rb") as file, bz2.open(file) as stream:
+        raw = read_at_most(stream, path, ARRAYS_BYTES)
+    x, y = load_svmlight_file(io.BytesIO(raw), n_features=256, dtype=np.float32, zero_based=False)
+    pixels = (x.toarray().reshape(-1, 1, 16, 16) + 1) / 2 * 255
+    return np.broadcast_to(pixels.astype(np.uint8), (len(y), 3, 16, 16)), y.astype(np.int64) - 1
+
+
+_IDX = [
+    f"MNIST/raw/{part}-{kind}-ubyte"
+    for part in ("train", "t10k")
+    for kind in ("images-idx3", "labels-idx1")
+]
+_OTHERS = ["usps.bz2", "usps.t.bz2", "train_32x32.mat", "test_32x32.mat"]
+DIGITS4 = register_source(
+    Files(
+        "digits4",
+        "torchvision's MNIST, USPS and SVHN in one folder, and SYN from https://github.com/WenkeHuang/FCCL",
+        [[*_IDX, *_OTHERS], [*(f"{name}.gz" for name in _IDX), *_OTHERS]],
+        _four,
+        10,
+    )
+)
+
+
+@register_dataset("digits4")
+def digits4(
+    root: Path,
+    *,
+    path: Place = None,
+    seed: Seed = 0,
+    domains: ChosenDomains = None,
+    samples: SampleCap = None,
+    size: Size = 32,
+) -> DataSet:
+    """Return FCCL+'s four domains in its code's folders: MNIST, USPS, SVHN with the official test parts, and SYN."""
+    chosen = embedded.select_domains("digits4", FOUR, domains)
+    arrays = DIGITS4.load(root, path)
+    made = _dataset(arrays, [d for d in chosen if d != "syn"], seed, samples, size)
+    if "syn" in chosen:
+        folder = Path(path).expanduser() if path else root / "archives" / "digits4"
+        made.append(_syn(image_sets.Store(folder / "syn"), root, size, seed, samples))
+    return embedded.assemble("digits4", made, DIGITS)
+
+
+def _syn(store: image_sets.Store, root: Path, size: int, seed: int, samples: int | None) -> Domain:
+    """Return the domain whose images lie in folders of digits, below train and val."""
+    items, labels, test = [], [], []
+    for item in store.items() if store.where.exists() else ():
+        part, label, *rest = (*item.path.split("/"), "", "")
+        if (
+            part not in ("train", "val")
+            or label not in DIGITS
+            or len(rest) != 3
+            or not item.is_image
+        ):
+            raise DataError(
+                f"data set digits4: {store.where / item.path} is not one of {_SYN}; take it away"
+            )
+        items.append(item)
+        labels.append(DIGITS.index(label))
+        test.append(part == "val")
+    if not items:
+        raise DataError(
+            f"data set digits4: {store.where} lacks the domain syn. It comes from {DIGITS4.where}; put it there, laid "
+            f"out as {_SYN}, or choose other domains with data.domains"
+        )
+    y = np.array(labels, dtype=np.int64)
+    table = image_sets.Table(items, y, np.zeros_like(y), np.array(test, dtype=bool))
+    spec = image_sets.ImageSet("digits4", ("syn",), DIGITS, size, seed, samples)
+    (domain,) = image_sets.image_dataset(spec, table, store, root).domains
+    return replace(domain, origin="rendered")
+
+
 COARSE, CIFAR10 = tuple(_TABLE["coarse"]), tuple(_TABLE["cifar-10"]["classes"])
 CIFAR100 = tuple(_TABLE["cifar-100"]["classes"])
 FC100_COARSE: Mapping[str, Sequence[int]] = _TABLE["fc100"]["superclasses"]

@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from flray.data.datasets import class_folders, digit_archives, digits5, eeg, fundus
+from flray.data.datasets import class_folders, digits5, eeg, fundus, small_images
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import ConfigError, nearest
@@ -46,8 +46,8 @@ FORMS: dict[str, Form] = {
     "cifar-10": Form(("cifar-10",), 10, (3, 32, 32)),
     "cifar-100": Form(("cifar-100",), 100, (3, 32, 32)),
     "cifar10-jpeg": Form(("cifar10-jpeg",), 10, (3, 32, 32)),
-    "digits4": Form(digit_archives.FOUR, 10, (3, 32, 32)),
-    "digits5": Form(tuple(digit_archives.DOMAINS), 10, (3, 28, 28)),
+    "digits4": Form(small_images.FOUR, 10, (3, 32, 32)),
+    "digits5": Form(tuple(small_images.DOMAINS), 10, (3, 28, 28)),
     "digits5-local": Form(tuple(digits5.ORIGINS), 10, (3, 32, 32), public=True),
     "domainnet": Form(tuple(class_folders.DOMAINNET.domains), 10, (3, 64, 64)),
     "eeg": Form(eeg.SOURCES, 2, (36,), "binary"),
