@@ -25,8 +25,7 @@ from flray.records import directory
 from flray.records.journal import JOURNAL, Journal
 from flray.results.result_set import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
-from flray.tasks.segmentation import Segmentation
-from flray.tasks.table_targets import MultiLabel, Regression
+from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
 from tests.helpers import INLINE, printed, small, written
 from tests.messages import mistyped, refused
 

@@ -1,8 +1,6 @@
-"""Learning tasks, a file each or for several: the loss that is minimised and the metrics that are reported."""
+"""Learning tasks, whose modules are all imported here: the loss that is minimised and the metrics that are reported."""
 
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Mapping, Sequence
 
 from flray import registry
@@ -10,12 +8,10 @@ from flray.errors import ConfigError, FlrayError
 from flray.metrics.names import lower_is_better
 from flray.tasks.base import Task
 from flray.tasks.classification import Binary, Classification, FewShot
-from flray.tasks.segmentation import Segmentation
+from flray.tasks.multi_output import Segmentation
 
 __all__ = ["NAMES", "Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
 NAMES = tuple(registry.tasks.names())
 
 

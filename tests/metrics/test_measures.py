@@ -30,7 +30,7 @@ from flray.metrics.summary import (
 )
 from flray.tasks import make_task
 from flray.tasks.classification import among_largest, binary_metrics
-from flray.tasks.segmentation import dice_coefficient, hausdorff_distance
+from flray.tasks.multi_output import dice_coefficient, hausdorff_distance
 from tests.algorithms.helpers import gaussian_clients, run, spec_of
 from tests.end_to_end.test_tasks import GLYPHS
 from tests.messages import mistyped, refused
