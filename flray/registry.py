@@ -353,7 +353,7 @@ metrics = Registry("metric", "flray.metrics.builtin")
 samplers = Registry("sampler", "flray.samplers")
 callbacks = Registry("callback", "flray.callbacks")
 losses = Registry("loss", "flray.tasks.base")
-optimizers = Registry("optimizer", "flray.algorithms.common.torch_optimizers")
+optimizers = Registry("optimizer", "flray.algorithms.common.optimizers")
 tasks = Registry("task", "flray.tasks")
 
 register_algorithm = algorithms.register

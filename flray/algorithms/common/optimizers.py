@@ -1,19 +1,26 @@
-"""torch's optimisers by its functional forms: the classes of `torch.optim` import torch's compiler when they are made.
+"""Optimisers: torch's usual ones by its functional forms, and others of torch by name.
 
-That import takes two seconds and 70 MiB in each process that trains. The arithmetic is torch's own, so the bits are the
-same on every device.
+The classes of `torch.optim` import torch's compiler when they are made, which takes two seconds and 70 MiB in each
+process that trains. The functional forms do not. Their arithmetic is torch's own, so the bits are the same on every
+device.
+
+A registered optimiser is a function of ``parameters`` and of any of ``lr``, ``momentum``, ``weight_decay`` and
+``betas``, the settings of ``local``. Its keyword-only parameters are its options.
 """
 
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from flray.registry import register_optimizer
 
 
 class _Optimizer(torch.optim.Optimizer):
@@ -124,3 +131,63 @@ class Adam(_Optimizer):
             eps=1e-8,
             maximize=False,
         )
+
+
+Parameters = list[nn.Parameter]
+
+
+@register_optimizer("nesterov")
+def nesterov(
+    parameters: Parameters, lr: float, momentum: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """SGD with Nesterov's momentum, ``local.momentum`` (torch.optim.SGD)."""
+    return torch.optim.SGD(
+        parameters, lr, momentum, weight_decay=weight_decay, nesterov=momentum > 0
+    )
+
+
+@register_optimizer("rmsprop")
+def rmsprop(
+    parameters: Parameters,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    *,
+    alpha: Annotated[float, Field(ge=0, lt=1, description="memory of squared gradients")] = 0.99,
+) -> torch.optim.Optimizer:
+    """RMSprop (torch.optim.RMSprop)."""
+    return torch.optim.RMSprop(parameters, lr, alpha, momentum=momentum, weight_decay=weight_decay)
+
+
+def _by_name(kind: str, moments: bool, summary: str) -> None:
+    """Register an optimiser of torch under its name in small letters."""
+
+    def plain(parameters: Parameters, lr: float, weight_decay: float) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(
+            parameters, lr, weight_decay=weight_decay
+        )
+        return made
+
+    def with_moments(
+        parameters: Parameters, lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(
+            parameters, lr, betas=betas, weight_decay=weight_decay
+        )
+        return made
+
+    make = with_moments if moments else plain
+    make.__doc__ = f"{summary} (torch.optim.{kind})."
+    register_optimizer(kind.lower())(make)
+
+
+for _row in (
+    ("Adadelta", False, "Steps by the sizes of former steps; lr multiplies them, usually 1"),
+    ("Adafactor", False, "Adam with a memory of rows and columns, not of each weight"),
+    ("Adagrad", False, "Adagrad, whose memory begins anew in each round"),
+    ("Adamax", True, "Adam by the largest gradient so far, not by their squares"),
+    ("ASGD", False, "SGD whose rate falls slowly; its average of the weights is not used"),
+    ("NAdam", True, "Adam with Nesterov's momentum"),
+    ("RAdam", True, "Adam that begins with the steps of SGD"),
+):
+    _by_name(*_row)
