@@ -160,11 +160,8 @@ class PartitionChoice(Component):
 
     @pydantic.model_serializer
     def _join(self) -> dict[str, Plain]:
-        left_out = self._has_seed and self.options.get("seed") is None
-        return {
-            "name": self.name,
-            **{k: v for k, v in self.options.items() if not (left_out and k == "seed")},
-        }
+        options = self.arguments if self.options.get("seed") is None else self.options
+        return {"name": self.name, **options}
 
     @property
     def _has_seed(self) -> bool:

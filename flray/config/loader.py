@@ -240,8 +240,16 @@ def _check_size(config: Config) -> None:
         raise ConfigError("sweep", f"{count:,} trials (samples x grids x arms x seeds)", why)
 
 
-BRANCHES = {*FORMS, "named", "dealt", "int", "float", "bool"}
-BRANCHES |= {"constrained-int", "constrained-float"}
+BRANCHES = {
+    *FORMS,
+    "named",
+    "dealt",
+    "int",
+    "float",
+    "bool",
+    "constrained-int",
+    "constrained-float",
+}
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _NEEDED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer is needed"),

@@ -78,7 +78,7 @@ def read_partition(path: Path) -> PartitionRecord:
     return found
 
 
-def copy_plain(value: Plain, path: str = "") -> Plain:
+def copy_plain(value: Plain, path: str = "", depth: int = 0) -> Plain:
     """Return a copy of a configuration's content, made of mappings, lists, texts, numbers, truth values and null.
 
     Parameters
@@ -88,6 +88,8 @@ def copy_plain(value: Plain, path: str = "") -> Plain:
         pydantic's models too.
     path : str
         Its path, which the message names.
+    depth : int
+        Of the value within the content.
 
     Raises
     ------
@@ -95,10 +97,6 @@ def copy_plain(value: Plain, path: str = "") -> Plain:
         If it holds anything else, an integer beyond 64 bits, a character that no setting may hold,
         or more than `DEPTH` parts within each other.
     """
-    return _copy(value, path, 0)
-
-
-def _copy(value: Plain, path: str, depth: int) -> Plain:
     if depth > DEPTH:
         found = f"more than {DEPTH} parts within each other"
         raise ConfigError(path[:80], found, "write fewer")
@@ -129,10 +127,10 @@ def _copy(value: Plain, path: str, depth: int) -> Plain:
                     f"the key {shorten(str(key))} ({type(key).__name__})",
                     "keys are text: put it in quotes" if not isinstance(key, str) else "rename it",
                 )
-            content[key] = _copy(one, f"{path}.{key}" if path else key, depth + 1)
+            content[key] = copy_plain(one, f"{path}.{key}" if path else key, depth + 1)
         return content
     if isinstance(value, list | tuple | range):
-        return [_copy(one, f"{path}.{position}", depth + 1) for position, one in enumerate(value)]
+        return [copy_plain(one, f"{path}.{n}", depth + 1) for n, one in enumerate(value)]
     why = "numbers, texts, true, false, null, lists and mappings only"
     raise ConfigError(path, f"a value of type {type(value).__name__}", why)
 

@@ -100,8 +100,13 @@ class SplitFile(Section):
 
 
 def _resolver(
-    kind: str, absent: str, needed: str, saved: Callable[[Any], bool], find: Callable[[str], Any]
-) -> Callable[[Any], Any]:
+    kind: str,
+    absent: str,
+    needed: str,
+    saved: Callable[[Any], bool],
+    find: Callable[[str], Any],
+    **schema: Any,
+) -> BeforeValidator:
     """Return a validator that puts a file with its digest, as `find` returns them, in place of a path."""
 
     def resolve(value: Any) -> Any:
@@ -119,7 +124,7 @@ def _resolver(
             why = f"{absent}; {needed}"
         raise PydanticCustomError(kind, "{why}", {"why": why})
 
-    return resolve
+    return BeforeValidator(resolve, **schema)
 
 
 def _known(path: Path, key: str = "weights", most: int = WEIGHTS_BYTES) -> dict[str, str]:
@@ -155,35 +160,40 @@ def _newest_checkpoint(run: Path) -> Path:
     return folder / check_name(next(name for name in files if name.startswith("server-")), newest)
 
 
-_split = _resolver(
-    "split",
-    "there is no such file",
-    "needed is a JSON file, as flray data show FILE.yaml --split SPLIT.json writes",
-    lambda value: isinstance(value, SplitFile | dict),
-    lambda text: _known(Path(text), "file", FILE_BYTES),
-)
-_start = _resolver(
-    "start",
-    "no weights are there",
-    "needed is a run, for example demo/001, or a safetensors file, as flray export RUN writes",
-    lambda value: (
-        isinstance(value, Weights)
-        or (isinstance(value, dict) and set(value) == set(Weights.model_fields))
+GivenSplit = Annotated[
+    SplitFile,
+    _resolver(
+        "split",
+        "there is no such file",
+        "needed is a JSON file, as flray data show FILE.yaml --split SPLIT.json writes",
+        lambda value: isinstance(value, SplitFile | dict),
+        lambda text: _known(Path(text), "file", FILE_BYTES),
+        json_schema_input_type=SplitFile | str,
     ),
-    _weights_of,
-)
-_pretrained = _resolver(
-    "weights",
-    "there is no such file",
-    "needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
-    lambda value: not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value) is not None,
-    lambda text: _known(Path(text)),
-)
-GivenSplit = Annotated[SplitFile, BeforeValidator(_split, json_schema_input_type=SplitFile | str)]
-Start = Annotated[Weights, BeforeValidator(_start, json_schema_input_type=Weights | str)]
+]
+Start = Annotated[
+    Weights,
+    _resolver(
+        "start",
+        "no weights are there",
+        "needed is a run, for example demo/001, or a safetensors file, as flray export RUN writes",
+        lambda value: (
+            isinstance(value, Weights)
+            or (isinstance(value, dict) and set(value) == set(Weights.model_fields))
+        ),
+        _weights_of,
+        json_schema_input_type=Weights | str,
+    ),
+]
 Pretrained = Annotated[
     Weights | str | None,
-    BeforeValidator(_pretrained),
+    _resolver(
+        "weights",
+        "there is no such file",
+        "needed is a file of weights, or torchvision's name for some, such as IMAGENET1K_V1",
+        lambda value: not isinstance(value, str) or re.fullmatch("[A-Z0-9_]+", value) is not None,
+        lambda text: _known(Path(text)),
+    ),
     Field(
         description="a file of the network's weights, or torchvision's name for some whose file lies in "
         "torch's cache; null: fresh ones"

@@ -200,7 +200,10 @@ def read_with_base(path: Path) -> dict[str, Plain]:
 
 
 def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[str, Plain]:
-    whole = _resolve_base(path)
+    try:
+        whole = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name with NUL in it
+        raise FlrayError(f"{path}: cannot be read: {error}") from None
     if whole in within:
         raise FlrayError(f"{path}: found itself as its base; take one `base` out")
     read.append(whole)
@@ -243,13 +246,6 @@ def _deep_merge(base: Plain, own: Plain, path: tuple[str, ...] = ()) -> Plain:
         if not (path[:1] == ("arms",) and key in own and own[key] is None)
     }
     return joined | {key: value for key, value in own.items() if key not in base}
-
-
-def _resolve_base(path: Path) -> Path:
-    try:
-        return path.resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name with NUL in it
-        raise FlrayError(f"{path}: cannot be read: {error}") from None
 
 
 FOLDER = "search_spaces"
