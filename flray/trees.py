@@ -105,8 +105,7 @@ def pack(tree: Tree) -> Packed:
     tree : mapping
         Tensors on any device; they are detached and copied. Those of a device come in one copy.
     """
-    (packed,) = pack_all(tree)
-    return packed
+    return pack_all(tree)[0]
 
 
 def pack_all(*trees: Tree) -> list[Packed]:
@@ -343,9 +342,8 @@ def to_bytes(tree: Mapping[str, Any]) -> bytes:
             tensors[path] = tensor.clone() if address in addresses else tensor
             addresses.add(address)
     rest = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
-    order = list(leaves)
     data: bytes = safetensors.torch.save(
-        tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(order)}
+        tensors, metadata={"rest": json.dumps(rest), "order": json.dumps(list(leaves))}
     )
     return data
 

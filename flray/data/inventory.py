@@ -42,9 +42,6 @@ def get(name: str, root: Path | None = None, progress: Progress = print) -> None
     progress(f"{name}: ready in {root}")
 
 
-_BY_MOABB = "eeg"
-
-
 @dataclass(frozen=True)
 class Entry:
     """A data set as a user has to see it.
@@ -91,7 +88,7 @@ def _origin(name: str, root: Path, item: Any) -> tuple[str, str, bool]:
         by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
         todo = f"flray data get {files.name}" if files.fetched else by_hand
         return files.where, todo, files.present(root)
-    if name == _BY_MOABB:
+    if name == "eeg":
         kept = list((root / name).glob(f"*/{MANIFEST}"))
         source = "MOABB, which downloads the four sets at first use"
         return source, "pip install 'flray[eeg]'", len(kept) >= 4

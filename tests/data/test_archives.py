@@ -452,7 +452,7 @@ def test_without_a_network_the_message_says_what_and_where(
     found = refused(fetch, archive, tmp_path, quiet)
     assert "No matching distribution found" in str(found)
     assert list((tmp_path / "archives").iterdir()) == []
-    archive.path(tmp_path).write_bytes(b"half of it")
+    (tmp_path / "archives" / archive.filename).write_bytes(b"half of it")
     refused(fetch, archive, tmp_path, quiet)
     refused(get, "digits5-loca", tmp_path, quiet)
 

@@ -106,7 +106,9 @@ def huggingface(
 
     arrays = image_sets.keep_images(
         held.cache / "images" / held.key(f"{chosen} {image} {size}", place),
-        ("huggingface", path, mapped),
+        "huggingface",
+        path,
+        mapped,
         (len(order), size, size, 3),
         fill,
     )

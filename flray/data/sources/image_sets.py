@@ -390,7 +390,9 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
     table = table.rows(np.concatenate(list(parts.values())))
     arrays = keep_images(
         root / spec.name / _key(spec, table, store),
-        (spec.name, store.where, spec.mapped),
+        spec.name,
+        store.where,
+        spec.mapped,
         (len(table.items), spec.size, spec.size, 3),
         lambda x: _decode(spec, table, store, x),
     )
@@ -446,7 +448,9 @@ def _key(spec: ImageSet, table: Table, store: Store) -> str:
 
 def keep_images(
     folder: Path,
-    of: tuple[str, Path | str, bool | None],
+    name: str,
+    where: Path | str,
+    mapped: bool | None,
     shape: tuple[int, ...],
     fill: Callable[[Images], Arrays],
 ) -> Arrays:
@@ -456,14 +460,13 @@ def keep_images(
     ----------
     folder : Path
         Their folder in the data cache; it differs for other files or settings.
-    of : (str, Path or str, bool or None)
+    name, where, mapped : str, Path or str, bool or None
         The data set's name, the place of its files, and `Mapped`.
     shape : tuple of int
         The shape of ``x``: samples, height, width, channels.
     fill : callable
         Fills ``x`` and returns the other arrays.
     """
-    name, where, mapped = of
     if mapped is None:
         mapped = math.prod(shape) > _free_memory() / 4
 
