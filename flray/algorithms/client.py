@@ -267,13 +267,13 @@ class Client(TaskRecord):
         parameters.
         """
         local = self.settings(phase)
-        plan = self.resident.plan(phase.trainable)
-        for parameters, trains in ((plan.trained, True), (plan.frozen, False)):
+        trained, frozen, resting = self.resident.plan(phase.trainable)
+        for parameters, trains in ((trained, True), (frozen, False)):
             for parameter in parameters:
                 parameter.requires_grad_(trains)
-        self._trainable, self._clip_norm = list(plan.trained), local.clip_norm
+        self._trainable, self._clip_norm = list(trained), local.clip_norm
         self.model.train()
-        for norm in plan.resting:
+        for norm in resting:
             norm.eval()
         return self.optimizer_for(self._trainable, local)
 

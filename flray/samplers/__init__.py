@@ -1,7 +1,6 @@
 """How the clients of a round are chosen: ``participation.sampler``."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from pydantic import Field
 from flray.algorithms.server import ClientInfo
 from flray.errors import MethodError
 from flray.registry import register_sampler
+from flray.tasks.base import finite_or_infinite
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,6 @@ def power_of_choice(
     wanted = min(max(candidates or 2 * sampling.size, sampling.size), int(np.count_nonzero(sizes)))
     drawn = sampling.generator.choice(count, wanted, replace=False, p=sizes / sizes.sum())
     answers = sampling.ask(sorted(drawn.tolist()))
-    worst_first = sorted(answers, key=lambda client: (-_of(answers[client]), client))
+    losses = {client: finite_or_infinite(answer["loss"]) for client, answer in answers.items()}
+    worst_first = sorted(losses, key=lambda client: (-losses[client], client))
     return worst_first[: sampling.size] or drawn[: sampling.size].tolist()
-
-
-def _of(answer: Mapping[str, float]) -> float:
-    """Return a client's loss; NaN counts as the worst."""
-    return math.inf if math.isnan(answer["loss"]) else answer["loss"]

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from flray.algorithms.types import Phase
 from flray.models.base import batch_norm_modules, in_place_of_forward, select
 from flray.tasks.base import Task
 from flray.tasks.classification import FewShot
+
+TrainingPlan: TypeAlias = tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Module]]
 
 
 @dataclass(eq=False, repr=False)
@@ -329,14 +331,6 @@ class TaskRecord:
         return loss, dict(zip(self._logged, logged, strict=True))
 
 
-class TrainingPlan(NamedTuple):
-    """The parameters that a phase trains, those that it freezes, and the batch norms whose statistics it freezes."""
-
-    trained: list[nn.Parameter]
-    frozen: list[nn.Parameter]
-    resting: list[nn.Module]
-
-
 class ResidentModel:
     """One architecture's model in one process, with facts about it; every task sets all of its values.
 
@@ -369,11 +363,14 @@ class ResidentModel:
         self.frozen_copies: dict[str, nn.Module] = {}
         self._plans: dict[str, TrainingPlan] = {}
 
-    def plan(self, group: str) -> "TrainingPlan":
-        """Return the parameters that a phase trains and freezes, looked up once; see `flray.models.base`."""
+    def plan(self, group: str) -> TrainingPlan:
+        """Return the parameters that a phase trains, those it freezes, and the batch norms whose statistics it freezes.
+
+        They are looked up once for each `group`, see `flray.models.base.select`.
+        """
         if group not in self._plans:
             chosen = select(self.model, group)
-            self._plans[group] = TrainingPlan(
+            self._plans[group] = (
                 [p for n, p in self.parameters.items() if n in chosen],
                 [p for n, p in self.parameters.items() if n not in chosen],
                 [
