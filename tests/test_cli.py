@@ -77,9 +77,7 @@ def test_a_plan_of_what_optuna_will_suggest_says_so(file: str) -> None:
     assert "10 trials, none of which is known yet: " in printed("tune", file, "--plan", *typed)
 
 
-def test_a_run_ends_with_table_digest_folder_and_how_to_see_it(
-    file: str, tmp_cwd: Path, store: str
-) -> None:
+def test_a_run_ends_with_table_digest_and_folder(file: str, tmp_cwd: Path, store: str) -> None:
     """And MLflow holds its parameters, metrics, tags and figures."""
     settings = ["algorithm={name: fedprox, mu: 0.5}", "tracking.experiment=seen"]
     shown = printed("run", file, *settings, f"tracking.uri={store}")
@@ -213,9 +211,7 @@ def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
         registry.partitions._entries.pop("of-a-test", None)
 
 
-def test_a_partition_is_listed_with_the_seed_that_it_may_have(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_partition_is_listed_with_its_own_seed(capsys: pytest.CaptureFixture[str]) -> None:
     show_list("partitions", "iid", as_json=True)
     assert [row["option"] for row in json.loads(capsys.readouterr().out)] == ["clients", "seed"]
 
@@ -329,9 +325,7 @@ def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_c
     )
 
 
-def test_watching_goes_on_until_it_is_interrupted(
-    runs: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_ends_by_an_interrupt(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -347,9 +341,7 @@ def test_watching_goes_on_until_it_is_interrupted(
     mistyped("ls", "--watch", "--json")
 
 
-def test_only_runs_are_removed_and_of_a_link_the_link(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_runs_and_links_are_removed(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_cwd / "project"
     project.mkdir()
     (project / "thesis.tex").write_text("years of work")

@@ -18,9 +18,7 @@ from tests.helpers import python
 SECRET = "hunter2-0123"
 
 
-def test_a_token_others_can_read_is_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_readable_token_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     token.write_text(SECRET)
     token.chmod(0o644)

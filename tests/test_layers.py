@@ -103,9 +103,7 @@ def test_it_is_imported_from_byte_code_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("package", "users"), USERS.items())
-def test_ray_and_mlflow_are_imported_by_their_users_alone(
-    package: str, users: tuple[str, ...]
-) -> None:
+def test_only_users_of_ray_and_mlflow_import_them(package: str, users: tuple[str, ...]) -> None:
     for path in ROOT.rglob("*.py"):
         if not path.relative_to(ROOT).as_posix().startswith(users):
             roots = {name.split(".")[0] for name in imports(path)}

@@ -129,9 +129,7 @@ def test_what_is_to_be_pasted_is_found() -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("page", QUICK, ids=name_of)
-def test_the_commands_of_a_page(
-    folder: Path, capsys: pytest.CaptureFixture[str], page: Path
-) -> None:
+def test_a_page_s_commands(folder: Path, capsys: pytest.CaptureFixture[str], page: Path) -> None:
     for block in RUNNABLE:
         if block.page == page and block not in SWEEPING:
             run_block(block, capsys)
@@ -140,9 +138,7 @@ def test_the_commands_of_a_page(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures", "ray_here")
 @pytest.mark.parametrize("block", SWEEPING, ids=lambda block: name_of(block.page))
-def test_the_sweeps_of_a_page(
-    folder: Path, capsys: pytest.CaptureFixture[str], block: Block
-) -> None:
+def test_a_page_s_sweeps(folder: Path, capsys: pytest.CaptureFixture[str], block: Block) -> None:
     run_block(block, capsys)
 
 
@@ -221,9 +217,7 @@ def test_readme_is_short_and_shows_fedprox_as_it_is() -> None:
     assert shown == (ROOT / "flray/algorithms/fedprox.py").read_text(encoding="utf-8")
 
 
-def test_readmes_table_is_the_report_of_the_kept_runs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_readmes_table_is_the_kept_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = "search_spaces/tuned.results.csv"
     assert invoke(["report", kept, "--reference", "local", "--to", "."]) == 0
     report = Path("tuned.results.md").read_text(encoding="utf-8")

@@ -86,9 +86,7 @@ def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "preset"), PRESETS, ids=[f"{name}-{preset.name}" for name, preset in PRESETS]
 )
-def test_every_preset_fits_its_method_and_names_its_source(
-    name: str, preset: registry.Preset
-) -> None:
+def test_every_preset_fits_its_method_and_has_a_source(name: str, preset: registry.Preset) -> None:
     options = load(content({"name": name, "preset": preset.name})).experiment.algorithm.options
     assert preset.source
     assert preset.values.items() <= options.items()

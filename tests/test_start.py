@@ -132,9 +132,7 @@ def test_a_shell_completes_commands_data_sets_methods_and_suites(
     assert all(word in shown for word in expected), shown
 
 
-def test_what_a_run_says_reaches_the_library_s_logger(
-    tmp_cwd: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_run_says_is_logged_too(tmp_cwd: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flray")
     flray.run({"experiment": small(algorithm="fedbn")})
     assert any("no batch norm" in message for message in caplog.messages)

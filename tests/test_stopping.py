@@ -75,9 +75,7 @@ def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
     assert list(resumed.history["round"]) == [1, 2, 3, 4]
 
 
-def test_a_hangup_that_the_caller_ignores_stays_ignored(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_hangup_the_caller_ignores_is_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     """As under nohup."""
     prepared(tmp_cwd, digits, signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -171,9 +169,7 @@ def test_a_run_shows_its_rounds_on_a_terminal(
     assert screen.getvalue() == "" or seen
 
 
-def test_a_sweep_is_shown_as_a_run_and_the_callers_own_display_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sweep_is_shown_and_the_callers_display_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Progress()
     assert shown(own, SweepProgress) is own
     assert isinstance(shown(None, SweepProgress), Progress)

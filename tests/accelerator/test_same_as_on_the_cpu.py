@@ -64,9 +64,7 @@ def overspent(found: Sequence[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_method_and_task_gives_the_bits_of_the_cpu_and_waits_for_nothing(
-    others: bool,
-) -> None:
+def test_every_method_and_task_has_the_bits_of_the_cpu_and_waits_for_nothing(others: bool) -> None:
     """Quick are a few of them."""
     cases = list(enumerate([*covering(), *tasks()]))
     found = run_cases([case for number, case in cases if bool(number % 8) == others])

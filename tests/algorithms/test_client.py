@@ -76,9 +76,7 @@ def test_augmentation_is_keyed_and_moves_no_other_stream() -> None:
         (20, True, [16]),  # an only batch is never left out
     ],
 )
-def test_a_last_batch_that_is_smaller_may_be_left_out(
-    size: int, cut: bool, sizes: list[int]
-) -> None:
+def test_a_smaller_last_batch_may_be_left_out(size: int, cut: bool, sizes: list[int]) -> None:
     assert [len(batch) for batch in batches(batch_size=size, drop_last=cut)] == sizes * 4
 
 

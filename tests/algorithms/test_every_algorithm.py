@@ -73,9 +73,7 @@ def sampled(name: str) -> FederationSpec:
 
 
 @every
-def test_repeats_in_any_order_and_resumes_from_any_round_to_the_same_bits(
-    name: str, tmp_path: Path
-) -> None:
+def test_any_order_and_a_resume_from_any_round_give_one_result(name: str, tmp_path: Path) -> None:
     spec = sampled(name)
     permuted = tiny.federation_of(spec, Permuted(spec))
     for _ in range(3):
@@ -242,7 +240,5 @@ COIN = {"name": "l2sgd", "coin": True, "p": 0.5, "lam": 0.5}
     ],
     ids=str,
 )
-def test_what_would_be_ignored_or_cannot_be_is_refused(
-    algorithm: Any, settings: dict[str, Any]
-) -> None:
+def test_what_would_be_ignored_is_refused(algorithm: Any, settings: dict[str, Any]) -> None:
     refused(tiny.spec_of, algorithm, **settings)

@@ -69,9 +69,7 @@ def test_four_rounds_by_hand() -> None:
 
 
 @pytest.mark.parametrize("poison", [1e3, float("nan")])
-def test_with_peers_that_only_harm_and_no_progress_of_its_own_a_client_trains_alone(
-    poison: float,
-) -> None:
+def test_with_harmful_peers_and_no_progress_of_its_own_a_client_trains_alone(poison: float) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
     federation, alone = (tiny.fresh(name, **VAL) for name in ("fedfomo", "local"))
     for number in range(3):

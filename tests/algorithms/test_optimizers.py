@@ -205,9 +205,7 @@ def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_method_keeps_its_weights_and_outputs_in_float32(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_outputs_stay_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[torch.dtype] = set()
     loss = Classification.loss
 
@@ -404,15 +402,11 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_before_the_first_round(
-    name: str, changes: dict[str, Any]
-) -> None:
+def test_what_cannot_be_is_refused_before_a_round(name: str, changes: dict[str, Any]) -> None:
     refused(fresh, name, 3, **changes)
 
 
-def test_batch_normalisation_of_clients_together_does_without_cudnn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_batch_norm_of_clients_together_is_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an H100, torch 2.11: cuDNN's asks for the memory format, and `vmap` knows the plain one alone."""
     asked, native = [], torch.batch_norm
 

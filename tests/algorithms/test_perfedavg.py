@@ -41,9 +41,7 @@ def test_one_step_by_hand(form: str) -> None:
         tiny.close(federation.server.model, mean, rtol=1e-7, atol=1e-8)
 
 
-def test_batches_are_independent_and_only_the_second_moves_the_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_second_batch_moves_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, Tensor]] = []
 
     def watched(client: Any, batch: Any, *others: Any) -> Any:

@@ -295,9 +295,7 @@ def test_the_bits_depend_on_the_blocks() -> None:
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix", "fedskc", "scaffold"]
 )
-def test_neither_the_order_of_the_blocks_nor_a_checkpoint_changes_a_bit(
-    name: str, tmp_path: Path
-) -> None:
+def test_neither_order_of_blocks_nor_checkpoint_changes_a_bit(name: str, tmp_path: Path) -> None:
     some = {"participation": {"clients": 4}} if tiny.partial_participation(name) else {}
     permuted = rounds(name, 2, 3, executor=Permuted, **some)
     assert permuted.sha256() == tiny.resumed_from_any_round(permuted.spec, tmp_path)

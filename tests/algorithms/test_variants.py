@@ -144,9 +144,7 @@ OTHERS += [("fccl", "pretrain_schedule", "constant"), ("fccl", "pretrain_weight_
 
 
 @pytest.mark.parametrize(("method", "option", "value"), OTHERS)
-def test_with_another_value_it_is_not_the_loop_of_the_released_code(
-    method: str, option: str, value: Any
-) -> None:
+def test_with_another_value_it_is_no_longer_that_loop(method: str, option: str, value: Any) -> None:
     how: dict[str, Any] = {"epochs": 3} if option == "update" else {}
     if method not in LOOPS:
         how = {"name": method, "average": option == "average_after"}

@@ -196,9 +196,7 @@ def test_commands_that_name_no_run(place: Path) -> None:
     assert wrong(OVER_ALL) == []
 
 
-def test_a_data_cache_in_a_bucket(
-    bucket: None, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_cache_there(bucket: None, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", "s3://flray-test/data")
     for key in ("manifest.json", "x.npy", "../../../../outside/rc"):
         put(f"data/decoded/cifar10/{key}")

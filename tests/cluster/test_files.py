@@ -64,9 +64,7 @@ def checkout(folder: Path, *names: str, **programs: str) -> Path:
     return folder / "log"
 
 
-def test_mlflow_on_the_head_takes_its_store_from_a_file_and_shows_no_password(
-    tmp_path: Path,
-) -> None:
+def test_mlflow_on_the_head_has_its_store_from_a_file_and_shows_no_password(tmp_path: Path) -> None:
     names = [f"cluster/node/{name}" for name in ("head", "environment", "stop")]
     shown = f'{{ echo "$@"; env; }} > {tmp_path}/part; mv {tmp_path}/part {tmp_path}/log'
     log = checkout(tmp_path, *names, ray="", mlflow=shown)

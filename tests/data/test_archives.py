@@ -443,9 +443,7 @@ def test_pip_stores_wheel_and_source_archive_and_runs_neither(
     ]
 
 
-def test_without_a_network_the_message_says_what_and_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_it_is_said_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     archive = SOURCES["mnist"]

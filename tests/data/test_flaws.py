@@ -145,9 +145,7 @@ CASES = [(name, damage) for name, rows in FLAWS.items() for damage in rows]
 
 
 @pytest.mark.parametrize(("name", "damage"), CASES)
-def test_each_flaw_has_one_line_that_names_the_file(
-    name: str, damage: Damage, tmp_path: Path
-) -> None:
+def test_each_flaw_has_a_line_naming_the_file(name: str, damage: Damage, tmp_path: Path) -> None:
     path = WRITTEN[name](tmp_path)
     damage(path)
     packed = [zipped(path, tmp_path / "o.zip")] if name in ("office-caltech10", "fundus") else []
@@ -215,9 +213,7 @@ def declare(path: Path, size: int) -> None:
         (2**24, 2**24, zipfile.ZIP_DEFLATED),
     ],
 )
-def test_a_member_is_unpacked_within_bounds(
-    size: int, declared: int, method: int, tmp_path: Path
-) -> None:
+def test_unpacking_has_its_bounds(size: int, declared: int, method: int, tmp_path: Path) -> None:
     path = tmp_path / "x.zip"
     with (
         zipfile.ZipFile(path, "w", method) as archive,
@@ -261,9 +257,7 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
     assert np.array_equal(image, pixels_of(1))
 
 
-def test_what_comes_out_of_a_compressed_file_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_out_of_a_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flray.data.datasets.small_images.ARRAYS_BYTES", 2**20)
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(bytes(2**26)))

@@ -347,9 +347,7 @@ def load_pacs(path: Path, root: Path, mapped: bool | None) -> DataSet:
     return load_dataset("pacs", {"path": str(path), "size": 8, "mapped": mapped}, root)
 
 
-def test_mapped_or_not_the_data_are_the_same_and_pooling_copies_nothing(
-    pacs: Path, tmp_path: Path
-) -> None:
+def test_mapped_or_not_data_are_the_same_and_not_copied(pacs: Path, tmp_path: Path) -> None:
     sets = [load_pacs(pacs, tmp_path, way) for way in (True, False)]
     assert sets[0].fingerprint == sets[1].fingerprint
     assert (sets[0].mean, sets[0].std) == (sets[1].mean, sets[1].std)

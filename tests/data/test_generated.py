@@ -296,8 +296,6 @@ def test_events_become_labels_by_name() -> None:
     assert y.tolist() == [1, 0, 1] and x.shape == (3, 2, 5)
 
 
-def test_without_moabb_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_moabb_a_line_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "moabb", None)
     refused(load_dataset, "eeg", root=tmp_path)

@@ -74,9 +74,7 @@ def test_a_part_is_the_samples_of_the_whole_in_each_format(shards: list[str]) ->
     assert np.array_equal(domain.train_x[0], drawn)
 
 
-def test_only_the_chosen_images_are_decoded_and_once(
-    shards: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_chosen_images_are_decoded(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
 
     def decode(content: bytes, where: str, size: int) -> Any:
@@ -167,9 +165,7 @@ def test_what_is_wrong_with_a_set_is_said_in_one_line(
     assert "Traceback" not in (said := capfd.readouterr().err) and "Error" not in said
 
 
-def test_a_set_that_changes_while_it_is_read_is_refused(
-    shards: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_changes_is_refused(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Labelling.cut
 
     def after_labels(*arguments: Any) -> Any:

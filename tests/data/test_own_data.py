@@ -167,9 +167,7 @@ def test_words_dates_and_gaps_of_a_table(tmp_cwd: Path) -> None:
     assert again.fingerprint == scaled.fingerprint
 
 
-def test_numbers_far_from_0_keep_their_digits_and_dates_may_be_unique_and_old(
-    tmp_cwd: Path,
-) -> None:
+def test_numbers_far_from_0_keep_digits_and_dates_may_be_unique_and_old(tmp_cwd: Path) -> None:
     """In float32, seconds since 1970 are multiples of 128."""
     first = 1500 if int(pd.__version__.split(".")[0]) > 2 else 1700  # nanoseconds begin in 1677
     days = pd.to_datetime([f"{first + i}-03-01" for i in range(90)]).as_unit("s")
@@ -218,9 +216,7 @@ def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:
         assert domain.train_x.std() == pytest.approx(1, abs=1e-6)
 
 
-def test_three_hospitals_without_a_line_of_python(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_hospitals_without_python(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table with words, gaps and an identifier: AUC per client, and what was done to it. On Ray: test_doors.py."""
     ward(Path("ward.csv"))
     content = federation(name="table", **WARD, task="binary", positive="yes")
@@ -294,9 +290,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_what_is_wrong_with_a_table_is_said_in_one_line(
-    tmp_cwd: Path, options: dict[str, Any]
-) -> None:
+def test_what_is_wrong_with_a_table_is_one_line(tmp_cwd: Path, options: dict[str, Any]) -> None:
     hospitals(Path("patients.csv"))
     hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
     hospitals(Path("one.csv"), ill=1.0, same=1)
@@ -398,9 +392,7 @@ def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
     assert load("table", **truth, task="binary", positive=1).classes == ("2.0", "1.0")
 
 
-def test_the_positive_class_stands_wherever_values_are_shown(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_positive_class_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from flray.cli import display
     from flray.results.load import load_folder
     from flray.results.sweep import build_table
@@ -437,9 +429,7 @@ def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
     refused(load, "huggingface", path="other")
 
 
-def test_a_revision_of_the_hub_is_never_taken_for_another(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revisions_of_the_hub_stay_apart(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two revisions in the package's cache, without a hub: it takes whichever is newer of one folder."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

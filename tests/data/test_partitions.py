@@ -244,9 +244,7 @@ def test_a_partition_s_own_seed_takes_the_place_of_the_run_s() -> None:
     refused(load, {"experiment": BASE}, ["partition.seed=-1"])
 
 
-def test_a_partition_with_a_seed_option_keeps_it_for_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_partition_with_a_seed_option_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
 
     class Options(Params):
@@ -413,9 +411,7 @@ CAMELYON17 = [
 
 
 @pytest.mark.parametrize(("name", "expected"), [("pacs", PACS), ("camelyon17", CAMELYON17)])
-def test_which_images_of_a_folder_are_for_test(
-    name: str, expected: list[list[int]], tmp_path: Path
-) -> None:
+def test_which_images_are_for_test(name: str, expected: list[list[int]], tmp_path: Path) -> None:
     options = LAYOUTS[name](tmp_path).options
     dataset = load_dataset(name, {**options, "seed": 3}, tmp_path)
     assert [sorted(found(domain, "test")) for domain in dataset.domains] == expected

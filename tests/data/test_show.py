@@ -83,9 +83,7 @@ def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "put it into DATA/archives/vlcs" in alone and "mapped" in alone
 
 
-def test_get_decodes_what_was_put_there_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_get_decodes_what_was_put_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     mistyped("data", "show", "vlcs")
     mistyped("data", "get", "vlcs")

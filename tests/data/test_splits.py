@@ -85,9 +85,7 @@ SHIFTS = [
     st.integers(0, 2**32),
     st.sampled_from([0.0, 0.2, 0.99]),
 )
-def test_nothing_is_doubled_or_leaked(
-    name: str, split: Any, shift: Shift, seed: int, val_fraction: float
-) -> None:
+def test_nothing_leaks(name: str, split: Any, shift: Shift, seed: int, val_fraction: float) -> None:
     if split != "official":
         val_fraction = 0.0
     dataset = numbered([(160, 40), (120, 40)])

@@ -153,9 +153,7 @@ def labels(*sizes: int) -> np.ndarray:
         ((9, 9, 2, 1), (2, 6)),  # fewer classes than the way
     ],
 )
-def test_an_episode_has_support_and_queries_of_distinct_classes(
-    sizes: tuple[int, ...], shape: tuple[int, int]
-) -> None:
+def test_an_episode_is_of_distinct_classes(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
     known = labels(*sizes)
     drawn = list(TASK.episodes(known, np.random.default_rng(1), 50))
     assert len(drawn) == 50

@@ -101,9 +101,7 @@ def test_the_first_line_names_client_round_exception_file_and_line(
     assert any(text.startswith("Traceback") for text in lines[1:])
 
 
-def test_a_failing_client_can_be_left_out_and_is_reported(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_failing_client_is_left_out_and_reported(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     file = broken(tmp_cwd, digits, algorithm="breaks", **SKIPPING)
     assert "left out: client 2 (rotated), round 2, train: ValueError" in printed("run", file)
     history = runner.resume(tmp_cwd / "runs" / "digits" / "001").history
@@ -112,9 +110,7 @@ def test_a_failing_client_can_be_left_out_and_is_reported(
 
 
 @pytest.mark.slow
-def test_a_client_that_hangs_is_left_out_after_the_timeout(
-    tmp_cwd: Path, digits: dict[str, Any], pools: Pools
-) -> None:
+def test_a_hanging_client_is_left_out(tmp_cwd: Path, digits: dict[str, Any], pools: Pools) -> None:
     faults = {"round_timeout": TIMEOUT}
     file = broken(tmp_cwd, digits, algorithm="hangs", rounds=3, faults=faults)
     spec = build_spec(load(tmp_cwd / file).experiment)
@@ -283,9 +279,7 @@ def after_all_rounds(spec: FederationSpec, warn: Callable[[str], None] = print) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", "fedskc", "scaffold"])
-def test_number_of_actors_does_not_matter(
-    digits: dict[str, Any], pools: Pools, method: str
-) -> None:
+def test_any_number_of_actors_is_alike(digits: dict[str, Any], pools: Pools, method: str) -> None:
     spec = in_blocks(digits, method)
     there, same = pools[2].same_as_inline(spec)
     assert {"bytes/up", "train/loss"} <= same
@@ -293,9 +287,7 @@ def test_number_of_actors_does_not_matter(
 
 
 @pytest.mark.slow
-def test_client_actor_killed_in_the_middle_of_a_block(
-    digits: dict[str, Any], pools: Pools, tmp_path: Path
-) -> None:
+def test_actor_killed_within_a_block(digits: dict[str, Any], pools: Pools, tmp_path: Path) -> None:
     alone = in_blocks(digits, "fedbn", participation={})
     dying = dies_once("fedbn", tmp_path, client=4)  # the second of its block
     spec = in_blocks(digits, dying.pop("algorithm"), participation={}, **dying)
@@ -330,9 +322,7 @@ def test_one_sum_of_a_block_reaches_the_server(digits: dict[str, Any], method: s
     assert 7.9 < up[None] / up[10] < 8.1  # eight clients in one block
 
 
-def test_a_client_that_fails_is_left_out_of_its_block_and_no_other(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_only_the_client_that_fails_is_left_out(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     lines: list[str] = []
     changes = {"faults": {"on_client_error": "skip"}, "rounds": 2}
     blocked = inline_federation(

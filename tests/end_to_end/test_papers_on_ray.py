@@ -93,9 +93,7 @@ def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: Federation
 
 
 @pytest.mark.slow
-def test_actor_killed_in_the_middle_of_a_task(
-    pool: Pool, digits: dict[str, Any], tmp_path: Path
-) -> None:
+def test_actor_killed_within_a_task(pool: Pool, digits: dict[str, Any], tmp_path: Path) -> None:
     alone = world_of(digits, "fedco2", participation={"fraction": 1.0})
     dying = dies_once("fedco2", tmp_path, client=2)
     spec = world_of(digits, dying.pop("algorithm"), participation={"fraction": 1.0}, **dying)
@@ -132,9 +130,7 @@ def four_networks(digits: dict[str, Any]) -> FederationSpec:
 
 
 @pytest.mark.slow
-def test_an_actor_holds_each_network_once_and_once_more_as_the_teacher(
-    pool: Pool, digits: dict[str, Any]
-) -> None:
+def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[str, Any]) -> None:
     spec = four_networks(digits)
     executor = pool.executor_for(spec)
     executor.wait_until_ready()  # one that starts after a test before would leave all to the other

@@ -127,9 +127,7 @@ class Watched(Progress):
         self.rounds.append(number)
 
 
-def test_every_round_of_a_run_is_seen_while_it_goes_on(
-    tmp_cwd: Path, digits: dict[str, Any], store: str
-) -> None:
+def test_every_round_is_seen_live(tmp_cwd: Path, digits: dict[str, Any], store: str) -> None:
     """Of a sweep: tests/tuning/test_sweep.py."""
     tracking = {"uri": store, "experiment": "a run that goes on"}
     progress = Watched(tracking)

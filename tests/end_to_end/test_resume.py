@@ -161,9 +161,7 @@ def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> runner.Re
     return runner.run(inline(digits, rounds=rounds, **changes))
 
 
-def test_a_finished_run_is_read_and_a_running_one_is_left_alone(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_finished_run_is_read_a_running_one_not(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     first, second = inline_run(digits, 2), inline_run(digits, 2)
     assert [str(r.folder) for r in (first, second)] == ["runs/digits/001", "runs/digits/002"]
     again = runner.resume(first.folder)
@@ -214,9 +212,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_other_settings_than_at_the_start_are_refused(
-    tmp_cwd: Path, digits: dict[str, Any], status: str
-) -> None:
+def test_changed_settings_are_refused(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
     result = inline_run(digits, 1)
     directory.update(result.folder, status=status)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
@@ -259,9 +255,7 @@ CHANGES: list[Callable[[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_a_sweep_whose_settings_were_edited_is_not_resumed(
-    tmp_cwd: Path, digits: dict[str, Any], status: str
-) -> None:
+def test_an_edited_sweep_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
     config = resolve_sweep(load({"experiment": digits, **SWEEP}))
     folder = directory.create(config.experiment.output, config.experiment.name)
     directory.save_config(folder, config)
@@ -306,9 +300,7 @@ def run(rounds: int, **more: Any) -> Result:
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedproc"])
-def test_extended_to_the_bits_of_a_run_that_had_them_from_the_start(
-    algorithm: str, tmp_cwd: Path
-) -> None:
+def test_extended_to_the_bits_of_a_run_of_as_many_rounds(algorithm: str, tmp_cwd: Path) -> None:
     whole, begun = run(5, algorithm=algorithm), run(2, algorithm=algorithm)
     assert begun.sha256 != whole.sha256
     extended = flray.resume(begun.folder, rounds=5)
@@ -380,9 +372,7 @@ def test_what_reads_the_number_of_rounds_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By files, journal and MLflow; on Ray and in sweeps it is for scripts/chaos."""
     for folder in ("chaos_tests", "checks"):
         monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / folder))

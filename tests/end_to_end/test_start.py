@@ -27,9 +27,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(run / "export" / "global.safetensors")
 
 
-def test_the_first_model_is_the_last_one_of_the_run_or_of_a_file(
-    first: Path, digits: dict[str, Any]
-) -> None:
+def test_the_first_model_is_that_of_the_run_or_file(first: Path, digits: dict[str, Any]) -> None:
     left = weights(first)
     for start in ("digits/001", str(first), f"{first}/export/global.safetensors"):
         settings = {**digits, "name": "more", "local": {"epochs": 0}, "rounds": 1, "start": start}
@@ -39,9 +37,7 @@ def test_the_first_model_is_the_last_one_of_the_run_or_of_a_file(
         assert all(torch.equal(found[name], left[name]) for name in left)
 
 
-def test_other_processes_start_from_it_too(
-    first: Path, digits: dict[str, Any], pools: Pools
-) -> None:
+def test_actors_start_from_it_too(first: Path, digits: dict[str, Any], pools: Pools) -> None:
     settings = {**digits, "start": str(first), "algorithm": "fedbn"}
     inline = runner.run({"experiment": settings})
     spec = built(settings)
@@ -50,9 +46,7 @@ def test_other_processes_start_from_it_too(
     assert fresh.sha256 != inline.sha256
 
 
-def test_a_killed_run_needs_the_file_that_it_began_with(
-    first: Path, digits: dict[str, Any]
-) -> None:
+def test_a_killed_run_needs_the_file_it_began_with(first: Path, digits: dict[str, Any]) -> None:
     weights(first)
     shutil.copy(first / "export" / "global.safetensors", "w.safetensors")
     run = runner.run({"experiment": {**digits, "start": "w.safetensors"}})

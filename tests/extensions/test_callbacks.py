@@ -223,9 +223,7 @@ def stopping(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return inline(digits, **{"rounds": 12, "stop": STOP, **changes})
 
 
-def test_a_run_that_is_interrupted_and_resumed_ends_at_the_same_round(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     whole = runner.run(stopping(digits))
     ended = len(whole.history)
     assert 3 <= ended < 12

@@ -309,7 +309,7 @@ def test_without_the_setting_nothing_is_kept_out() -> None:
         (2, {"participation": {"clients": 4}}),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(unseen: Any, settings: dict[str, Any]) -> None:
+def test_what_is_wrong_is_one_line(unseen: Any, settings: dict[str, Any]) -> None:
     refused(spec_with, unseen=unseen, **settings)
 
 

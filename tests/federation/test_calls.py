@@ -57,9 +57,7 @@ def by_tensors(all_trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_one_tensor_of_all_values_gives_the_bits_of_tensor_by_tensor(
-    dtype: torch.dtype, count: int
-) -> None:
+def test_one_tensor_of_all_has_the_bits_of_each_alone(dtype: torch.dtype, count: int) -> None:
     all_trees = [a_tree(seed, dtype) for seed in range(count)]
     replies = [a_reply(client, tree) for client, tree in enumerate(all_trees)]
     assert all(reply.flat("weights") is not None for reply in replies)
@@ -73,9 +71,7 @@ def test_one_tensor_of_all_values_gives_the_bits_of_tensor_by_tensor(
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 @pytest.mark.parametrize("weightless", [False, True])
-def test_a_reply_that_is_laid_out_differently_is_added_all_the_same(
-    at: int, weightless: bool
-) -> None:
+def test_a_reply_laid_out_differently_is_added_all_the_same(at: int, weightless: bool) -> None:
     all_trees = [a_tree(seed) for seed in range(4)]
     other = {name: all_trees[at][name] for name in reversed(all_trees[at])}
     sent = [other if client == at else tree for client, tree in enumerate(all_trees)]

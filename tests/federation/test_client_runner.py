@@ -287,9 +287,7 @@ def test_a_body_of_the_same_bits_is_passed_once(runner: ClientRunner, model: Spl
 
 
 @pytest.mark.parametrize("change", ["weight", "sign of zero", "training", "hook", "batch"])
-def test_anything_else_is_computed_anew(
-    runner: ClientRunner, model: SplitModel, change: str
-) -> None:
+def test_all_else_is_computed_anew(runner: ClientRunner, model: SplitModel, change: str) -> None:
     cache, body = EvaluationCache(), model.features[1]
     body.bias.data.zero_()
     outputs(cache, runner, model)

@@ -104,9 +104,7 @@ def test_of_a_gpu_s_words_those_on_memory_are_told() -> None:
 
 
 @pytest.mark.parametrize(("error", "count"), [("OutOfMemoryError", 2), ("AcceleratorError", 1)])
-def test_a_trial_gets_the_error_itself_and_is_tried_again(
-    tmp_path: Path, error: str, count: int
-) -> None:
+def test_a_trial_gets_the_error_and_is_tried_again(tmp_path: Path, error: str, count: int) -> None:
     spec = spec_of(method(tmp_path, count, error))
     caught = refused(federation_of(spec, InlineExecutor(spec, exhausted="raise")).step)
     assert isinstance(caught.__cause__, getattr(torch, error))

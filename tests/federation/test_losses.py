@@ -55,9 +55,7 @@ def run_federation(
     return RoundLoop(spec, Dying(spec, dict(steps), **losses), recorder, Progress()).run(), journal
 
 
-def test_a_run_outlives_any_number_of_losses_with_rounds_in_between(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_run_outlives_losses_with_rounds_between(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     whole, _ = run_federation(tmp_cwd, digits, "whole", {})
     digest, journal = run_federation(tmp_cwd, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
     assert digest == whole

@@ -338,9 +338,7 @@ def test_trials_that_are_left_are_planned_anew_on_the_nodes_of_now(
     assert resources.slots == 2
 
 
-def test_sharing_is_measured_once_where_it_matters(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sharing_is_measured_once(digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def measured(spec: Any, node: Any, most: int) -> tuple[float, ...]:

@@ -205,9 +205,7 @@ def test_such_clients_are_left_out_and_reported_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 32, 512, 700, 2048, 5000])
-def test_evaluation_tasks_have_the_batches_of_whole_chunks(
-    digits: dict[str, Any], size: int
-) -> None:
+def test_evaluation_tasks_have_batches_of_whole_chunks(digits: dict[str, Any], size: int) -> None:
     """So that all actors evaluate, and no bit of a metric depends on where a task ends."""
 
     def batches(parts: list[Any]) -> list[list[int]]:

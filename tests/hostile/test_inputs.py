@@ -187,9 +187,7 @@ def test_any_content_is_a_configuration_or_a_line_per_mistake(content: dict[str,
 
 @QUICK
 @given(st.sampled_from(PLACES), CONTENT)
-def test_any_value_at_any_place_is_taken_or_refused_and_so_as_an_override(
-    path: tuple[str, ...], value: Any
-) -> None:
+def test_any_value_is_taken_or_refused_as_override_too(path: tuple[str, ...], value: Any) -> None:
     assert well_said(with_value(path, value))
     assert well_said(with_value(("experiment", "rounds"), 1), (".".join(path), value))
 

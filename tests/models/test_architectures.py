@@ -238,9 +238,7 @@ def test_a_users_model_is_built_like_any_other(users_model: str) -> None:
         ("resnett34", {}),
     ],
 )
-def test_what_cannot_be_built_is_named(
-    users_model: str, name: str, options: dict[str, Any]
-) -> None:
+def test_what_cannot_be_built_is_told(users_model: str, name: str, options: dict[str, Any]) -> None:
     refused(build, name, (3, 32, 32), 4, options, seed=0)
 
 
@@ -365,8 +363,6 @@ def test_a_run_with_them_is_resumed_and_told_apart_by_the_file(
         {"weights": __file__},
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
-    options: dict[str, Any], trained: tuple[Any, Path]
-) -> None:
+def test_what_is_wrong_is_one_line(options: dict[str, Any], trained: tuple[Any, Path]) -> None:
     options = {n: str(trained[1]) if v == "FILE" else v for n, v in options.items()}
     refused(made, (3, 50, 50), **options)

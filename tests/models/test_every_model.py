@@ -85,9 +85,7 @@ def test_every_built_in_model_is_here_and_all_but_linear_have_a_norm() -> None:
 
 
 @every
-def test_split_layouts_and_taps(
-    name: str, options: Mapping[str, Any], size: int, features: int
-) -> None:
+def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
     model, x = small(name, options, size).eval(), batch(size)
     outputs: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []

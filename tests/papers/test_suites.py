@@ -163,9 +163,7 @@ def _first_round(experiment: str) -> dict[str, float]:
         return federation.step().metrics
 
 
-def test_a_smoke_form_runs_where_the_data_are_not_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smoke_form_runs_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
     name = "fcclplus/table8"
     assert len(sweeps.plan(ALL[name], smoke=True)) > 1

@@ -50,9 +50,7 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert len(made.rows["full CIFAR-100"][0].values) == 1  # the run that has not finished
 
 
-def test_settings_code_and_machine_are_kept_once_beside_the_rows(
-    sweep: Path, tmp_path: Path
-) -> None:
+def test_settings_code_and_machine_are_kept_beside_the_rows(sweep: Path, tmp_path: Path) -> None:
     path = tmp_path / "kept.csv"
     export_runs(load_folder(sweep), path)
     older = read_export(path).drop(columns=list(PROVENANCE)).iloc[:1]
@@ -123,9 +121,7 @@ def test_the_positive_class_is_kept_and_said(sweep: Path, tmp_path: Path) -> Non
     assert "positive class: ill" in build_table(kept_results(frame)).notes
 
 
-def test_a_kept_file_knows_what_was_looked_at_before_and_what_failed(
-    sweep: Path, tmp_path: Path
-) -> None:
+def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_path: Path) -> None:
     """Two modules at seeds 0 and 1, then at 0 to 4, of which one fails: its own sweep, or the same file again."""
 
     def of(seeds: range, taken_over: range, failed: int = -1) -> ResultSet:

@@ -65,9 +65,7 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_needs_nothing_else(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_whole_by_itself(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display.show_places(SweepResult(sweep))
     assert "report" not in capsys.readouterr().out.rpartition("sweep: ")[2]
     made = make(sweep, sweep / "report")
@@ -422,9 +420,7 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
         return finish(folder, journal)
 
 
-def test_a_sweep_with_such_arms_ends_with_all_its_tables(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_sweep_of_such_arms_has_all_its_tables(content: dict[str, Any], tmp_path: Path) -> None:
     swept = finished(content, tmp_path)
     text = (swept.folder / "table.txt").read_text(encoding="utf-8")
     assert all(one_line(name).strip() in text for name in SETTABLE)

@@ -63,9 +63,7 @@ def test_a_report_of_what_was_asked_says_so(asked: ResultSet, edited: Edited) ->
     )
 
 
-def test_a_reference_that_is_chosen_afterwards_spares_no_correction(
-    asked: ResultSet, edited: Edited
-) -> None:
+def test_a_reference_chosen_late_spares_no_correction(asked: ResultSet, edited: Edited) -> None:
     asked.registered["sweep.reference"] = "None"
     for table in (build_table(asked), build_table(replace(asked), "none")):
         assert {one.pairs for study in table.studies.each for one in study.differences} == {1}
@@ -111,9 +109,7 @@ def test_a_kept_file_remembers_the_question(asked: ResultSet, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("std", "difference", "alpha"), [(1, 1, 0.05), (2, 0.5, 0.005), (3, 9, 0.05)]
 )
-def test_the_seeds_of_a_forecast_are_the_fewest(
-    std: float, difference: float, alpha: float
-) -> None:
+def test_the_seeds_of_a_forecast_are_fewest(std: float, difference: float, alpha: float) -> None:
     seeds = seeds_to_detect(std, difference, alpha)
     assert seeds is not None and detectable_difference(std, seeds, alpha) <= difference
     assert seeds == 2 or detectable_difference(std, seeds - 1, alpha) > difference
@@ -173,9 +169,7 @@ LINE = "this sweep selects on test data (sweep.metric: auto)"
         (RATES, {"metric": "personal/local/accuracy"}, True),
     ],
 )
-def test_what_selects_on_test_data(
-    space: dict[str, Any], sweep: dict[str, Any], selects: bool
-) -> None:
+def test_what_selects_on_tests(space: dict[str, Any], sweep: dict[str, Any], selects: bool) -> None:
     assert bool(selects_on_test({"space": space, "sweep": {"metric": "auto", **sweep}})) == selects
 
 
@@ -185,9 +179,7 @@ def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: Res
     assert LINE in markdown(build_table(drawn), ())
 
 
-def test_the_sweep_says_so_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_sweep_says_so_as_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     class Stop(Exception):
         pass

@@ -62,9 +62,7 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
         ({DRAWS: 3, "partitions": 3, "seeds": 3}, False),
     ],
 )
-def test_where_draws_differ_as_much_as_runs_the_interval_covers(
-    sizes: dict[str, int], nested: bool
-) -> None:
+def test_the_interval_covers_draws_that_differ_too(sizes: dict[str, int], nested: bool) -> None:
     effects = dict.fromkeys(list(sizes)[: len(sizes) - nested], 1.0)
     assert covered(sizes, effects, nested) >= 0.93
 
@@ -194,9 +192,7 @@ def test_no_setting_ranks_above_another_by_the_seeds_that_it_survived() -> None:
     assert "shaky ranks above whole" in rank_sentence(whole)
 
 
-def test_an_axis_of_data_that_comes_first_is_a_place_and_not_compared(
-    edited: Edited, tmp_path: Path
-) -> None:
+def test_a_first_axis_of_data_is_a_place_and_not_compared(edited: Edited, tmp_path: Path) -> None:
     def first(config: dict[str, Any]) -> None:
         config["paper"] = None
         config["arms"] = {name: config["arms"][name] for name in ("data", "modules")}

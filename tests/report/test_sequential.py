@@ -47,9 +47,7 @@ def null() -> np.ndarray:
 
 
 @pytest.mark.parametrize("looks", [OPEN, PLANNED])
-def test_where_nothing_differs_a_wrong_decision_is_as_rare_as_promised(
-    looks: Looks, null: np.ndarray
-) -> None:
+def test_if_nothing_differs_a_wrong_decision_is_rare(looks: Looks, null: np.ndarray) -> None:
     count, mean, std = running(null)
     looked = count >= 3
     wrong = (np.abs(mean) > half_width(std, count, ALPHA / len(PAIRS), looks))[..., looked]

@@ -72,9 +72,7 @@ def test_the_papers_table_in_every_form(source: ResultSet, sweep: Path) -> None:
 
 
 @pytest.mark.parametrize("paper", [True, False])
-def test_bold_is_what_is_decided_to_be_better_than_every_other(
-    source: ResultSet, paper: bool
-) -> None:
+def test_bold_is_what_is_decided_better_than_all_others(source: ResultSet, paper: bool) -> None:
     source.config["paper"] = source.config["paper"] if paper else None
     for place, lead in (("CIFAR-10", 9.0), ("CIFAR-100", -0.6)):
         for name, ahead in (("none", 0.0), ("full", lead)):
@@ -117,9 +115,7 @@ def test_a_named_reference_is_compared_with_all_others(edited: Edited) -> None:
 @pytest.mark.parametrize(
     "chosen", [{}, {"search": "grid"}, {"scheduler": {"name": "asha"}}, {"repeat": {"data": 2}}]
 )
-def test_no_rule_is_advised_that_the_sweep_refuses(
-    edited: Edited, chosen: dict[str, object]
-) -> None:
+def test_no_rule_that_is_refused_is_advised(edited: Edited, chosen: dict[str, object]) -> None:
     table = build_table(edited(lambda config: (plain(config), config["sweep"].update(chosen))))
     assert any("sweep.until" in line for line in table.conclusions) != bool(chosen)
 
@@ -255,9 +251,7 @@ def test_latex_of_a_wide_table_is_small_and_across_columns(source: ResultSet) ->
     )
 
 
-def test_a_sweep_without_a_paper_has_a_row_per_setting_best_first(
-    sweep: Path, edited: Edited
-) -> None:
+def test_without_a_paper_a_row_per_setting_is_best_first(sweep: Path, edited: Edited) -> None:
     for path in sweep.glob("trials/*/partition.json"):  # a domain is the same client at every seed
         path.write_text(path.read_text().replace('"domain": "d"', '"domain": "e"', 1))
     table = build_table(edited(plain))
@@ -405,9 +399,7 @@ def random_config() -> dict[str, object]:
         ([COMMON, "personal/others/accuracy"], [COMMON, "personal/others/accuracy"]),
     ],
 )
-def test_only_what_stands_beside_clients_models_is_tested_as_they_are(
-    metrics: list[str], judged: list[str]
-) -> None:
+def test_only_what_is_beside_clients_models_is_alike(metrics: list[str], judged: list[str]) -> None:
     assert alike(metrics) == judged
 
 

@@ -147,9 +147,7 @@ def test_nothing_secret_in_files_mlflow_or_messages(
     assert MlflowExporter(folder, shown).uri == shown
 
 
-def test_a_driver_that_is_not_there_is_told_of_without_the_password(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_missing_driver_is_told_without_password(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     content = {**digits, "tracking": {"uri": f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"}}
     (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
     mistyped("run", "x.yaml", "resources.executor=inline")
@@ -271,9 +269,7 @@ def test_a_database_that_sqlalchemy_would_look_for_elsewhere_is_refused(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_in_a_folder_of_any_other_name_is_the_one_that_is_written(
-    tmp_path: Path,
-) -> None:
+def test_a_database_in_a_folder_of_any_other_name_is_the_one_written(tmp_path: Path) -> None:
     folder = tmp_path / "100 x=1#y 'z' ü"
     folder.mkdir()
     to = Sending(tmp_path, f"sqlite:///{folder / 'mlflow.db'}")

@@ -72,9 +72,7 @@ def test_the_server_is_killed_twice_in_mid_run(server: Service, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
-    server: Service, tmp_path: Path
-) -> None:
+def test_both_are_killed_and_the_run_is_resumed(server: Service, tmp_path: Path) -> None:
     to, run = Sending(tmp_path, server.uri), tmp_path / "run"
     to.start().close()
     code = (
@@ -113,9 +111,7 @@ def test_the_training_and_the_server_are_both_killed_and_the_run_is_resumed(
         assert [step for step, _, _ in to.points("m7")] == list(range(reached + 20))
 
 
-def test_a_server_that_accepts_but_never_answers_is_given_up(
-    to: Sending, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_answers_is_given_up(to: Sending, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     to.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:

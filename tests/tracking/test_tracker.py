@@ -219,9 +219,7 @@ def test_a_tail_of_zeros_is_cut_off(tmp_path: Path) -> None:
         lambda data: data.replace(b"0.25}", b"0.25"),
     ],
 )
-def test_what_no_kill_leaves_is_damage_and_stays_as_it_is(
-    change: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_what_no_kill_leaves_is_damage(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         for round_, loss in enumerate((0.5, 0.25)):

@@ -128,9 +128,7 @@ def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
     assert {experiment.algorithm.options["mu"] for experiment in prox} == {2.0}
 
 
-def test_saved_files_of_sweeps_and_trials_are_loaded_alike(
-    armed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_files_of_sweeps_and_trials_load_alike(armed: dict[str, Any], tmp_path: Path) -> None:
     """Also as the file of a single run, which a trial's is."""
     armed["sweep"] |= {
         "only": {"method": ["fccl", "prox"]},

@@ -114,9 +114,7 @@ def go(config: Config, folder: Path, score: Score, killed: int | None = None) ->
     return lines
 
 
-def test_every_arm_has_the_same_budget_and_its_best_goes_on(
-    tuned: dict[str, Any], tmp_path: Path
-) -> None:
+def test_arms_have_one_budget_and_the_best_goes_on(tuned: dict[str, Any], tmp_path: Path) -> None:
     lines = sweep(tuned, tmp_path)
     source = load_folder(tmp_path)
     fedavg, local, fedprox = tuned_settings(source)
@@ -166,9 +164,7 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     assert {one.verdict for one in decided} & {"better", "worse"}
 
 
-def test_before_anything_is_evaluated_nothing_is_stopped(
-    tuned: dict[str, Any], tmp_path: Path
-) -> None:
+def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path: Path) -> None:
     def late(point: TrialSpec, round_: int) -> float:
         return quality(point, round_) if round_ >= 3 else math.nan
 
@@ -250,9 +246,7 @@ def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, 
 
 
 @pytest.mark.parametrize("search", ["random", "optuna"])
-def test_arms_with_the_same_space_try_the_same_values_and_their_defaults(
-    tuned: dict[str, Any], search: str
-) -> None:
+def test_arms_of_one_space_try_the_same_values(tuned: dict[str, Any], search: str) -> None:
     tuned["arms"]["method"] = {
         "fedavg": {},
         "fedbn": {"algorithm": "fedbn", "local.lr": 0.3},

@@ -89,9 +89,7 @@ def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_a_trial_whose_processes_never_begin_fails_and_the_others_go_on(
-    own: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_trial_that_never_begins_fails_alone(own: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"DRIVER = {os.getpid()}\n{UNABLE}")
     own["space"] = {"algorithm": {"grid": ["own-unable", "fedavg"]}}
     seen = Seen()

@@ -71,9 +71,7 @@ def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: 
     assert found["fedavg, tuning 2"].trials == 8
 
 
-def test_its_report_and_its_kept_file_say_the_same(
-    repeated: dict[str, Any], tmp_path: Path
-) -> None:
+def test_its_report_and_kept_file_say_the_same(repeated: dict[str, Any], tmp_path: Path) -> None:
     sweep(repeated, tmp_path / "s")
     source = load_folder(tmp_path / "s")
     for trial in source.trials:
@@ -200,9 +198,7 @@ def test_repetitions_that_cannot_be_dealt_are_refused(
         resolve_sweep(load(tuned))
 
 
-def test_seeds_that_repeat_beside_until_and_data_without_a_seed_are_refused(
-    content: dict[str, Any],
-) -> None:
+def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str, Any]) -> None:
     content["space"] = {"partition.seed": {"grid": [0, 1]}}
     content["sweep"] = {"seeds": [0], "until": {}}
     for accepted in (None, ["partition.seed"]):

@@ -194,9 +194,7 @@ def points_of(content: dict[str, Any]) -> dict[str, Any]:
     return {point.number: point for point in specs}
 
 
-def test_a_sweep_s_line_counts_and_names_the_best_with_its_interval(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_sweep_s_line_counts_and_names_the_best(content: dict[str, Any], tmp_path: Path) -> None:
     content["sweep"]["seeds"] = [0, 1, 2]
     found = Standing(tmp_path, points_of(content))
     assert found.line() == "0 of 6 trials ended, 0 running"

@@ -106,9 +106,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
 
 
 @pytest.mark.slow
-def test_what_is_not_the_same_or_not_whole_is_run(
-    armed: dict[str, Any], first: SweepResult
-) -> None:
+def test_what_is_not_the_same_and_whole_is_run(armed: dict[str, Any], first: SweepResult) -> None:
     def taken(**changes: Any) -> list[str]:
         return [one.taken_over for one in api.plan(armed, **changes)]
 
@@ -139,9 +137,7 @@ def test_what_is_not_the_same_or_not_whole_is_run(
 
 
 @pytest.mark.slow
-def test_values_that_the_checkpoint_does_not_give_are_not_taken_over(
-    armed: dict[str, Any], first: SweepResult
-) -> None:
+def test_values_of_no_checkpoint_are_run_anew(armed: dict[str, Any], first: SweepResult) -> None:
     """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
     armed["arms"]["method"] = THREE
     edited, gone, _ = trial_folders(first.folder)

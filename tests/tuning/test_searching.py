@@ -170,9 +170,7 @@ def test_suggestions_are_repeated_with_every_seed_and_once_resumed_go_on_alike(
         assert [p.setting for p in list(resumed.points.values())[::2]] == settings
 
 
-def test_a_resumed_search_goes_on_from_the_folders(
-    searched: Callable[[str, list[Values]], _Sweep],
-) -> None:
+def test_a_resumed_search_reads_folders(searched: Callable[[str, list[Values]], _Sweep]) -> None:
     known = [{"local.lr": rate, "algorithm": "fedavg"} for rate in (0.01, 0.02, 0.03)]
     sweep = searched("resumed", known)
     for number, score in (("0001", 0.5), ("0002", 0.7), ("0005", 0.25)):

@@ -155,9 +155,7 @@ def test_sweeps_that_make_no_sense_are_refused_in_one_line(
 
 @pytest.mark.parametrize("path", ["sweep", "sweep.tune"])
 @pytest.mark.parametrize("given", ["pbt", "ashaa", {"name": "median", "min_samples": 1}])
-def test_a_scheduler_that_flray_lacks_is_refused_in_one_line(
-    content: dict[str, Any], path: str, given: Any
-) -> None:
+def test_an_unknown_scheduler_is_one_line(content: dict[str, Any], path: str, given: Any) -> None:
     content["sweep"] = {"tune": {"scheduler": given}} if "tune" in path else {"scheduler": given}
     refused(load, content)
 

@@ -143,9 +143,7 @@ def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
     assert first(again) == reported and first(again) == [None, None]
 
 
-def test_a_trial_that_is_stopped_keeps_its_last_round(
-    content: dict[str, Any], tmp_cwd: Path
-) -> None:
+def test_a_stopped_trial_keeps_its_last_round(content: dict[str, Any], tmp_cwd: Path) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 600}
     content["sweep"]["scheduler"] = "asha"  # a round for each step
     trial = trial_of(content, str(tmp_cwd))
@@ -282,9 +280,7 @@ def test_a_folder_that_was_written_twice_is_the_later_rounds(tmp_path: Path) -> 
     assert [reference.round for reference in checkpoints(str(tmp_path), "0001")] == [4, 3]
 
 
-def test_sessions_leave_three_checkpoints_of_a_trial(
-    content: dict[str, Any], tmp_cwd: Path
-) -> None:
+def test_sessions_leave_three_checkpoints(content: dict[str, Any], tmp_cwd: Path) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
     folder = str(tmp_cwd)
     for recorded in (0, 2, 4):

@@ -36,9 +36,7 @@ CURVES = ("score", "global/common/accuracy", "train/loss")
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
-def test_killed_it_ends_with_one_parent_and_four_children(
-    content: dict[str, Any], tmp_path: Path, store: str
-) -> None:
+def test_killed_it_ends_with_all_runs(content: dict[str, Any], tmp_path: Path, store: str) -> None:
     content["experiment"] |= {
         "tracking": {"uri": store, "experiment": "killed"},
         "checkpoint": {"min_seconds": 0.0},
@@ -168,9 +166,7 @@ class Crash(Algorithm):
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_own_methods_that_fail_and_that_crash(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
     content["experiment"] |= {
         "plugins": ["own.py"],
@@ -197,9 +193,7 @@ def test_methods_of_the_users_own_one_that_fails_and_one_that_crashes(
 
 
 @pytest.mark.slow
-def test_two_sweeps_of_one_name_at_once(
-    content: dict[str, Any], tmp_path: Path, store: str
-) -> None:
+def test_two_sweeps_of_a_name_at_once(content: dict[str, Any], tmp_path: Path, store: str) -> None:
     content["experiment"] |= {"rounds": 1, "tracking": {"uri": store, "experiment": "at once"}}
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"

@@ -41,9 +41,7 @@ def left(folder: Path) -> list[tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_killed_while_tuning_and_while_comparing(
-    tuned: dict[str, Any], tmp_path: Path, store: str
-) -> None:
+def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store: str) -> None:
     tuned["experiment"]["tracking"] = {"uri": store, "experiment": "tuned"}
     file = tmp_path / "tuned.yaml"
     file.write_text(yaml.safe_dump(tuned))
@@ -79,9 +77,7 @@ def test_killed_while_tuning_and_while_comparing(
     assert len(planned) == 4
 
 
-def test_an_unknown_reference_is_refused_before_the_start(
-    tuned: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_unknown_reference_is_refused_at_once(tuned: dict[str, Any], tmp_path: Path) -> None:
     tuned["sweep"]["reference"] = "fedvag"
     refused(api.tune, tuned)
     del tuned["sweep"]["tune"], tuned["sweep"]["until"], tuned["arms"]["method"]["local"]["space"]
