@@ -14,7 +14,7 @@ from flray.errors import FlrayError
 from flray.files.border import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
-from flray.metrics.summary import Protocol
+from flray.metrics.summary import AUTO, Protocol, score_metric
 from flray.records import directory
 from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED, history_of, read_events
 from flray.results.result_set import COMPARISON, ResultSet, Trial
@@ -43,14 +43,15 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     tuning: list[Trial] = []
     registered: dict[str, str] = {}
     if directory.folder_kind(folder) == "sweep":
-        found = (file.parent for file in (folder / "trials").glob("*/run.json"))
-        every = [_load_trial(one) for one in sorted(found, key=lambda t: (len(t.name), t.name))]
+        found = [file.parent for file in (folder / "trials").glob("*/run.json")]
+        found.sort(key=lambda trial: (len(trial.name), trial.name))
+        every = [_load_trial(one, config.get("sweep") or {}) for one in found]
         trials = [trial for trial in every if trial.phase == COMPARISON]
         tuning = [trial for trial in every if trial.phase != COMPARISON]
         registered = registered_question(identity.get("settings", {}))
     else:
         known = {"seed": config["experiment"]["seed"], **identity, "phase": COMPARISON}
-        trials = [_trial(folder, folder.name, {}, {}, config["experiment"], known)]
+        trials = [_trial(folder, folder.name, {}, {}, config, known)]
     if not allow_empty and not any(len(trial.history) for trial in trials):
         raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
     return ResultSet(
@@ -65,7 +66,7 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     )
 
 
-def _load_trial(folder: Path) -> Trial:
+def _load_trial(folder: Path, sweep: Mapping[str, Any]) -> Trial:
     identity = directory.read_trial(folder)
     if identity.get("setting_at_end"):
         raise FlrayError(
@@ -80,8 +81,8 @@ def _load_trial(folder: Path) -> Trial:
         flat = flatten_setting(identity["compared"])
         tuned = {name: value for name, value in setting.items() if name not in flat}
         setting = flat
-    experiment = directory.read_config(folder)["experiment"]
-    return _trial(folder, folder.name, setting, tuned, experiment, identity)
+    config = {**directory.read_config(folder), "sweep": sweep}
+    return _trial(folder, folder.name, setting, tuned, config, identity)
 
 
 def _trial(
@@ -89,11 +90,15 @@ def _trial(
     number: str,
     setting: dict[str, Any],
     tuned: dict[str, Any],
-    experiment: Mapping[str, Any],
+    config: Mapping[str, Any],
     identity: Mapping[str, Any],
     tracked: pd.DataFrame | None = None,
 ) -> Trial:
-    """Return a trial by its record; its history is in its journal unless it was tracked elsewhere."""
+    """Return a trial by its record, and by the sweep's settings, which name its metric before it ends.
+
+    Its history is in its journal unless it was tracked elsewhere.
+    """
+    experiment = config["experiment"]
     history = history_of(read_events(folder / directory.JOURNAL)) if tracked is None else tracked
     file = folder / directory.PARTITION
     partition = read_partition(file) if file.is_file() else None
@@ -101,15 +106,18 @@ def _trial(
     if partition is not None:
         held = {**identity, **partition.get("fingerprints", {})}
     method, evaluation = str(experiment["algorithm"]["name"]), experiment["evaluation"]
-    metric, chosen_by = str(identity.get("metric") or ""), ""
-    if is_validation(metric):
-        metric, chosen_by = "", metric
+    phase, primary = str(identity.get("phase", COMPARISON)), find_primary_metric(method, history)
+    sweep = config.get("sweep") or {}
+    asked = sweep if phase == COMPARISON else sweep.get("tune") or sweep
+    score = score_metric(asked.get("metric", AUTO), primary)
+    metric = str(identity.get("metric") or (score if score in history else ""))
+    chosen_by = metric if is_validation(metric) else ""
     return Trial(
         number,
         setting,
         int(identity["seed"]),
         str(identity["status"]),
-        metric or find_primary_metric(method, history),
+        primary if chosen_by else metric,
         history,
         method,
         folder,
@@ -121,7 +129,7 @@ def _trial(
         {part: str(held[part]) for part in ("data", "partition") if part in held},
         str(identity.get("taken_over") or ""),
         chosen_by,
-        str(identity.get("phase", COMPARISON)),
+        phase,
         tuned,
         int(identity.get("repetition", 0)),
         0 if identity.get("taken_over") else 1,
@@ -260,6 +268,8 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
+    evaluation = config["experiment"]["evaluation"]
+    evaluation = {key: data.params.get(f"evaluation.{key}", evaluation[key]) for key in evaluation}
     setting, names = _varied(run, config), data.tags.get(TUNED, "").split(",")
     tuned = {key: value for key, value in setting.items() if key in names}
     known = {
@@ -273,7 +283,7 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         data.tags.get("trial", run.info.run_name),
         {key: value for key, value in setting.items() if key not in names},
         tuned,
-        {**config["experiment"], "algorithm": {"name": method}},
+        {**config, "experiment": {"algorithm": {"name": method}, "evaluation": evaluation}},
         known,
         _history(client, run.info.run_id, data.metrics),
     )

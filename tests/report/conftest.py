@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flray.config.loader import load
+from flray.metrics.summary import score_metric
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
@@ -126,7 +127,8 @@ def make_sweep(folder: Path, content: dict[str, Any]) -> Path:
                     "memory/client": 2.0**20 * 100,
                 },
             )
-        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab" * 32)
+        metric = score_metric(config.sweep.metric, "global/common/accuracy")
+        trial.end(session, "finished", metric=metric, sha256="ab" * 32)
         session.close()
         _beside(trial.path)
     return folder

@@ -17,6 +17,7 @@ from flray.errors import FlrayError
 from flray.records import directory
 from flray.records.journal import JOURNAL, VARIED, Journal
 from flray.reporting.build import markdown
+from flray.results import measures
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder, load_mlflow
 from flray.results.paired import compare
@@ -253,10 +254,11 @@ def test_what_is_chosen_on_validation_is_reported_on_test(sweep: Path, edited: E
 
 
 def made(place: Path) -> Path:
-    """Return the folder of a sweep over arms and a learning rate."""
+    """Return the folder of a sweep over arms, which differ in how they are reported, and a learning rate."""
     content = settings() | {"space": {"local.lr": {"grid": [0.1, 1]}}}
     content["experiment"]["tracking"] = {"experiment": place.name}
-    content["sweep"]["seeds"] = [1]
+    content["arms"]["data"]["CIFAR-100"] |= {"evaluation.protocol": "mean-last"}
+    content["sweep"] = {"seeds": [1], "metric": "global/local/accuracy"}
     (folder := place / "made" / "001").mkdir(parents=True)
     return make_sweep(folder, content)
 
@@ -312,9 +314,24 @@ def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
     for one, other in zip(read, held, strict=True):
         assert (one.number, one.seed, one.setting) == (other.number, other.seed, other.setting)
         assert one.history["score"].tolist() == other.history["score"].tolist()
+        assert (one.metric, one.protocol, one.last) == (other.metric, other.protocol, other.last)
+        assert measures.value(one, "auto") == measures.value(other, "auto")
+    assert {(one.metric, one.protocol) for one in read} == {
+        ("global/local/accuracy", "last"),
+        ("global/local/accuracy", "mean-last"),
+    }
     for run in trial_runs(store, name):
         assert run.data.params["local.lr"] in ("0.1", "1.0")
         assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
+
+
+def test_a_trial_that_has_not_ended_is_measured_as_the_others(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    first, *_ = trial_folders(folder)
+    directory.update(first.path, metric=None, status="running")
+    trials = load_folder(folder).trials
+    assert trials[0].status == "running"
+    assert {one.metric for one in trials} == {"global/local/accuracy"}
 
 
 def test_what_an_older_flray_tracked_is_read(store: str, tmp_path: Path) -> None:
