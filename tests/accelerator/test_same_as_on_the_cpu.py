@@ -2,7 +2,8 @@
 
 And what it costs: a training step never has the host wait, a turn at most three times, and a step
 starts no more kernels than `RECORDED` says, plus 5 %. After a change that needs more of them:
-``python -m tests.accelerator.record``.
+``python -m tests.accelerator.record``. A training step recorded once and repeated for all clients of a stage has the
+bits of the step as it is written.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.accelerator.cases import SIZES, Case, case, covering, experiment, tasks
+from tests.accelerator.cases import NAMES, SIZES, Case, case, covering, experiment, tasks
 from tests.helpers import ended
 
 RECORDED: dict[str, dict[str, int]] = json.loads(
@@ -98,3 +99,36 @@ def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
         assert found[name]["images"] == images
     # A stage on public samples sends no private ones. (Three times a last batch of one is left out.)
     assert 0 < found["public own"]["sent"] <= found["public batch"]["sent"] + 3
+
+
+NOT_RECORDED = {"fedmatch": "its strong augmentation sends each step's draws to the device"}
+"""By method: why none of its training steps can be recorded."""
+
+ALSO_WRITTEN = {
+    "apfl": ["client/state/alpha"],  # a client's first step computes it on the host
+    "lgmix": ["client/scratch/epoch"],  # an epoch's first step begins new sums
+}
+"""By method: which number of a client changes in some of its steps, which are therefore not recorded."""
+
+FEW = ("fedavg", "scaffold", "apfl", "copa")
+
+
+def recorded(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return what became of methods, run in a process of their own."""
+    done = ended("-m", "tests.accelerator.recorded", input=json.dumps(names), timeout=900)
+    return {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_method_has_its_bits_by_recorded_steps(others: bool) -> None:
+    """Quick are a few of them."""
+    found = recorded([name for name in NAMES if (name not in FEW) == others])
+    assert [name for name, one in found.items() if not one["same"]] == []
+    left = {name for name, one in found.items() if not one.get("repeated")}
+    assert left == {name for name in NOT_RECORDED if (name not in FEW) == others}
+    numbers = {n: [x for x in one["unlike"] if x.startswith("client/")] for n, one in found.items()}
+    assert {n: x for n, x in numbers.items() if x} == {
+        n: ALSO_WRITTEN[n] for n in found if n in ALSO_WRITTEN
+    }
+    # What of a client Python decides by is needed: without it the bits are others.
+    assert [name for name, one in found.items() if one["if alike"]] == []

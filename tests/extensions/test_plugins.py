@@ -1,0 +1,290 @@
+"""Plug-ins: found by a package's entry point, refused in one line, what they may remember; metrics of the user's."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, f1_score
+from torch import nn
+
+from flray import register_algorithm, register_metric, registry, trees
+from flray.algorithms import Algorithm
+from flray.algorithms.client import load_optimizer_state, optimizer_state
+from flray.config.loader import load
+from flray.metrics.names import lower_is_better
+from flray.runs import runner
+from flray.runs.identity import code_of
+from tests.algorithms import helpers as tiny
+from tests.helpers import printed
+from tests.messages import refused
+
+METRIC = """
+from flray.registry import register_metric
+from tests_pack import FACTOR
+
+@register_metric("scaled")
+def scaled(targets, outputs):
+    return FACTOR * float((outputs.argmax(1) == targets).mean())
+"""
+POINTS = """[flray.plugins]
+scaling = tests_pack.scaled
+gone = tests_pack.gone
+broken = tests_broken.scaled
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    site = tmp_path / "site"
+    for name, content in (
+        ("tests_pack/__init__.py", "FACTOR = 0.5"),
+        ("tests_pack/scaled.py", METRIC),
+        ("tests_broken/__init__.py", "raise RuntimeError('no licence')"),
+        ("tests_pack-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tests_pack\nVersion: 1"),
+        ("tests_pack-1.dist-info/entry_points.txt", POINTS),
+    ):
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(content)
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
+    return site
+
+
+def named(digits: dict[str, Any], *plugins: str) -> dict[str, Any]:
+    measured = {"evaluation": {"metrics": ["scaled"]}}
+    return {"experiment": {**digits, **measured, "plugins": list(plugins), "rounds": 1}}
+
+
+def test_a_package_is_named_by_its_entry_point(digits: dict[str, Any], installed: Path) -> None:
+    experiment = load(named(digits, "scaling")).experiment
+    module = installed / "tests_pack" / "scaled.py"
+    assert experiment.plugins == (str(module.resolve()),)
+    assert {str(module.resolve()), str((installed / "tests_pack/__init__.py").resolve())} <= {
+        *code_of(experiment)["files"]
+    }
+    resources = {"resources": {"executor": "inline"}}
+    found = runner.run({"experiment": {**named(digits, "scaling")["experiment"], **resources}})
+    last = found.history.iloc[-1]
+    assert last["global/common/scaled"] == pytest.approx(last["global/common/accuracy"] / 2)
+
+
+@pytest.mark.parametrize("name", ["scalling", "gone", "broken", "../scaling", ""])
+def test_other_names_are_refused(digits: dict[str, Any], name: str) -> None:
+    assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
+
+
+def test_a_file_is_run_as_it_reads_now(
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by byte code of a file of the same second and size, and none is left beside it."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    ran: list[int] = []
+    monkeypatch.setattr(sys, "ran", ran, raising=False)
+    for number in (1, 2):
+        Path("mine.py").write_text(f"import sys; sys.ran.append({number})")
+        os.utime("mine.py", (1e9, 1e9))
+        load({"experiment": {**digits, "plugins": ["mine.py"]}})
+    assert ran[0] == 1 and ran[-1] == 2 and not Path("__pycache__").exists()
+
+
+def test_a_file_of_that_name_comes_first(digits: dict[str, Any]) -> None:
+    Path("scaling").write_text("raise RuntimeError('this one')")
+    refused(load, named(digits, "scaling"))
+
+
+@register_algorithm("server-in-self")
+class ServerInSelf(Algorithm):
+    """Counts its rounds."""
+
+    def refine(self, server: Any) -> None:
+        self.rounds = 1
+
+
+@register_algorithm("client-in-self")
+class ClientInSelf(Algorithm):
+    """Counts its tasks."""
+
+    def begin(self, client: Any) -> None:
+        self.tasks = 1
+
+
+@register_algorithm("by-client")
+class ByClient(Algorithm):
+    """Has room for a memory of each client."""
+
+    def __init__(self, hp: Any = None) -> None:
+        super().__init__(hp)
+        self.memory: dict[int, Any] = {}
+
+
+@register_algorithm("of-the-class")
+class OfTheClass(Algorithm):
+    """Has the same in the class."""
+
+    memory: ClassVar[list[Any]] = []
+
+
+@register_algorithm("constants")
+class Constants(Algorithm):
+    """Keeps what follows from its settings."""
+
+    def __init__(self, hp: Any = None) -> None:
+        super().__init__(hp)
+        self.table = {"lr": 0.5}
+
+    def weigh(self, server: Any, reply: Any) -> float:
+        """Weigh all alike."""
+        return self.table["lr"]
+
+
+@pytest.mark.parametrize("name", ["server-in-self", "client-in-self", "by-client", "of-the-class"])
+def test_a_memory_in_self_is_refused(name: str) -> None:
+    refused(tiny.run, name)
+
+
+def test_constants_are_not() -> None:
+    assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
+
+
+class Counts(torch.optim.Optimizer):
+    """Counts its steps, of each parameter and of each group, in plain numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Step less and less far."""
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for value in group["params"]:
+                self.state[value]["step"] = self.state[value].get("step", 0) + 1
+                value -= group["lr"] / group["steps"] / self.state[value]["step"]
+
+
+def test_an_optimisers_plain_numbers_stay_between_public_steps() -> None:
+    whole, parts = ({"w": nn.Parameter(torch.zeros(2))} for _ in range(2))
+    one, kept = Counts(whole.values()), {}
+    for _ in range(3):
+        one.step()
+        fresh = Counts(parts.values())
+        load_optimizer_state(fresh, parts, kept)
+        fresh.step()
+        kept = trees.unpack(trees.pack(optimizer_state(fresh, parts)))
+    assert torch.equal(parts["w"], whole["w"]) and whole["w"][0] == -(1 + 1 / 4 + 1 / 9)
+
+
+def test_each_public_step_has_its_rounds_rate_and_the_memory_of_an_older_run_counts() -> None:
+    w, bias = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    first, fresh = (
+        torch.optim.SGD([{"params": [w]}, {"params": [bias], "lr": lr / 10}], lr, momentum=0.9)
+        for lr in (1.0, 0.5)
+    )
+    w.grad = bias.grad = torch.ones(2)
+    first.step()
+    kept = optimizer_state(first, {"w": w, "bias": bias})
+    for one in (kept, kept["parameters"]):
+        load_optimizer_state(fresh, {"w": w, "bias": bias}, one)
+        assert [group["lr"] for group in fresh.param_groups] == [0.5, 0.05]
+        assert torch.equal(fresh.state.pop(w)["momentum_buffer"], torch.ones(2))
+
+
+@register_metric("hits")
+def hits(targets: Any, outputs: Any, *, times: float = 1.0) -> float:
+    return times * float((outputs.argmax(1) == targets).mean())
+
+
+@register_metric("wrong-result")
+def wrong_result(targets: Any, outputs: Any) -> str:
+    return "much"
+
+
+@register_metric("spoils")
+def spoils(targets: Any, outputs: Any) -> float:
+    outputs[:], targets[:] = 0, 0
+    return 0.0
+
+
+@register_metric("raises")
+def raises(targets: Any, outputs: Any) -> float:
+    raise ValueError("no such luck")
+
+
+@register_metric("takes-nothing")
+def takes_nothing() -> float:
+    return 1.0
+
+
+def test_builtin_metrics_are_those_of_other_libraries() -> None:
+    generator = np.random.default_rng(0)
+    targets, outputs = generator.integers(0, 4, 200), generator.normal(size=(200, 4))
+    found = outputs.argmax(1)
+    call = registry.metrics.call
+    assert call("balanced-accuracy", targets, outputs) == balanced_accuracy_score(targets, found)
+    assert call("macro-f1", targets, outputs) == f1_score(targets, found, average="macro")
+    # By hand: confidences 0.9 (right), 0.9 (wrong) and 0.6 (right) in bins (0.8, 1] and (0.5, 0.6].
+    shares = np.array([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]])
+    gap = (2 * abs(0.5 - 0.9) + 1 * abs(1.0 - 0.6)) / 3
+    got = call("calibration-error", np.array([0, 1, 0]), np.log(shares), bins=10)
+    assert got == pytest.approx(gap, abs=1e-12)
+    assert lower_is_better("personal/local/calibration-error/worst")
+    assert not lower_is_better("global/common/macro-f1")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedco2"])
+def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str) -> None:
+    views = {"others": True, "validation": 0.25}
+    measured = {**views, "pooled": True, "metrics": [{"name": "hits", "times": 2}], "top_k": 2}
+    clients = tiny.gaussian_clients(classes=4)
+    plain, federation = (
+        tiny.fresh(method, clients, classes=4, evaluation=one) for one in (views, measured)
+    )
+    plain.step()
+    federation.step()
+    before, metrics = plain.evaluate(), federation.evaluate()
+    assert {name: metrics[name] for name in before} == before
+    twice = {name: 2 * value for name, value in metrics.items() if "/accuracy" in name}
+    assert len(twice) > 12
+    found = {name: metrics[name.replace("accuracy", "hits")] for name in twice}
+    assert found == pytest.approx(twice, rel=1e-12)
+    top = {name: metrics[name.replace("accuracy", "top2")] for name in twice if "/std" not in name}
+    assert all(twice[name] / 2 <= value <= 1 for name, value in top.items())
+    assert any(twice[name] / 2 < value for name, value in top.items())
+    added = {name for name in metrics if "/pooled/" in name}
+    added |= {name.replace("accuracy", other) for name in twice for other in ("hits", "top2")}
+    assert metrics.keys() - before.keys() == added
+    assert bool({name for name in added if "/pooled/" in name}) == (method != "fedavg")
+    assert plain.sha256() == federation.sha256()
+
+
+def test_a_metric_that_writes_into_its_arrays_changes_no_other() -> None:
+    plain, spoilt = (
+        tiny.fresh("fedavg", evaluation={"metrics": [*first, "calibration-error"]})
+        for first in ([], ["spoils"])
+    )
+    plain.step()
+    spoilt.step()
+    before, metrics = plain.evaluate(), spoilt.evaluate()
+    assert {name: metrics[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "names", [["accuracy"], ["hits", "hits"], ["takes-nothing"], [{"name": "hits", "time": 2}]]
+)
+def test_what_cannot_be_measured_is_refused(names: list[Any]) -> None:
+    refused(tiny.spec_of, "fedavg", evaluation={"metrics": names})
+
+
+@pytest.mark.parametrize("name", ["wrong-result", "raises"])
+def test_a_metric_that_fails_is_named(name: str) -> None:
+    federation = tiny.fresh("fedavg", evaluation={"metrics": [name]})
+    refused(federation.step)
+
+
+def test_metrics_are_listed() -> None:
+    shown = printed("list", "metrics")
+    assert "balanced-accuracy" in shown and "calibration-error" in shown and "hits" in shown
