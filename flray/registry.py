@@ -98,8 +98,8 @@ class Registry:
     kind : str
         Singular noun for messages, for example ``"model"``.
     package : str
-        Module that registers the built-in ones; imported on first use. Until then they are outlines,
-        because importing them takes torch.
+        Module, or package of modules, that registers the built-in ones; imported on first use. Until
+        then they are outlines, because importing them takes torch.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -134,9 +134,10 @@ class Registry:
             if getattr(item, "__module__", "").startswith(PREFIX):
                 self._outlines.update(dict.fromkeys(names, item))
                 return item
-            self._load()
-            self._entries.update(dict.fromkeys(names, item))
             builtin = getattr(item, "__module__", "").startswith("flray.")
+            if not builtin:  # which is to take the place of a built-in one of its name
+                self.load()
+            self._entries.update(dict.fromkeys(names, item))
             self._builtin = self._builtin | {*names} if builtin else self._builtin - {*names}
             return item
 
@@ -172,7 +173,7 @@ class Registry:
             raise FlrayError(
                 f"unknown {self.kind} {name!r}{nearest(name, self.names())} (`flray list {self.plural}` shows all)"
             )
-        self._load()
+        self.load()
         return self._entries[name]
 
     def call(self, name: str, *args: Any, **options: Any) -> Any:
@@ -251,27 +252,29 @@ class Registry:
 
     def added(self) -> dict[str, Any]:
         """Return the user's components, for registration in other processes."""
-        self._load()
+        self.load()
         return {name: item for name, item in self._entries.items() if name not in self._builtin}
 
     def add(self, entries: Mapping[str, Any]) -> None:
         """Register the user's components of another process."""
-        self._load()
+        self.load()
         self._entries.update(entries)
 
     def _outlined(self) -> Mapping[str, Any]:
         """Return the outlines of the built-in components; none once these are imported."""
         if "torch" in sys.modules:
-            self._load()
+            self.load()
         if self._loaded:
             return {}
         run_all(self.package)
         return self._outlines
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Import the modules of the built-in components, which register them."""
         if not self._loaded:
             self._loaded = True
-            importlib.import_module(self.package)
+            for name in _modules(self.package):
+                importlib.import_module(name)
 
 
 def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
@@ -380,8 +383,8 @@ PREFIX = "flray.registry:"
 """Before the names of modules that were run with stand-ins."""
 _ROOT = Path(__file__).resolve().parents[1]
 _LIGHT = ("flray.config", "flray.errors", "flray.registry")
-_REAL = (sys.stdlib_module_names - {"importlib", "pkgutil"}) | {"pydantic", "pydantic_core"}
-"""Packages that a module gets; without the two, a package does not import the files in it."""
+_REAL = (sys.stdlib_module_names - {"importlib"}) | {"pydantic", "pydantic_core"}
+"""Packages that a module gets; with importlib it would import others."""
 
 
 class _Anything(ABCMeta):
@@ -415,12 +418,16 @@ class _Module(ModuleType):
         return _import(f"{self.__name__.removeprefix(PREFIX)}.{name}", {}, {}, ("__name__",))
 
 
+def _modules(package: str) -> list[str]:
+    """Return the names of the modules in a package, or of the one module of that name."""
+    folder = _ROOT.joinpath(*package.split("."))
+    return [f"{package}.{one.name}" for one in pkgutil.iter_modules([str(folder)])] or [package]
+
+
 @cache
 def run_all(package: str) -> None:
-    """Run the modules of a package, or the one module of that name, which register outlines."""
-    folder = _ROOT.joinpath(*package.split("."))
-    inside = [f"{package}.{one.name}" for one in pkgutil.iter_modules([str(folder)])]
-    for name in inside or [package]:
+    """Run the modules of a package with stand-ins, which register outlines."""
+    for name in _modules(package):
         outline(name)
 
 

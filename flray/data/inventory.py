@@ -33,6 +33,7 @@ def get(name: str, root: Path | None = None, progress: Progress = print) -> None
         If the name is unknown or a file cannot be fetched. The message names the remedy and every
         file that failed, because all files are tried first.
     """
+    datasets.load()
     if name not in FILES:
         raise DataError(
             f"data set {name!r} cannot be fetched{nearest(name, FILES)}; one of {', '.join(sorted(FILES))}"
