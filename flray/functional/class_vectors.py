@@ -116,8 +116,7 @@ def global_structural_knowledge(
     ValueError
         If shapes differ from the above, the mask is not boolean or `neighbours` is negative.
     """
-    sizes = numerics.check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C"))
-    numerics.check_mask("present", present)
+    sizes = numerics.check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C of bool"))
     if neighbours < 0:
         raise ValueError(f"neighbours: {neighbours}, expected 0 or more")
     merged = []
@@ -211,9 +210,8 @@ def _check(features: Tensor, labels: Tensor, present: Tensor, **vectors: Tensor)
         features=(features, "B d"),
         labels=(labels, "B"),
         **{name: (value, "C d") for name, value in vectors.items()},
-        present=(present, "C"),
+        present=(present, "C of bool"),
     )
-    numerics.check_mask("present", present)
     return numerics.check_labels(labels)
 
 
@@ -237,9 +235,8 @@ def prototype_scores(features: Tensor, prototypes: Tensor, present: Tensor) -> T
         If shapes differ from the above or the mask is not boolean.
     """
     numerics.check_shapes(
-        features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C")
+        features=(features, "B d"), prototypes=(prototypes, "C d"), present=(present, "C of bool")
     )
-    numerics.check_mask("present", present)
     distances = torch.cdist(
         features, keep_rows(prototypes, present), compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -289,9 +286,8 @@ def merge_prototypes(
         numerics.check_shapes(
             means=(means, "K C d"),
             previous=(previous[0], "C d"),
-            previous_present=(previous[1], "C"),
+            previous_present=(previous[1], "C of bool"),
         )
-        numerics.check_mask("previous_present", previous[1])
         kept = keep_rows(previous[0], previous[1] & ~present)
         merged, present = torch.where(present.unsqueeze(1), merged, kept), present | previous[1]
     return merged, present
@@ -363,9 +359,8 @@ def hyper_prediction_loss(
         If shapes differ from the above, the mask is not boolean or the temperature is not positive.
     """
     numerics.check_shapes(
-        logits=(logits, "C C"), predictions=(predictions, "C C"), present=(present, "C")
+        logits=(logits, "C C"), predictions=(predictions, "C C"), present=(present, "C of bool")
     )
-    numerics.check_mask("present", present)
     numerics.check_positive("temperature", temperature)
     shares = torch.softmax(keep_rows(logits, present) / temperature, dim=1)
     difference = keep_rows(shares - keep_rows(predictions.detach(), present), present)

@@ -74,9 +74,8 @@ def local_contrastive_loss(
         logits=(logits, "n D"),
         labels=(labels, "n"),
         prototypes=(prototypes, "C D"),
-        present=(present, "C"),
+        present=(present, "C of bool"),
     )
-    numerics.check_mask("present", present)
     numerics.check_positive("temperature", temperature)
     numerics.check_choice("normaliser", normaliser, ("distance", "none"))
     numerics.check_choice("without_prototype", without_prototype, ("skip", "own"))
@@ -123,9 +122,8 @@ def knowledge_discrepancy(knowledge: Tensor, present: Tensor, global_: Tensor) -
         If shapes differ from the above or the mask is not boolean.
     """
     numerics.check_shapes(
-        knowledge=(knowledge, "K C D"), present=(present, "K C"), global_=(global_, "C D")
+        knowledge=(knowledge, "K C D"), present=(present, "K C of bool"), global_=(global_, "C D")
     )
-    numerics.check_mask("present", present)
     difference = keep_rows(knowledge, present) - keep_rows(global_.expand_as(knowledge), present)
     distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=2)
     return distances.sum(1).to(knowledge.dtype)
@@ -225,8 +223,7 @@ def variance_change(
         ("present_before", knowledge_before, present_before),
     ):
         if present is not None:
-            numerics.check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C")})
-            numerics.check_mask(name, present)
+            numerics.check_shapes(knowledge=(knowledge, "C D"), **{name: (present, "C of bool")})
         masks.append(torch.isfinite(knowledge).all(1) if present is None else present)
     if classes == "both":
         masks = [masks[0] & masks[1]] * 2

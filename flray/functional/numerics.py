@@ -78,26 +78,27 @@ TensorOrTree = TypeVar("TensorOrTree", Tensor, Mapping[str, Tensor])
 
 
 def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
-    """Check that tensors have the shapes their symbols say and return the size of each symbol.
+    """Check that tensors have the shapes that their symbols say, and return the size of each symbol.
 
     Parameters
     ----------
     **arguments : (Tensor, str)
         Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size;
-        ``B-1``, after ``B``, is one less. An empty string is a scalar.
+        ``B-1``, after ``B``, is one less. An empty string is a scalar. ``"C of bool"`` is a mask.
 
     Raises
     ------
     ValueError
-        If a tensor has another shape; the message names the argument, its shape and the expected
-        one.
+        If a tensor has another shape, or a mask another type; the message names the argument, its
+        form and the expected one.
     """
     sizes: dict[str, int] = {}
     for name, (tensor, symbols) in arguments.items():
         given: object = tensor
         if isinstance(given, fx.Proxy):  # a forward pass is recorded, without sizes
             continue
-        wanted, known = symbols.split(), dict(sizes)
+        shape, _, kind = symbols.partition(" of ")
+        wanted, known = shape.split(), dict(sizes)
         if len(wanted) != tensor.dim() or not all(
             _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)
         ):
@@ -106,6 +107,8 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
             )
             expected = f"[{', '.join(wanted)}]" + (f" with {where}" if where else "")
             raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {expected}")
+        if kind and tensor.dtype != torch.bool:  # an integer mask would be read as indices
+            raise ValueError(f"{name}: dtype {tensor.dtype}, expected torch.bool")
     return sizes
 
 
@@ -114,12 +117,6 @@ def _fits(symbol: str, size: int, sizes: dict[str, int]) -> bool:
     return (
         size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
     )
-
-
-def check_mask(name: str, mask: Tensor) -> None:
-    """Raise `ValueError` unless `mask` is a boolean tensor (an integer mask would be read as indices)."""
-    if mask.dtype != torch.bool:
-        raise ValueError(f"{name}: dtype {mask.dtype}, expected torch.bool")
 
 
 def check_labels(labels: Tensor) -> Tensor:

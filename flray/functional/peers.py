@@ -16,7 +16,6 @@ from torch.func import functional_call
 from flray.functional.numerics import (
     batch_mean,
     check_labels,
-    check_mask,
     check_positive,
     check_shapes,
     masked_mean,
@@ -382,8 +381,7 @@ def pseudo_label_loss(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(logits=(logits, "B C"), labels=(labels, "B"), keep=(keep, "B"))
-    check_mask("keep", keep)
+    check_shapes(logits=(logits, "B C"), labels=(labels, "B"), keep=(keep, "B of bool"))
     return masked_mean(F.cross_entropy(logits, check_labels(labels), reduction="none"), keep)
 
 
@@ -407,8 +405,7 @@ def helper_consistency_loss(logits: Tensor, helpers: Tensor, keep: Tensor) -> Te
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(logits=(logits, "B C"), helpers=(helpers, "H B C"), keep=(keep, "B"))
-    check_mask("keep", keep)
+    check_shapes(logits=(logits, "B C"), helpers=(helpers, "H B C"), keep=(keep, "B of bool"))
     log_helpers = torch.log_softmax(helpers.detach(), dim=2)
     divergence = (log_helpers.exp() * (log_helpers - torch.log_softmax(logits, dim=1))).sum(2)
     return masked_mean(divergence.sum(0) / max(len(helpers), 1), keep)
