@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -22,40 +23,44 @@ _TRAINING, _TEST = ("train", "training"), ("test", "testing")
 _NEGATIVE = ("0", "-1", "n", "no", "false", "neg", "negative")
 _POSITIVE = ("1", "1", "y", "yes", "true", "pos", "positive")
 _TRUTH = (("no", "n", "off"), ("yes", "y", "on"))
+_OF_TABLES = "classes numbers flags"
 
 
-def _one_with(targets: str, description: str) -> Any:
-    """Return the annotation of an option that is a task with one of these kinds of targets."""
+def _tasks_of(targets: str) -> list[str]:
+    """Return the tasks that have one of these kinds of targets."""
+    kinds = targets.split()
+    return [n for n in tasks.names() if getattr(tasks.outline(n), "target", "") in kinds]
 
-    def able() -> list[str]:
-        known = tasks.names()
-        return [
-            name for name in known if getattr(tasks.outline(name), "target", "") in targets.split()
-        ]
 
-    def check(name: str) -> str:
-        if name not in able():
-            raise PydanticCustomError(
-                "task",
-                "{found} is none of the tasks of these data: {able} (flray list tasks)",
-                {"found": name, "able": ", ".join(able())},
-            )
-        return name
-
-    shown = Field(
-        description=description, json_schema_extra=lambda field: field.update(enum=[*able()])
-    )
-    return Annotated[str, AfterValidator(check), shown]
+def _check_task(targets: str, name: str) -> str:
+    """Refuse a task that has other targets."""
+    able = _tasks_of(targets)
+    if name not in able:
+        raise PydanticCustomError(
+            "task",
+            "{found} is none of the tasks of these data: {able} (flray list tasks)",
+            {"found": name, "able": ", ".join(able)},
+        )
+    return name
 
 
 _TASKS = "what is learnt (flray list tasks); binary: two classes, measured by AUC, sensitivity, specificity and F1 too"
-_TABLES = f"{_TASKS}; regression: numbers; multi-label: columns of 0 and 1"
-if TYPE_CHECKING:
-    TaskName: TypeAlias = str
-    TableTask: TypeAlias = str
-else:
-    TaskName = _one_with("classes", _TASKS)
-    TableTask = _one_with("classes numbers flags", _TABLES)
+TaskName = Annotated[
+    str,
+    AfterValidator(partial(_check_task, "classes")),
+    Field(
+        description=_TASKS,
+        json_schema_extra=lambda field: field.update(enum=[*_tasks_of("classes")]),
+    ),
+]
+TableTask = Annotated[
+    str,
+    AfterValidator(partial(_check_task, _OF_TABLES)),
+    Field(
+        description=f"{_TASKS}; regression: numbers; multi-label: columns of 0 and 1",
+        json_schema_extra=lambda field: field.update(enum=[*_tasks_of(_OF_TABLES)]),
+    ),
+]
 Positive = Annotated[
     bool | str | int | float | None,
     Field(
