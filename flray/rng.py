@@ -73,9 +73,9 @@ def torch_generator(
     """Return a fresh `torch.Generator` for one stream (parameters as in `key`)."""
     import torch  # start-up: data sets and partitions draw from numpy's alone
 
-    generator = torch.Generator(device=device)
-    generator.manual_seed(key(seed, purpose, round=round, client=client, extra=extra))
-    return generator
+    return torch.Generator(device=device).manual_seed(
+        key(seed, purpose, round=round, client=client, extra=extra)
+    )
 
 
 def seed_default_generators(seed: int, device: torch.device) -> None:
