@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -31,6 +31,10 @@ class Component(BaseModel):
 
     name: str
     options: dict[str, Plain] = Field(default_factory=dict)
+
+    def __init_subclass__(cls, *, registry: Registry, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cls.registry = registry
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -111,16 +115,12 @@ def _with_preset(name: str, given: dict[str, Plain], presets: Sequence[Preset]) 
     return {**known[chosen], **given}
 
 
-class DatasetChoice(Component):
+class DatasetChoice(Component, registry=registry.datasets):
     """A data set."""
 
-    registry = registry.datasets
 
-
-class PublicChoice(Component):
+class PublicChoice(Component, registry=registry.datasets):
     """The data set whose training images become public data; its `samples` are those taken in all."""
-
-    registry = registry.datasets
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
@@ -148,10 +148,8 @@ def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
     )
 
 
-class PartitionChoice(Component):
+class PartitionChoice(Component, registry=registry.partitions):
     """A partition of the training data over the clients; its ``seed`` may be another than the run's."""
-
-    registry = registry.partitions
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
@@ -178,16 +176,12 @@ class PartitionChoice(Component):
         return run if own is None else int(own)
 
 
-class ModelChoice(Component):
+class ModelChoice(Component, registry=registry.models):
     """A network."""
 
-    registry = registry.models
 
-
-class AlgorithmChoice(Component):
+class AlgorithmChoice(Component, registry=registry.algorithms):
     """A federated method."""
-
-    registry = registry.algorithms
 
 
 Networks = Annotated[
@@ -197,10 +191,8 @@ Networks = Annotated[
 ]
 
 
-class AugmentChoice(Component):
+class AugmentChoice(Component, registry=registry.augmentations):
     """A step of augmentation."""
-
-    registry = registry.augmentations
 
 
 Augment = Annotated[
@@ -210,10 +202,8 @@ Augment = Annotated[
 ]
 
 
-class MetricChoice(Component):
+class MetricChoice(Component, registry=registry.metrics):
     """A metric besides the task's own."""
-
-    registry = registry.metrics
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
@@ -226,10 +216,8 @@ class MetricChoice(Component):
         return super().params(name)
 
 
-class LossChoice(Component):
+class LossChoice(Component, registry=registry.losses):
     """The loss of local training, in place of the task's."""
-
-    registry = registry.losses
 
 
 _UNFIT = {
@@ -241,10 +229,8 @@ _UNFIT = {
 """Why some of torch's optimisers are not taken."""
 
 
-class OptimizerChoice(Component):
+class OptimizerChoice(Component, registry=registry.optimizers):
     """An optimiser other than sgd, adam and adamw."""
-
-    registry = registry.optimizers
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:
@@ -272,13 +258,9 @@ Optimizer = Annotated[
 ]
 
 
-class SamplerChoice(Component):
+class SamplerChoice(Component, registry=registry.samplers):
     """How a round's clients are chosen."""
 
-    registry = registry.samplers
 
-
-class CallbackChoice(Component):
+class CallbackChoice(Component, registry=registry.callbacks):
     """A callback that is called after each round, with its options."""
-
-    registry = registry.callbacks
