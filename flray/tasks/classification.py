@@ -34,7 +34,6 @@ class Classification(Task):
         Also measure top-k accuracy, called ``top5`` for 5.
     """
 
-    name = "classification"
     logits = True
     base_measures: tuple[str, ...] = ("accuracy", "loss")
 
@@ -146,7 +145,6 @@ class Binary(Classification):
     the score is the positive class's probability, which is the sigmoid of the logits' difference.
     """
 
-    name = "binary"
     base_measures = ("accuracy", "loss", "auc", "sensitivity", "specificity", "f1")
 
     def check(self, data: FederatedData) -> None:
@@ -231,7 +229,6 @@ class FewShot(Task):
         The experiment's seed.
     """
 
-    name = "few-shot"
     target = "episodes"
     measures = ("accuracy", "loss")
 

@@ -31,7 +31,6 @@ class Segmentation(Task):
         Names of the masks' channels.
     """
 
-    name = "segmentation"
     target = "masks"
 
     def __init__(self, structures: Sequence[str]) -> None:
@@ -163,7 +162,6 @@ _BINS = 10
 class Regression(Task):
     """Regression of one or several numbers by least squares: share of explained variance, and mean errors."""
 
-    name = "regression"
     target = "numbers"
     measures = ("r2", "rmse", "mae", "loss")
 
@@ -195,7 +193,6 @@ class Regression(Task):
 class MultiLabel(Task):
     """Labels that do not exclude each other, any number for a sample: means over them of AUC, F1 and so on."""
 
-    name = "multi-label"
     target = "flags"
     measures = ("auc", "sensitivity", "specificity", "f1", "accuracy", "loss")
 
