@@ -120,8 +120,7 @@ def load(
         if absolute_path(path).startswith("experiment."):
             arms.override_arms(content, absolute_path(path).removeprefix("experiment."))
         set_path(content, path, copy_plain(value, path))
-    if misplaced := misplaced_settings(content):
-        raise misplaced
+    _refuse_misplaced(content)
     experiment = content.get("experiment")
     plugins = experiment.get("plugins") if isinstance(experiment, dict) else None
     if isinstance(plugins, list) and all(isinstance(text, str) and text for text in plugins):
@@ -378,19 +377,17 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
         yield ConfigError(".".join(path), _format_value(given), f"an integer is needed: {made}")
 
 
-def misplaced_settings(content: Mapping[str, Plain]) -> ConfigError | None:
-    """Return the error for settings beside ``experiment:`` instead of under it, or None."""
+def _refuse_misplaced(content: Mapping[str, Plain]) -> None:
+    """Refuse settings beside ``experiment:`` instead of under it."""
     stray = [
         key for key in content if key in Experiment.model_fields and key not in Config.model_fields
     ]
-    if not stray:
-        return None
-    first, verb = stray[0], "them" if len(stray) > 1 else "it"
-    return ConfigError(
-        ", ".join(stray),
-        "beside `experiment:`",
-        f"indent {verb} to stand under it: experiment.{first}",
-    )
+    if stray:
+        raise ConfigError(
+            ", ".join(stray),
+            "beside `experiment:`",
+            f"indent {'them' if len(stray) > 1 else 'it'} to stand under it: experiment.{stray[0]}",
+        )
 
 
 def _format_value(value: Plain) -> str:

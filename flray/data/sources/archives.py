@@ -134,6 +134,8 @@ class Files(Source):
             If files are missing or cannot be decoded.
         """
         folder, names = self._find(root, path)
+        if not names:
+            raise DataError(self._absent(folder))
         digest = hashlib.sha256()
         for name in names:
             facts = (folder / name).stat()
@@ -168,11 +170,7 @@ class Files(Source):
 
     def present(self, root: Path) -> bool:
         """Whether the files are at one of the usual places."""
-        try:
-            self._find(root, None)
-        except DataError:
-            return False
-        return True
+        return bool(self._find(root, None)[1])
 
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch the files, unless they are there, and decode them."""
@@ -196,12 +194,13 @@ class Files(Source):
                 ) from None
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
+        """Return the folder that has a complete set of files, and the set; without one the usual folder and nothing."""
         own = Path(path).expanduser() if path else root / "archives" / self.name
         for folder in (own, *(() if path else map(Path, self.elsewhere))):
             for names in self.layouts:
                 if all((folder / name).is_file() for name in names):
                     return folder, names
-        raise DataError(self._absent(own))
+        return own, ()
 
     def _absent(self, folder: Path) -> str:
         missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
