@@ -450,6 +450,4 @@ def render(character: str, size: int, generator: np.random.Generator) -> NDArray
         np.asarray(canvas, dtype=np.float64), generator.uniform(0, 0.8) * size / 32
     )
     image = ink * generator.uniform(0.5, 1.0) + 20 * generator.standard_normal(ink.shape)
-    image = image + generator.uniform(0, 40)
-    pixels: NDArray[np.uint8] = np.clip(np.rint(image), 0, 255).astype(np.uint8)
-    return pixels
+    return images.to_uint8(image + generator.uniform(0, 40))

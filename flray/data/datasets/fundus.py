@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
-from flray.data.sources import image_sets
+from flray.data.sources import image_sets, images
 from flray.data.sources.archives import Place, Source, facts, register_source
 from flray.data.types import DataSet, Domain
 from flray.errors import DataError
@@ -98,7 +98,7 @@ def draw(
     image *= (1 - look["shade"] * reach**2) * generator.uniform(0.85, 1.15)
     image = gaussian_filter(image, (0, look["blur"] * size / 64, look["blur"] * size / 64))
     image += look["noise"] * generator.standard_normal(image.shape)
-    return np.clip(np.rint(255 * image), 0, 255).astype(np.uint8), masks.astype(np.uint8)
+    return images.to_uint8(255 * image), masks.astype(np.uint8)
 
 
 def _ellipse(

@@ -12,6 +12,4 @@ their partition.
 """
 
 from flray.data.partitions.builtin import *
-from flray.data.partitions.given import file as file
-from flray.data.partitions.given import flower as flower
-from flray.data.types import Rows as Rows
+from flray.data.partitions.given import *

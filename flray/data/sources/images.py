@@ -229,7 +229,7 @@ def resize(images: Array, size: int) -> Images:
     # Fixed-point weights make the sums exact in float64, so that the result does not depend on the
     # BLAS.
     weights = np.rint(weights * 1024) / 1024
-    return _to_uint8(weights @ images.astype(np.float64) @ weights.T)
+    return to_uint8(weights @ images.astype(np.float64) @ weights.T)
 
 
 def to_colour(grey: Images) -> Images:
@@ -247,7 +247,7 @@ def over_photos(digits: Images, crops: Images) -> Images:
     crops : ndarray of uint8 [n, 3, H, W]
         Backgrounds.
     """
-    return _to_uint8(np.abs(crops.astype(np.int16) - digits[:, None]))
+    return to_uint8(np.abs(crops.astype(np.int16) - digits[:, None]))
 
 
 def channel_statistics(images: list[Array]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -332,8 +332,9 @@ def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[f
 def _block_mean(photo: Images, scale: int) -> Images:
     height, width = (side // scale for side in photo.shape[:2])
     blocks = photo[: height * scale, : width * scale].reshape(height, scale, width, scale, 3)
-    return _to_uint8(blocks.mean(axis=(1, 3)))
+    return to_uint8(blocks.mean(axis=(1, 3)))
 
 
-def _to_uint8(values: Array) -> Images:
+def to_uint8(values: Array) -> Images:
+    """Return values rounded to pixels, and those beyond 0 to 255 as the nearer of these."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
