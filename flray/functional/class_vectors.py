@@ -322,8 +322,7 @@ def update_directions(
     numerics.check_shapes(
         directions=(directions, "K C d"), counts=(counts, "K C"), weight=(weight, "C d")
     )
-    if not 0 <= momentum <= 1:
-        raise ValueError(f"momentum: {momentum}, expected 0 to 1")
+    numerics.check_share("momentum", momentum)
     if momentum == 1:
         return weight.clone()
     merged, present = merge_prototypes(directions.double(), counts, "samples")

@@ -284,8 +284,7 @@ def period_review(
         If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
     """
     numerics.check_choice("review", review, ("paper", "interpolate"))
-    if not 0 <= beta <= 1:
-        raise ValueError(f"beta: {beta}, expected 0 to 1")
+    numerics.check_share("beta", beta)
     masks = (present_now, present_before)
     rho = variance_change(knowledge_now, knowledge_before, *masks, classes=classes)
     if rho is None:

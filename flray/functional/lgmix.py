@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flray import bits
-from flray.functional.numerics import TensorOrTree, check_shapes, map_floating
+from flray.functional.numerics import TensorOrTree, check_shapes, check_share, map_floating
 
 
 def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool = False) -> Tensor:
@@ -162,8 +162,7 @@ def mix_updates(
         If shapes or names differ or the ratio is outside [0, 1].
     """
     share = float(ratio)
-    if not 0 <= share <= 1:
-        raise ValueError(f"ratio: {share}, expected 0 to 1")
+    check_share("ratio", share)
 
     def mix(w: Tensor, local: Tensor, common: Tensor) -> Tensor:
         if share in (0.0, 1.0):

@@ -17,6 +17,7 @@ from flray.functional.numerics import (
     check_labels,
     check_positive,
     check_shapes,
+    check_share,
     cross_entropy,
     unit,
 )
@@ -314,8 +315,7 @@ def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = Fa
         If the shape differs from the above or `alpha` is outside [0, 1].
     """
     check_shapes(class_counts=(class_counts, "C"))
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha: {alpha}, expected 0 to 1")
+    check_share("alpha", alpha)
     floating = class_counts.is_floating_point()
     counts = class_counts if floating else class_counts.to(torch.get_default_dtype())
     if not graded:

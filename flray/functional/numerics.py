@@ -144,6 +144,12 @@ def check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name}: {value}, expected a positive finite number")
 
 
+def check_share(name: str, value: float) -> None:
+    """Raise `ValueError` unless `value` is a number from 0 to 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}: {value}, expected 0 to 1")
+
+
 def map_floating(
     function: Callable[..., Tensor], first: TensorOrTree, **others: Any
 ) -> TensorOrTree:

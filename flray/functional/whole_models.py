@@ -192,13 +192,15 @@ def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> Tens
     ValueError
         If names or shapes differ or `alpha` is outside [0, 1].
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha: {alpha}, expected 0 to 1")
+    numerics.check_share("alpha", alpha)
+    return map_floating(lambda v, w: _mix(v, w, alpha, 1 - alpha), personal, shared=shared)
 
-    def mix(v: Tensor, w: Tensor) -> Tensor:
-        return (v if alpha else w).clone() if alpha in (0.0, 1.0) else alpha * v + (1 - alpha) * w
 
-    return map_floating(mix, personal, shared=shared)
+def _mix(one: Tensor, other: Tensor, share: float, rest: float) -> Tensor:
+    """Return ``share one + rest other``; a tensor whose share is exactly 0 has no influence."""
+    if 0.0 in (share, rest):
+        return (one if share else other).clone()
+    return share * one + rest * other
 
 
 def apfl_alpha_gradient(
@@ -267,15 +269,8 @@ def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> Tens
     ValueError
         If names or shapes differ or `strength` is outside [0, 1].
     """
-    if not 0 <= strength <= 1:
-        raise ValueError(f"strength: {strength}, expected 0 to 1")
-
-    def pull(x: Tensor, target: Tensor) -> Tensor:
-        if strength in (0.0, 1.0):
-            return (target if strength else x).clone()
-        return (1 - strength) * x + strength * target
-
-    return map_floating(pull, own, mean=mean)
+    numerics.check_share("strength", strength)
+    return map_floating(lambda x, m: _mix(x, m, 1 - strength, strength), own, mean=mean)
 
 
 def fomo_affinities(
