@@ -46,8 +46,10 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
     found = how if isinstance(how, str) else f"mean of {len(mean)} values"
     why = ""
     if data.x.dtype != np.uint8:
-        kind = data.x.dtype
-        why = f"samples of {data.dataset} are no 8-bit images but {kind}, which are taken as they are; data"
+        why = (
+            f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as "
+            "they are; data"
+        )
     elif len(mean) not in (1, data.shape[0]):
         why = (
             f"images of {data.dataset} have {data.shape[0]} channels; give mean and std of 1 or {data.shape[0]} "

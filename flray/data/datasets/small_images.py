@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -152,8 +152,10 @@ def _dataset(
     return made
 
 
-def _register_domains(files: Files, have: Sequence[str], usual: int, title: str) -> None:
-    """Register the set of these files."""
+def _register_domains(name: str, one: Mapping[str, Any]) -> None:
+    """Register a set of domains, as the table has it."""
+    fedbn = _FEDBN if one["fedbn"] else ()
+    files = _domain_files(name, one["where"], one["domains"], _MAT, *fedbn)
 
     def dataset(
         root: Path,
@@ -162,24 +164,18 @@ def _register_domains(files: Files, have: Sequence[str], usual: int, title: str)
         seed: Seed = 0,
         domains: ChosenDomains = None,
         samples: SampleCap = None,
-        size: Size = usual,
+        size: Size = one["size"],
     ) -> DataSet:
-        chosen = embedded.select_domains(files.name, have, domains)
+        chosen = embedded.select_domains(name, one["domains"], domains)
         made = _dataset(files.load(root, path), chosen, seed, samples, size)
-        return embedded.assemble(files.name, made, DIGITS)
+        return embedded.assemble(name, made, DIGITS)
 
-    dataset.__doc__ = title
-    register_dataset(files.name)(dataset)
+    dataset.__doc__ = one["title"]
+    register_dataset(name)(dataset)
 
 
 for _name, _one in _TABLE["digits"]["sets"].items():
-    _archives = (_MAT, *(_FEDBN if _one["fedbn"] else ()))
-    _register_domains(
-        _domain_files(_name, _one["where"], _one["domains"], *_archives),
-        _one["domains"],
-        _one["size"],
-        _one["title"],
-    )
+    _register_domains(_name, _one)
 DIGITS5 = _domain_files(
     "digits5",
     "the link in https://github.com/med-air/FedBN (digit_dataset)",
@@ -458,12 +454,8 @@ def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     return dict(zip(embedded.PARTS, (x[:, None], y, test_x[:, None], test_y), strict=True))
 
 
-def _svhn(folder: Path, names: Sequence[str]) -> Arrays:
-    return dict(zip(embedded.PARTS, read_matlab(folder, names), strict=True))
-
-
 _register("fashion-mnist", partial(_idx_pairs, turned=False))
-_register("svhn", _svhn)
+_register("svhn", lambda *of: dict(zip(embedded.PARTS, read_matlab(*of), strict=True)))
 EMNIST_FILES = {
     split: _files("emnist", partial(_idx_pairs, turned=True), split)
     for split in ("balanced", "bymerge")
