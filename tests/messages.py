@@ -42,6 +42,7 @@ _REPLACED = {
     r"(?<=: )ERROR: .*(?=; try again)": "ERROR",  # of pip
     r"(?<=not a pickle of plain arrays: )(?!it refers to).*(?=; nothing in it)": "ERROR",  # Python's
     r"\n *For further information [^\n]*": "",
+    r"(?<=Invalid JSON: )[^)]*": "ERROR",  # pydantic's
     r"pathlib\._local": "pathlib",
     r"\b[a-z][\w./-]*(, [a-z][\w./-]*){3,}": "NAMES",  # components, to which others and tests add
 }

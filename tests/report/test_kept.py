@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from flray.cli import main
-from flray.errors import DataError
 from flray.records import directory
 from flray.reporting import build
 from flray.results import export
@@ -19,6 +18,7 @@ from flray.results.measures import costs
 from flray.results.result_set import PROVENANCE, ResultSet, beside, digest, read_entries
 from flray.results.sweep import build_table
 from flray.results.verify import agreement
+from tests.messages import refused
 
 
 def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path: Path) -> None:
@@ -88,12 +88,10 @@ def test_settings_code_and_machine_are_kept_beside_the_rows(sweep: Path, tmp_pat
     changed = text.replace("a CPU", "another")
     for content in (changed, "[]", text.replace(digest(code), "../x"), "{"):
         beside(path).write_text(content)
-        with pytest.raises(DataError, match=re.escape(beside(path).name)):
-            read_entries(path)
+        refused(read_entries, path)
     beside(path).write_text(text)
     path.write_text(before.replace(digest(code), "../../x", 1))
-    with pytest.raises(DataError, match="neither a number nor a SHA-256"):
-        read_export(path)
+    refused(read_export, path)
 
 
 def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
@@ -157,8 +155,7 @@ def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_pat
         assert (pair.first_look, pair.seeds) == (2, 4)
         assert (pair.first_failed or pair.second_failed).startswith("1 of 5 seeds")
     grown.write_text(grown.read_text().replace(",3,", ",3 x,"))
-    with pytest.raises(DataError, match="'3 x' in the column"):
-        read_export(grown)
+    refused(read_export, grown)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +221,7 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
         )
         assert (pair.first_look, pair.last_look) == (2, 0)
         frame.assign(until="{at_most: 1}").to_csv(tmp_path / "kept.csv", index=False)
-        with pytest.raises(DataError, match="in the column until"):
-            read_export(tmp_path / "kept.csv")
+        refused(read_export, tmp_path / "kept.csv")
 
 
 def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> None:
@@ -243,8 +239,7 @@ def test_domains_have_the_mean_of_their_clients(sweep: Path, tmp_path: Path) -> 
 def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="without the columns suite"):
-        export_runs(load_folder(sweep), other)
+    refused(export_runs, load_folder(sweep), other)
     assert other.read_text() == "a,b\n1,2\n"
     good = tmp_path / "good.csv"
     export_runs(load_folder(sweep), good)
@@ -345,10 +340,8 @@ def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) ->
     assert agreement(source, path) == f"8 of 8 runs are the ones that are kept (SHA-256): {path}"
     directory.update(sweep / "trials" / "0003", sha256="cd" * 32)
     other = agreement(load_folder(sweep), path)
-    assert (
-        other.startswith("7 of 8 runs are the ones that are kept")
-        and "its code is not recorded" in other
-    )
+    assert other.startswith("7 of 8 runs are the ones that are kept")
+    assert "its code is not recorded" in other
     for trial in source.trials:
         trial.fingerprints["data"] = "ef" * 32
     assert agreement(source, path) == ""  # of other data: none that is kept

@@ -11,7 +11,6 @@ import pytest
 
 from flray.config.experiment import Config
 from flray.config.loader import load
-from flray.errors import FlrayError
 from flray.records import directory
 from flray.results.choices import tuned_settings
 from flray.results.load import load_folder
@@ -20,6 +19,7 @@ from flray.tuning.phases import Phases, has_reached
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from flray.tuning.units import units
+from tests.messages import refused
 from tests.tuning.helpers import begin
 
 Score = Callable[[TrialSpec, int], float]
@@ -302,22 +302,18 @@ def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    "sweep",
     [
-        ({"tune": {"seeds": [0]}}, "sweep.tune.seeds: found .*none of sweep.seeds may"),
-        ({"tune": {"seeds": [9]}, "samples": 3}, "sweep.samples: found 3 beside sweep.tune"),
-        ({"tune": {"seeds": [9]}, "search": "optuna"}, "set sweep.tune.search, by which"),
-        ({"until": {"margin": 1}, "scheduler": "asha"}, "'asha' beside sweep.until"),
-        ({"tune": {"seeds": [9], "search": "grid"}}, "a domain that is no grid"),
-        ({"until": {"margin": 1, "at_least": 5, "at_most": 4}}, "at_least must not be above"),
+        {"tune": {"seeds": [0]}},
+        {"tune": {"seeds": [9]}, "samples": 3},
+        {"tune": {"seeds": [9]}, "search": "optuna"},
+        {"until": {"margin": 1}, "scheduler": "asha"},
+        {"tune": {"seeds": [9], "search": "grid"}},
+        {"until": {"margin": 1, "at_least": 5, "at_most": 4}},
     ],
 )
-def test_what_does_not_go_together_is_refused_in_one_line(
-    tuned: dict[str, Any], sweep: dict[str, Any], said: str
-) -> None:
+def test_what_does_not_go_together_is_refused(tuned: dict[str, Any], sweep: dict[str, Any]) -> None:
     tuned["sweep"] = {"seeds": [0], **sweep}
     if "tune" not in sweep:
         tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake there
-    with pytest.raises(FlrayError, match=said) as caught:
-        Phases(resolve_sweep(load(tuned)))
-    assert len(str(caught.value).splitlines()) == 1
+    refused(lambda: Phases(resolve_sweep(load(tuned))))

@@ -1,7 +1,6 @@
 """Tunings and draws of the data that are repeated: a choice is no lottery, and intervals hold for other ones."""
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 
 import flray
 from flray.config.loader import load
-from flray.errors import FlrayError
 from flray.records import directory
 from flray.results.choices import tuned_settings
 from flray.results.export import export_runs, kept_results, read_export
@@ -22,6 +20,7 @@ from flray.tuning.phases import Phases
 from flray.tuning.space import TUNINGS as DEFAULT
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
+from tests.messages import refused
 from tests.tuning.test_phases import sweep, tuned
 
 __all__ = ["tuned"]
@@ -178,24 +177,23 @@ def accuracy(rate: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    "sweep",
     [
-        ({"repeat": {"tuning": 2}}, r"sweep.repeat.tuning: found 2; .*1 without sweep.tune"),
-        ({"repeat": {"data": 5}}, r"sweep.repeat.data: found 5 for 4 of sweep.seeds"),
-        ({"repeat": {"data": 3, "tuning": 2}, "tune": {"seeds": [9]}}, "is a multiple of"),
-        ({"repeat": {"data": 2}, "until": {}}, "data: 1 or at least 20"),
-        ({"repeat": {"tuning": 2}, "tune": {"seeds": [9]}, "until": {}}, "tuning: 1, and"),
+        {"repeat": {"tuning": 2}},
+        {"repeat": {"data": 5}},
+        {"repeat": {"data": 3, "tuning": 2}, "tune": {"seeds": [9]}},
+        {"repeat": {"data": 2}, "until": {}},
+        {"repeat": {"tuning": 2}, "tune": {"seeds": [9]}, "until": {}},
     ],
 )
-def test_repetitions_that_cannot_be_dealt_are_refused(
-    tuned: dict[str, Any], sweep: dict[str, Any], said: str
+def test_repetitions_that_cannot_be_dealt_are_told(
+    tuned: dict[str, Any], sweep: dict[str, Any]
 ) -> None:
     tuned["experiment"]["data"] = "random"
     tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
     if "tune" not in sweep:
         tuned["arms"]["method"] = {"fedavg": {}}
-    with pytest.raises(FlrayError, match=said):
-        resolve_sweep(load(tuned))
+    refused(lambda: resolve_sweep(load(tuned)))
 
 
 def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str, Any]) -> None:
@@ -204,10 +202,9 @@ def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str
     for accepted in (None, ["partition.seed"]):
         content["sweep"]["places"] = accepted
         resolve_sweep(load(content))
-    for refused in ([], ["data.seed"]):
-        content["sweep"]["places"] = refused
-        with pytest.raises(FlrayError, match=re.escape(f"as sweep.places is {refused}")):
-            resolve_sweep(load(content))
+    for places in ([], ["data.seed"]):
+        content["sweep"]["places"] = places
+        refused(resolve_sweep, load(content))
 
     @flray.register_dataset("fixed-for-a-test")
     def fixed(root: Path) -> None:
@@ -216,5 +213,4 @@ def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str
     content["experiment"]["data"] = "fixed-for-a-test"
     content |= {"space": {}, "sweep": {"seeds": [0, 1], "repeat": {"data": 2}}}
     config = resolve_sweep(load(content))
-    with pytest.raises(FlrayError, match="fixed-for-a-test has no seed: it is always the same"):
-        trial_specs(config, enumerate_settings(config))
+    refused(trial_specs, config, enumerate_settings(config))
