@@ -7,6 +7,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from flray.config.loader import load as load_config
 from flray.data.datasets.class_folders import OFFICE_CALTECH10, PACS, VLCS
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
-from flray.data.sources import image_sets
 from flray.data.sources.image_sets import (
     Store,
     check_proportions,
@@ -391,7 +391,8 @@ def test_images_larger_than_a_quarter_of_the_free_memory_are_mapped(
 ) -> None:
     size = 112 * 8 * 8 * 3
     for free, way in ((4 * size, False), (4 * size - 1, True)):
-        monkeypatch.setattr(image_sets, "_free_memory", lambda free=free: free)
+        memory = SimpleNamespace(available=free)
+        monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: memory)
         x = Pooled.of(load_pacs(pacs, tmp_path, None)).x
         assert (backing_file(np.moveaxis(x, 1, -1)) is not None) is way
 

@@ -468,7 +468,9 @@ def keep_images(
         Fills ``x`` and returns the other arrays.
     """
     if mapped is None:
-        mapped = math.prod(shape) > _free_memory() / 4
+        import psutil
+
+        mapped = math.prod(shape) > psutil.virtual_memory().available / 4
 
     def decode_into(place: Path) -> Arrays:
         announce.get()(f"{name}: decoding {shape[0]} images of {where}")
@@ -491,9 +493,3 @@ def _decode(spec: ImageSet, table: Table, store: Store, x: Images) -> Arrays:
         pairs = zip(decode_images(store, table.masks, spec.size, "L"), table.masks, strict=True)
         y = np.stack([spec.read_mask(mask, store.where / item.path) for mask, item in pairs])
     return {"y": y, "counts": counts}
-
-
-def _free_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
