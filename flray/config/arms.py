@@ -20,7 +20,7 @@ and of the seeds. ``sweep.where`` changes settings of single combinations::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flray import registry
@@ -205,10 +205,12 @@ def label(setting: Mapping[str, Plain]) -> str:
     return setting_label(flatten_setting(setting))
 
 
-def setting_label(flat: Mapping[str, Plain]) -> str:
-    """Return the label of flat columns; components appear by name only."""
+def setting_label(flat: Mapping[str, Plain], exact: Collection[str] = ()) -> str:
+    """Return the label of flat columns; components appear by name only, columns in `exact` with all digits."""
     return " ".join(
-        one_line(str(value)) if is_name(path) else f"{_short(path)}={format_value(value)}"
+        one_line(str(value))
+        if is_name(path)
+        else f"{_short(path)}={format_value(value if path not in exact else str(value))}"
         for path, value in flat.items()
     )
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flray.config.arms import PREFIX, setting_label
+from flray.config.arms import PREFIX
 from flray.config.selection import is_place
 from flray.results import measures
 from flray.results.load import load_folder
@@ -103,7 +103,6 @@ def build_studies(source: ResultSet) -> Studies:
     ]
     sweep = source.config.get("sweep") or {}
     chosen = sweep.get("search", "random") != "random" or sweep.get("scheduler")
-    repeated = any((count or 1) > 1 for count in (sweep.get("repeat") or {}).values())
     whole, left_out = [], {(*one, "stopped early") for one in stopped}
     for study in group_observations(_observe(source, finished)) if finished else ():
         lacking = dict.fromkeys(study.failed, "failed at each of its seeds")
@@ -124,6 +123,11 @@ def build_studies(source: ResultSet) -> Studies:
         rule = Rule(until["margin"], alpha, until["at_least"], until["at_most"])
         whole = [replace(study, rule=rule) for study in whole]
     lines = sorted(f"{f'{at} {name}'.strip()}: {why}, not compared" for at, name, why in left_out)
+    repeated = any(
+        len({*study.levels.get(level, {}).values()} - {""}) > 1
+        for study in whole
+        for level in (DRAWS, PARTITIONS, TUNINGS)
+    )
     return Studies(whole, lines, registered_reference(source), bool(chosen or repeated))
 
 
@@ -209,8 +213,8 @@ def place_and_name(source: ResultSet, trial: Trial) -> tuple[str, str]:
     repeated = repeated_columns(source)
     flat = {n: trial.setting[n] for n in varying if n in trial.setting and n not in repeated}
     place = place_columns(list(flat), source.rows)
-    name = setting_label({key: value for key, value in flat.items() if key not in place})
-    return setting_label({key: flat[key] for key in place}), name or trial.method
+    name = source.name_of({key: value for key, value in flat.items() if key not in place})
+    return source.name_of({key: flat[key] for key in place}), name or trial.method
 
 
 def compared_names(source: ResultSet) -> list[str]:

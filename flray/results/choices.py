@@ -125,7 +125,7 @@ def choices(source: ResultSet) -> list[Choices]:
             name, own = tuned_name(source, trial), dict(trial.tuned)
         else:
             flat = {key: trial.setting[key] for key in varying if key in trial.setting}
-            name = setting_label({k: v for k, v in flat.items() if k in fixed}) or trial.method
+            name = source.name_of({k: v for k, v in flat.items() if k in fixed}) or trial.method
             own = {key: value for key, value in flat.items() if key not in fixed}
         _, trials = groups.setdefault(name, {}).setdefault(str(own), (own, []))
         trials.append(trial)
@@ -234,7 +234,7 @@ def tuned_name(source: ResultSet, trial: Trial) -> str:
     columns = {name for one in source.tuning for name in one.setting}
     varying = [n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1]
     flat = {name: value for name, value in trial.setting.items() if name in varying}
-    name = setting_label(flat) or trial.method
+    name = source.name_of(flat) or trial.method
     several = any(one.repetition for one in source.tuning)
     return f"{name}, tuning {trial.repetition + 1}" if several else name
 

@@ -1,5 +1,6 @@
 """A sweep's results as one CSV file for a repository: its rows, one per finished run, rebuild the table."""
 
+import contextlib
 import io
 import math
 import os
@@ -41,12 +42,14 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
 OPTIONAL = {"look": "1", "tuning": "0"} | dict.fromkeys(
-    ("failed", "stopped", "positive", "reference", "until", "places", "partition_seed"), ""
+    ("planned", "failed", "stopped", "positive", "reference", "until", "places", "partition_seed"),
+    "",
 )
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
 _FORMS = {
     "look": re.compile(r"\d{0,9}"),
     "tuning": re.compile(r"\d{0,9}"),
+    "planned": re.compile(r"\d{0,9}"),
     **dict.fromkeys(("failed", "stopped"), re.compile(r"(\d{1,19}( \d{1,19})*)?")),
     **dict.fromkeys(PROVENANCE, re.compile("([0-9a-f]{40}|[0-9a-f]{64})?")),
 }
@@ -79,8 +82,9 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         ``value`` (the primary metric, shares in percent). ``own`` and ``others`` are means over
         clients, on the client's and on the other clients' test parts; ``worst`` is the ``own``
         value of the worst client. ``look`` is the first look at the results, counted from 1, that
-        had this run, because added seeds need another test. ``failed`` has the seeds that its
-        setting failed at, ``stopped`` those that it stopped early at, ``until`` the rule that the
+        had this run, because added seeds need another test. ``planned`` has the rounds of a run that
+        ``experiment.stop`` ended earlier, ``failed`` has the seeds that its
+        setting failed at, ``stopped`` those that the sweep stopped early at, ``until`` the rule that the
         sweep added seeds by, ``places`` the seeds whose values are compared apart, ``partition_seed`` the
         seed of the one partition of all runs, if the sweep names it, ``positive`` the
         positive class of a task of two, ``tuning`` the number of the tuning that chose its settings,
@@ -237,6 +241,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "protocol": protocol,
         "metric": trial.metric,
         "look": 1 + trial.look - min(one.look for one in source.trials),
+        "planned": "" if trial.planned in (0, trial.history["round"].max()) else trial.planned,
         "failed": _seeds_of(source, trial, "failed"),
         "stopped": _seeds_of(source, trial, "stopped"),
         "positive": trial.positive,
@@ -344,6 +349,8 @@ def _only(frame: pd.DataFrame, name: str) -> str:
 def _settings_apart(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return each row's settings, with as many columns more as keep different runs apart."""
     frame = frame.assign(metric=alike(list(frame["metric"])))
+    early = pd.to_numeric(frame.get("planned", pd.Series("", frame.index)))
+    frame["rounds"] = early.fillna(frame["rounds"]).astype(int)
     columns = setting_columns(frame)
     arms = [name.removeprefix(PREFIX) for name in columns if name.startswith(PREFIX)]
     names = {name for name in columns if is_name(name) and frame[name].nunique() > 1}
@@ -361,11 +368,19 @@ def _settings_apart(frame: pd.DataFrame) -> list[dict[str, Any]]:
         apart += [name] * differs(name, apart)
     found = []
     for row in records(frame):
-        own = {name: row[name] for name in apart if row[name] != ""}
+        own = {n: row[n] if is_name(n) else _scalar(row[n]) for n in apart if row[n] != ""}
         if not names & own.keys():
             own["algorithm"] = row["algorithm"]
         found.append(own)
     return found
+
+
+def _scalar(cell: Any) -> Any:
+    """Return the number that a cell has, so that labels show it as a sweep's do, or the text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(cell)
+    return cell
 
 
 def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) -> Trial:

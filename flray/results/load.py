@@ -134,6 +134,7 @@ def _trial(
         int(identity.get("repetition", 0)),
         0 if identity.get("taken_over") else 1,
         partition,
+        int(experiment["rounds"]),
     )
 
 
@@ -268,8 +269,12 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         with contextlib.suppress(Exception):
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
-    evaluation = config["experiment"]["evaluation"]
-    evaluation = {key: data.params.get(f"evaluation.{key}", evaluation[key]) for key in evaluation}
+    experiment = {**config["experiment"], "algorithm": {"name": method}}
+    experiment["rounds"] = data.params.get("rounds", experiment["rounds"])
+    experiment["evaluation"] = {
+        name: data.params.get(f"evaluation.{name}", value)
+        for name, value in experiment["evaluation"].items()
+    }
     setting, names = _varied(run, config), data.tags.get(TUNED, "").split(",")
     tuned = {key: value for key, value in setting.items() if key in names}
     known = {
@@ -283,7 +288,7 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         data.tags.get("trial", run.info.run_name),
         {key: value for key, value in setting.items() if key not in names},
         tuned,
-        {**config, "experiment": {"algorithm": {"name": method}, "evaluation": evaluation}},
+        {**config, "experiment": experiment},
         known,
         _history(client, run.info.run_id, data.metrics),
     )

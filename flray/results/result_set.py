@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from flray.config.arms import PREFIX, setting_label
+from flray.config.arms import PREFIX, format_value, setting_label
 from flray.config.selection import is_place
 from flray.config.shapes import may_change
 from flray.config.sweep import PaperTable
@@ -231,6 +231,8 @@ class Trial:
         The number of looks at others before it was added.
     partition : mapping, optional
         The content of ``partition.json``; None if it was not tracked.
+    planned : int
+        The rounds that it ends after, or earlier by ``experiment.stop``; 0 if they are not known.
     """
 
     number: str
@@ -254,6 +256,7 @@ class Trial:
     repetition: int = 0
     look: int = 1
     partition: Mapping[str, Any] | None = None
+    planned: int = 0
 
     @property
     def score_metric(self) -> str:
@@ -424,6 +427,19 @@ class ResultSet:
             if len({str(trial.setting.get(name)) for trial in self.trials}) > 1
         ]
 
+    @cached_property
+    def exact(self) -> frozenset[str]:
+        """The columns of settings with values that four digits do not keep apart."""
+        values: dict[str, set[Any]] = {}
+        for trial in (*self.trials, *self.tuning):
+            for name, value in trial.setting.items():
+                values.setdefault(name, set()).add(str(value) if isinstance(value, list) else value)
+        return frozenset(n for n, v in values.items() if len({*map(format_value, v)}) < len(v))
+
+    def name_of(self, flat: Mapping[str, Any]) -> str:
+        """Return the label of settings, which is another one for each."""
+        return setting_label(flat, self.exact)
+
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return columns of settings as the file has them: arms, of the table's rows first, the space, the rest."""
         axes = sorted(self.axes, key=lambda axis: axis != self.rows)
@@ -448,4 +464,4 @@ class ResultSet:
             for name in self.varying
             if name in trial.setting and name != without
         }
-        return setting_label(flat) or ("" if without else trial.method)
+        return self.name_of(flat) or ("" if without else trial.method)

@@ -116,8 +116,8 @@ class Studies:
     registered : str or None
         The reference that was chosen before there were values; None: all pairs were to be compared.
     closed : bool
-        Whether the sweep refuses ``sweep.until``: a search or a scheduler chose its settings, or seeds
-        differ in draws or tunings.
+        Whether ``sweep.until`` would be refused or ask something else: a search or a scheduler chose
+        the settings, or repetitions differ in draws of the data, partitions or tunings.
     """
 
     each: list[Study] = field(default_factory=list)

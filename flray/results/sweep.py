@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from flray.config.arms import setting_label
 from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
@@ -367,7 +366,7 @@ class SweepResult:
     def label(self, row: pd.Series[Any]) -> str:
         """Return the label of a row: the settings that vary."""
         flat = {name: row[name] for name in self.data.varying if not _is_missing(row[name])}
-        return setting_label(flat) or self.data.trials[0].method
+        return self.data.name_of(flat) or self.data.trials[0].method
 
     @property
     def conclusions(self) -> list[str]:

@@ -159,7 +159,8 @@ def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "kind", ["until", "places", "stopped", "failed", "no number", "domains", "error"]
+    "kind",
+    ["until", "places", "stopped", "failed", "no number", "domains", "error", "early", "close"],
 )
 def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind: str) -> None:
     """Seeds that a rule added are tested by it, places stay apart, and nothing disappears without a line."""
@@ -178,6 +179,11 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
         source.config["sweep"]["places"] = ["partition.seed"]
         for trial in source.trials:
             trial.setting["partition.seed"] = trial.setting.pop("arms.data")[6:]  # 10 and 100
+    for number, trial in enumerate(source.trials):
+        if kind == "early":  # by experiment.stop, each after another round
+            trial.history = trial.history[: 2 + number % 3]
+        if kind == "close":  # settings that four digits do not keep apart
+            trial.setting["local.lr"] = 0.1 + len(trial.setting.pop("arms.data")) / 1e6
     if kind == "no number":
         source.trials[-1].history["global/common/accuracy"] = math.nan
     if kind == "error":  # a measure that is no share, and less is better
@@ -203,7 +209,7 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
     assert [one for one in other.notes if "trial" in one] == [
         v for k, v in gone.items() if k == kind
     ]
-    assert own.rows.keys() == other.rows.keys()
+    assert own.rows.keys() == other.rows.keys() and len(own.rows) == 4
     for label, row in other.rows.items():
         same = [
             one

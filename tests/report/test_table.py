@@ -18,6 +18,7 @@ from flray.records import directory
 from flray.records.journal import Journal, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
@@ -113,9 +114,17 @@ def test_a_named_reference_is_compared_with_all_others(edited: Edited) -> None:
 @pytest.mark.parametrize(
     "chosen", [{}, {"search": "grid"}, {"scheduler": {"name": "asha"}}, {"repeat": {"data": 2}}]
 )
-def test_no_rule_that_is_refused_is_advised(edited: Edited, chosen: dict[str, object]) -> None:
-    table = build_table(edited(lambda config: (plain(config), config["sweep"].update(chosen))))
-    assert any("sweep.until" in line for line in table.conclusions) != bool(chosen)
+def test_no_rule_that_is_refused_is_advised(
+    edited: Edited, chosen: dict[str, object], tmp_path: Path
+) -> None:
+    source = edited(lambda config: (plain(config), config["sweep"].update(chosen)))
+    for trial in source.trials if "repeat" in chosen else ():
+        trial.fingerprints["data"] = f"{trial.seed:064}"  # a draw for each seed
+    export_runs(source, kept := tmp_path / "kept.csv")
+    found = [source] if "repeat" not in chosen else [source, kept_results(read_export(kept))]
+    for one in found:
+        lines = build_table(one).conclusions
+        assert any("sweep.until" in line for line in lines) != bool(chosen)
 
 
 def test_trials_that_stopped_early_or_have_not_ended_are_not_compared(sweep: Path) -> None:
