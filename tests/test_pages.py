@@ -143,9 +143,8 @@ def test_a_page_s_sweeps(folder: Path, capsys: pytest.CaptureFixture[str], block
 
 
 @pytest.mark.slow
-def test_ones_own_files_reach_the_actors(
-    folder: Path, capsys: pytest.CaptureFixture[str], ray_here: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("folder", "ray_here")
+def test_ones_own_files_reach_the_actors(capsys: pytest.CaptureFixture[str]) -> None:
     digests = set()
     for executor in ("ray", "inline"):
         settings = ["rounds=2", "tracking.uri=null", f"resources.executor={executor}"]

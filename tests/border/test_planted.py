@@ -117,9 +117,8 @@ def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -
 
 
 @pytest.mark.parametrize("name", some(planted.BUCKETS))
-def test_in_a_bucket(
-    name: str, bucket: None, place: Path, listener: list[bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("bucket", "place")
+def test_in_a_bucket(name: str, listener: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
     output = put_planted(name, name.replace(" ", "-").replace(":", ""), RUN, [RUN])
     shutil.rmtree(RUN)
     assert wrong(over_run("m", "--output", output)[:-1]) == []
@@ -319,14 +318,9 @@ def test_in_a_sweep(where: str, name: str, sweep: None, place: Path, listener: l
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "name"), [one for one in PLACES if one[1] in planted.BUCKETS])
+@pytest.mark.usefixtures("bucket", "sweep", "place")
 def test_a_sweep_in_a_bucket(
-    where: str,
-    name: str,
-    bucket: None,
-    sweep: None,
-    place: Path,
-    listener: list[bytes],
-    capsys: pytest.CaptureFixture[str],
+    where: str, name: str, listener: list[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree("runs/m")
     shutil.rmtree("runs/ok")

@@ -400,9 +400,7 @@ def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_get_mends_what_a_loader_refuses(
-    built: Path, pip_finds: dict[str, Archive], tmp_path: Path
-) -> None:
+def test_get_mends_damage(built: Path, pip_finds: dict[str, Archive], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(built, root)
     path = root / "digits5-local" / f"recipe{RECIPE}-seed0" / "synth_train_x.npy"

@@ -93,9 +93,7 @@ def test_what_every_reader_promises(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "change"), OTHER_FORMS)
-def test_other_forms_are_the_same_data(
-    name: str, change: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_other_forms_are_alike(name: str, change: Callable[[Path], object], tmp_path: Path) -> None:
     there = LAYOUTS[name](tmp_path)
     change(tmp_path / "archives" / name)
     check_samples(name, tmp_path, there)

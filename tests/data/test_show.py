@@ -247,9 +247,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
-def test_what_is_damaged_is_named(
-    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]
-) -> None:
+def test_damage_is_told(tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]) -> None:
     write_arrays(tmp_path / "set", ARRAYS)
     path = tmp_path / "set" / file
     content = damage(path.read_bytes())

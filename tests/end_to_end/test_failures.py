@@ -140,9 +140,8 @@ def test_a_round_in_which_nobody_answers_ends_the_run(
 
 
 @pytest.mark.slow
-def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("tmp_cwd", "ray_here")
+def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: dict[str, Any]) -> None:
     """With one client actor; two of them, with every method: test_papers_on_ray.py."""
     digits["algorithm"] = {"name": "fedhkd", "threshold": 0.9}
     whole = runner.run(inline(digits, name="whole"))
@@ -164,11 +163,9 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(
     assert list(result.history["round"]) == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("ray_here")
 def test_a_connected_ray_decides_what_there_is(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    ray_here: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not this machine: Ray may have more, or less."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
@@ -211,10 +208,10 @@ KEY = "{hook}: KeyError: 'weight' at {place}"
         ("server_setup", "1 / 0", "round 1, {hook}: ZeroDivisionError", "ray"),
     ],
 )
+@pytest.mark.usefixtures("ray_here")
 def test_a_method_that_fails_at_the_server_is_named_with_hook_exception_file_and_line(
     tmp_cwd: Path,
     digits: dict[str, Any],
-    ray_here: dict[str, float],
     capsys: pytest.CaptureFixture[str],
     hook: str,
     what: str,

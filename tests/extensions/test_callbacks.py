@@ -241,9 +241,8 @@ def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[s
 
 
 @pytest.mark.slow
-def test_a_run_on_actors_ends_at_the_same_round(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("tmp_cwd", "ray_here")
+def test_a_run_on_actors_ends_at_the_same_round(digits: dict[str, Any]) -> None:
     """Of trials: test_together.py."""
     whole = runner.run(stopping(digits))
     on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 1}))

@@ -77,9 +77,7 @@ def test_other_names_are_refused(digits: dict[str, Any], name: str) -> None:
     assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
 
 
-def test_a_file_is_run_as_it_reads_now(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_anew(digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by byte code of a file of the same second and size, and none is left beside it."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     ran: list[int] = []

@@ -314,10 +314,8 @@ def test_what_is_wrong_is_one_line(unseen: Any, settings: dict[str, Any]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_a_sweeps_files_and_tables_have_a_column_for_each(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("no_pictures", "tmp_cwd", "ray_here")
+def test_a_sweeps_files_and_tables_have_a_column_for_each(digits: dict[str, Any]) -> None:
     first = dataset_for(load({"experiment": digits}).experiment).domains[0].name
     partition = {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0}
     added = {"rounds": 1, "participation": {"unseen": [first]}, "partition": partition}

@@ -31,9 +31,7 @@ from tests.messages import refused
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_images_are_normalised_per_channel(
-    digits: dict[str, Any], layout: str, precision: str
-) -> None:
+def test_normalised_per_channel(digits: dict[str, Any], layout: str, precision: str) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
     runner = ClientRunner(built(digits), torch.device("cpu"), 1)
     data, dtype = runner.spec.data, getattr(torch, precision)

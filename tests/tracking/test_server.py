@@ -212,10 +212,8 @@ def test_a_run_s_model_is_loaded_by_mlflow_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
-def test_trials_that_have_one_leave_a_model(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+@pytest.mark.usefixtures("no_pictures", "tmp_cwd", "ray_here")
+def test_trials_that_have_one_leave_a_model(digits: dict[str, Any]) -> None:
     content = inline(digits, tracking={"uri": None, "model": True}, rounds=1)
     arms = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
     found = api.tune({**content, "arms": arms, "sweep": {"concurrency": 1}})

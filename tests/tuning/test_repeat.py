@@ -87,9 +87,7 @@ def test_its_report_and_kept_file_say_the_same(repeated: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_at_any_point_it_chooses_alike(
-    repeated: dict[str, Any], tmp_path: Path, killed: int
-) -> None:
+def test_killed_it_chooses_alike(repeated: dict[str, Any], tmp_path: Path, killed: int) -> None:
     sweep(repeated, tmp_path / "whole")
     sweep(repeated, tmp_path / "broken", killed=killed)
     whole, broken = (
@@ -186,9 +184,7 @@ def accuracy(rate: float) -> float:
         {"repeat": {"tuning": 2}, "tune": {"seeds": [9]}, "until": {}},
     ],
 )
-def test_repetitions_that_cannot_be_dealt_are_told(
-    tuned: dict[str, Any], sweep: dict[str, Any]
-) -> None:
+def test_repetitions_that_cannot_be_dealt(tuned: dict[str, Any], sweep: dict[str, Any]) -> None:
     tuned["experiment"]["data"] = "random"
     tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
     if "tune" not in sweep:
