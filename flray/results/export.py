@@ -56,7 +56,8 @@ _FORMS = {
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
-_DIGITS = 4
+_DIGITS, _SIGNIFICANT = 4, 7
+"""Decimals of a share in percent that are kept; digits of any other number, which may be small."""
 
 
 class ExportCounts(NamedTuple):
@@ -230,6 +231,10 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     for domain, names in _domains(trial).items():
         values = [measures.value(trial, measures.client_measure(trial), name) for name in names]
         measured[f"{DOMAIN}{domain}"] = float(np.mean(values))
+    if is_share(trial.metric):
+        measured = {name: round(value, _DIGITS) for name, value in measured.items()}
+    else:
+        measured = {name: float(f"{value:.{_SIGNIFICANT}g}") for name, value in measured.items()}
     partition, versions = trial.partition or {}, trial.versions or source.versions
     origins = partition.get("origins", {})
     return {
@@ -251,7 +256,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "partition_seed": fixed_partition(source),
         "places": " ".join(sorted({*REPEATED} & {*source.varying} - {*repeated_columns(source)})),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
-        **{name: round(value, _DIGITS) for name, value in measured.items()},
+        **measured,
         "bytes_up": _total_bytes(trial, "up"),
         "bytes_down": _total_bytes(trial, "down"),
         "seconds": round(measures.total(trial, "time/round"), 1),

@@ -97,8 +97,7 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
         *(
             f"{name} {one:g}, here {two:g}"
             for name, (one, two) in values.items()
-            if not math.isclose(one, two, rel_tol=0, abs_tol=_ROUNDING)
-            and not (math.isnan(one) and math.isnan(two))
+            if not _agree(one, two)
         ),
     ]
     shown = ", ".join(other[:_SHOWN]) + f" and {len(other) - _SHOWN} more" * (len(other) > _SHOWN)
@@ -114,6 +113,13 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     if not causes:
         return Verdict(row, "unexplained", f"{what}, and nothing that is recorded explains them")
     return Verdict(row, "other", f"{what}: {'; '.join(causes)}")
+
+
+def _agree(kept: float, here: float) -> bool:
+    """Return whether two values are the same but for rounding, to four decimals or to seven digits."""
+    rounded = _ROUNDING if kept == round(kept, 4) else 0.0
+    close = math.isclose(kept, here, rel_tol=1e-6, abs_tol=rounded)
+    return close or (math.isnan(kept) and math.isnan(here))
 
 
 def _number(cell: Any) -> float:

@@ -188,7 +188,7 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
         source.trials[-1].history["global/common/accuracy"] = math.nan
     if kind == "error":  # a measure that is no share, and less is better
         for number, trial in enumerate(source.trials):
-            values = {"global/common/rmse": 3.0 + number % 3, "global/local/rmse": 2.0}
+            values = {"global/common/rmse": 3e-5 + number % 3 / 1e6, "global/local/rmse": 2.0}
             trial.history = trial.history[["round"]].assign(**values)
             trial.metric = "global/common/rmse"
     export_runs(source, tmp_path / "kept.csv")

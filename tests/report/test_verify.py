@@ -22,7 +22,7 @@ from flray.interrupts import InterruptedRunError
 from flray.results.export import export_runs, read_export, records
 from flray.results.load import load_folder
 from flray.results.result_set import PROVENANCE, beside, digest, entries_text, read_entries
-from flray.results.verify import Verdict, experiment_of, verify
+from flray.results.verify import Verdict, compare, experiment_of, verify
 from tests.helpers import StopAfter, small
 from tests.messages import refused
 
@@ -38,6 +38,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings = small(rounds=2, seed=seed, output=str(folder / "runs"))
         export_runs(load_folder(flray.run({"experiment": settings}).folder), path)
     return path
+
+
+def test_a_small_number_is_compared_by_its_digits(runs: Path) -> None:
+    row = {"label": "", **records(read_export(runs))[0]}
+    for kept, here, kind in (
+        (3.2e-5, 3.3e-5, "unexplained"),
+        (3.2e-5, 3.2e-5, "same"),
+        (0.0012, 0.0012345, "same"),  # an older flray kept four decimals
+    ):
+        found = compare({**row, "value": kept}, {**row, "value": here}, {}, {})
+        assert found.kind == kind
 
 
 @pytest.fixture
