@@ -44,16 +44,18 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
     settings = make_table("settings that differ", "setting", a, b)
     for path, left, right in _differing(first, second):
         settings.add_row(path, left, right)
-    values = make_table("", "value", a, b, "difference", "95 % interval")
     sets = load_folder(first), load_folder(second)
     before = [trial.metric for one in sets for trial in one.trials]
     for one, trials in zip(sets, judge_alike(*(one.trials for one in sets)), strict=True):
         one.trials = trials
     alike = before != [trial.metric for one in sets for trial in one.trials]
+    metrics = dict.fromkeys(one.metric for one in sets) if kinds[0] == "sweep" else ()
+    values = make_table(", ".join(metrics), "value", a, b, "difference", "95 % interval")
     for row in _run_values(*sets) if kinds[0] == "run" else _sweep_values(*sets):
         values.add_row(*row)
     if as_json:
-        print_json({"settings": table_rows(settings), "values": table_rows(values)})
+        rows = {"settings": table_rows(settings), "values": table_rows(values)}
+        print_json({**rows, "metrics": [*metrics]})
         return
     console.print(settings)
     console.print(values)
@@ -68,6 +70,8 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             console.print(
                 f"{name}: {rest} of {len(one.trials)} trials have not finished and do not count"
             )
+    if kinds[0] == "sweep" and len(set(map(_measures, sets))) > 1:
+        console.print("the two have different measures, whose values have no difference")
     if alike:
         console.print(ALIKE_NOTE)
 
@@ -117,8 +121,12 @@ def _by_client(values: Mapping[str, float], name: str) -> _Values:
 
 
 def _sweep_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]]:
-    """Yield each setting that both have; the only one of each is compared whatever it is."""
+    """Yield each setting that both have; the only one of each is compared whatever it is.
+
+    Values of different measures have no difference.
+    """
     left, right = _values(first), _values(second)
+    same = _measures(first) == _measures(second)
     if len(left) == len(right) == 1 and left.keys() != right.keys():
         pairs = [(*left, *right)]
     else:
@@ -129,8 +137,12 @@ def _sweep_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ..
             one if one == other else f"{one}, {other}",
             _mean(known),
             _mean(counterpart),
-            *_difference(known, counterpart),
+            *(_difference(known, counterpart) if same else ("", "")),
         )
+
+
+def _measures(source: ResultSet) -> frozenset[str]:
+    return frozenset(trial.measure for trial in source.trials if trial.metric)
 
 
 def _values(source: ResultSet) -> dict[str, _Values]:

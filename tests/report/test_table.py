@@ -464,3 +464,10 @@ def test_sweeps_are_compared_setting_by_setting() -> None:
     other.trials[0].status = "failed"
     ((_, _, mean, _, interval),) = comparison._sweep_values(one, other)
     assert mean == "0.6600 (1 seed)" and not interval, "the value of a round before it failed"
+    for trial in one.trials:
+        trial.metric, trial.history = (
+            "personal/local/loss",
+            pd.DataFrame({"round": [1], "personal/local/loss": [2.5]}),
+        )
+    rows = [row[1:] for row in comparison._sweep_values(one, third)]
+    assert all(row[2:] == ("", "") for row in rows), "a loss less an accuracy"
