@@ -100,12 +100,18 @@ class _Tracking(BaseModel, strict=True):
 
 class _Experiment(_Named):
     seed: int
+    rounds: int
     algorithm: _Named
     evaluation: _Evaluation
     tracking: _Tracking
 
 
-class _Sweep(BaseModel, strict=True):
+class _Scored(BaseModel, strict=True):
+    metric: str = ""
+
+
+class _Sweep(_Scored):
+    tune: _Scored | None = None
     scheduler: dict[str, Any] | None = None
     only: dict[str, Any] = {}
 

@@ -1,6 +1,7 @@
 """Read a result set: from the folder of a sweep or of a run, or from MLflow."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -270,10 +271,10 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
             client.download_artifacts(run.info.run_id, name, str(place))
     method = data.params.get("algorithm.name", data.params.get("algorithm", ""))
     experiment = {**config["experiment"], "algorithm": {"name": method}}
-    experiment["rounds"] = data.params.get("rounds", experiment["rounds"])
+    experiment["rounds"] = _own(run, "rounds", experiment["rounds"])
     experiment["evaluation"] = {
-        name: data.params.get(f"evaluation.{name}", value)
-        for name, value in experiment["evaluation"].items()
+        name: _own(run, f"evaluation.{name}", experiment["evaluation"].get(name, default))
+        for name, default in (("protocol", "last"), ("last", 5))
     }
     setting, names = _varied(run, config), data.tags.get(TUNED, "").split(",")
     tuned = {key: value for key, value in setting.items() if key in names}
@@ -292,6 +293,19 @@ def _tracked(client: Any, run: Any, folder: Path, config: Mapping[str, Any]) -> 
         known,
         _history(client, run.info.run_id, data.metrics),
     )
+
+
+def _own(run: Any, name: str, default: Any) -> Any:
+    """Return a trial's own value of a setting, a text or a whole number."""
+    text = run.data.params.get(name, str(default))
+    if isinstance(default, str):
+        return text
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise FlrayError(
+            f"run {run.info.run_id}: its parameter {name} is {text[:40]!r}, which is not a number; "
+            "report from the sweep's folder"
+        )
+    return int(text)
 
 
 def _varied(run: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -347,3 +347,12 @@ def test_a_tag_that_is_no_setting_is_one_clear_error(name: str, store: str, tmp_
         connect(store).set_tag(run.info.run_id, VARIED, text)
         refused(load_mlflow, store, name, tmp_path / str(number))
     connect(store).set_tag(run.info.run_id, VARIED, run.data.tags[VARIED])
+
+
+def test_a_parameter_that_is_no_number_is_one_clear_error(store: str, tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    first, _, rest = (file := trial_folders(folder)[0].path / JOURNAL).read_text().partition("\n")
+    event = json.loads(first)
+    event["params"]["rounds"] = "many"
+    file.write_text(f"{json.dumps(event)}\n{rest}")
+    refused(load_mlflow, store, track(folder, store), tmp_path / "read")
