@@ -20,18 +20,13 @@ from flray.devices import check_kinds
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.ray_backend.nodes import (
-    NO_GPU_NOW,
-    await_first_node,
-    held_by_others,
-    own_node,
-)
+from flray.federation.ray_backend.nodes import NO_GPU_NOW, held_by_others, own_node
 from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
 from flray.federation.ray_backend.session import (
     chosen_address,
     connected,
     local_resources,
-    ray_session,
+    open_cluster,
 )
 from flray.federation.spec import FederationSpec, partition_summary
 from flray.files.tracking_address import check
@@ -182,20 +177,17 @@ def start(
     check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if uses_ray(experiment):  # before anything is created: it may be missing or too small
-            available = stack.enter_context(ray_session(address, bits.variables(experiment)))
-            joined = address is not None
-            have = await_first_node(experiment, available, say) if joined else available
+            have = open_cluster(stack, experiment, address, say)
             if not starts:
                 PoolPlanner(spec, have).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
             directory.save_partition(partition_summary(spec), folder)
             save_provenance(spec, folder)
-            code = code_of(experiment)
             resume_checks.begin(
                 folder,
                 "run",
                 config,
-                code,
+                code_of(experiment),
                 data=spec.data.fingerprint,
                 partition=spec.data.partition_fingerprint,
                 origins=dict(spec.data.origins),
@@ -349,12 +341,10 @@ def _federate(
             # Imported here: Ray takes two seconds, which a run without it saves.
             from flray.federation.ray_backend.handle import RayFederation
 
-            available = stack.enter_context(ray_session(address, bits.variables(spec.config)))
-            joined = address is not None
-            have = await_first_node(spec.config, available, say) if joined else available
+            have = open_cluster(stack, spec.config, address, say)
             plan = PoolPlanner(spec, have, own_node(), held_by_others()).plan()
             say(str(plan))
-            if joined and plan.lacks_gpus(spec.config):
+            if address is not None and plan.lacks_gpus(spec.config):
                 say(NO_GPU_NOW)
             federation: Federation | RayFederation = RayFederation(spec, plan, say)
         else:

@@ -14,8 +14,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.selection import choice_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
-from flray.federation.ray_backend.nodes import await_first_node
-from flray.federation.ray_backend.session import chosen_address, local_resources, ray_session
+from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster
 from flray.records import directory
 from flray.records.mirror import mirrored
 from flray.results.build_studies import compared_names
@@ -277,14 +276,13 @@ class Sweep:
 
         over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
         self._progress.begin(self._total, over)
-        notify = self._notify
         with quiet_ray():
             for batch in self._batches(folder):
                 if batch.line:
-                    notify(batch.line)
+                    self._notify(batch.line)
                 if self._phases is not None:
                     self._points = {point.number: point for point in batch.points}
-                    self._create(folder, batch.points, notify)
+                    self._create(folder, batch.points, self._notify)
                 left = sum(not has_reached(folder, p, batch.until) for p in batch.points)
                 if self._config.sweep.search == "optuna":
                     left = self._total - over
@@ -293,7 +291,7 @@ class Sweep:
                 if not self._connected:
                     self._connect()
                 for line in self._resources.replan(left, ray.cluster_resources()):
-                    notify(line)
+                    self._notify(line)
                 recorder = TrialRecorder(
                     folder,
                     self._config,
@@ -334,12 +332,6 @@ class Sweep:
         if not self._connected and not (trials and all(finished for _, finished in trials)):
             self._connect()
 
-    def _connect(self) -> dict[str, float]:
+    def _connect(self) -> Mapping[str, float]:
         self._connected = True
-        experiment = self._config.experiment
-        available = self._stack.enter_context(
-            ray_session(self._address, bits.variables(experiment))
-        )
-        if self._address is None:
-            return available
-        return dict(await_first_node(experiment, available, self._notify))
+        return open_cluster(self._stack, self._config.experiment, self._address, self._notify)

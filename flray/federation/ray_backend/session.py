@@ -17,8 +17,11 @@ from typing import Any
 
 import psutil
 
+from flray import bits
+from flray.config.experiment import Experiment
 from flray.errors import FlrayError, RayNotStartedError, brief
 from flray.federation.ray_backend import private
+from flray.federation.ray_backend.nodes import await_first_node
 from flray.files.atomic import BusyError, take_lock
 from flray.interrupts import RayLostError, preserve_handlers
 from flray.startup import environment, usable_cpus
@@ -383,6 +386,26 @@ def ray_session(
                     f"no Ray at {address}: {brief(error)}; `flray doctor` shows what is there"
                 ) from None
         yield ray.cluster_resources()
+
+
+def open_cluster(
+    stack: contextlib.ExitStack, config: Experiment, address: str | None, say: Callable[[str], None]
+) -> Mapping[str, float]:
+    """Start or join Ray until a stack closes; return the resources once those that an experiment waits for are there.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Closes it, as `ray_session` does.
+    config : Experiment
+        The experiment.
+    address : str or None
+        As in `ray_session`; only a cluster that is joined has an autoscaler to wait for.
+    say : callable
+        Called with one line that names the awaited resource.
+    """
+    available = stack.enter_context(ray_session(address, bits.variables(config)))
+    return available if address is None else await_first_node(config, available, say)
 
 
 def connected() -> bool:
