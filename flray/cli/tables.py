@@ -210,9 +210,10 @@ def show_partition(
     from flray.data.federated import partition_table
     from flray.data.partitions.given import split_of
     from flray.drawing.canvas import SUFFIXES, save_figure
-    from flray.drawing.grids import draw_partition, partition_record
+    from flray.drawing.grids import draw_partition
     from flray.federation.building import build_spec
     from flray.federation.manifest import divide
+    from flray.federation.spec import partition_summary
 
     if plot is not None and plot.suffix.lower() not in SUFFIXES:
         raise DataError(
@@ -234,7 +235,7 @@ def show_partition(
     console.print(f"partition fingerprint: {data.partition_fingerprint}")
 
     def draw(path: Path) -> None:
-        save_figure(draw_partition(partition_record(data)), path)
+        save_figure(draw_partition(partition_summary(data)), path)
 
     def save(path: Path) -> None:
         write_atomically(path, json.dumps(split_of(data)).encode())

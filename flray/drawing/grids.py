@@ -1,11 +1,9 @@
 """Charts of matrices and points: values by setting and client, correlations, features by class."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,10 +26,6 @@ from flray.drawing.canvas import (
     plain_text,
     set_title,
 )
-
-if TYPE_CHECKING:
-    from flray.data.types import FederatedData
-
 
 _CLEAR_AT_ZERO = [(0.0, MARKED), (0.5, f"{MARKED}00"), (0.5, f"{MAIN}00"), (1.0, MAIN)]
 _BLUE_ORANGE = LinearSegmentedColormap.from_list("blue-orange", _CLEAR_AT_ZERO)
@@ -159,20 +153,6 @@ def _class_colours(count: int) -> list[str]:
 
 _MAX_BUBBLE_CLIENTS = 200
 _LEFT, _RIGHT = 0.5, 1.7  # inches; the right margin holds the legend
-
-
-def partition_record(data: FederatedData) -> dict[str, Any]:
-    """Return the parts of a ``partition.json`` that `draw_partition` reads, of data that are in no run."""
-    classes, counts = data.class_table()
-    return {
-        "dataset": data.dataset,
-        "classes": classes,
-        "has_classes": data.has_classes,
-        "clients": [
-            {"name": client.name, "domain": client.domain, "train": train}
-            for client, train in zip(data.clients, counts.tolist(), strict=True)
-        ],
-    }
 
 
 def draw_partition(held: Mapping[str, Any], title: str = "") -> Figure:

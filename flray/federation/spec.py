@@ -274,19 +274,16 @@ def work_share(config: Experiment, client: ClientInfo | ClientIndices) -> float:
     return own.epochs / config.local.epochs if isinstance(own, OwnEpochs) else own
 
 
-def partition_summary(spec: FederationSpec) -> dict[str, Any]:
+def partition_summary(data: FederatedData) -> dict[str, Any]:
     """Return the number of training samples by client and class, and the data's fingerprints, as JSON values."""
-    classes, counts = spec.data.class_table()
+    classes, counts = data.class_table()
     return {
-        "dataset": spec.data.dataset,
+        "dataset": data.dataset,
         "classes": list(classes),
-        "has_classes": spec.data.has_classes,
-        **spec.data.words,
-        "origins": dict(spec.data.origins),
-        "fingerprints": {
-            "data": spec.data.fingerprint,
-            "partition": spec.data.partition_fingerprint,
-        },
+        "has_classes": data.has_classes,
+        **data.words,
+        "origins": dict(data.origins),
+        "fingerprints": {"data": data.fingerprint, "partition": data.partition_fingerprint},
         "clients": [
             {
                 "name": client.name,
@@ -294,6 +291,6 @@ def partition_summary(spec: FederationSpec) -> dict[str, Any]:
                 "test": len(client.test),
                 "train": counts[k].tolist(),
             }
-            for k, client in enumerate(spec.data.clients)
+            for k, client in enumerate(data.clients)
         ],
     }

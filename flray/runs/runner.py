@@ -181,7 +181,7 @@ def start(
             if not starts:
                 PoolPlanner(spec, have).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
-            directory.save_partition(partition_summary(spec), folder)
+            directory.save_partition(partition_summary(spec.data), folder)
             save_provenance(spec, folder)
             resume_checks.begin(
                 folder,
@@ -281,7 +281,7 @@ def _run_to_end(
             labels=labels,
         )
         stack.callback(session.close)
-        record_data(session.journal, partition_summary(spec))
+        record_data(session.journal, partition_summary(spec.data))
         uri, every = experiment.tracking.uri, experiment.tracking.every or 1
         stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0, every=every))
         stack.enter_context(recording_failure(session))

@@ -20,8 +20,9 @@ from flray.data.inventory import Entry, list_datasets
 from flray.data.sources.archives import FILES
 from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
 from flray.drawing.canvas import LIGHT, save_figure
-from flray.drawing.grids import draw_partition, partition_record
+from flray.drawing.grids import draw_partition
 from flray.federation.building import build_spec
+from flray.federation.spec import partition_summary
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
 from tests.helpers import printed, small
@@ -117,7 +118,7 @@ def drawn_in(path: Path | str) -> NDArray[np.int64]:
 def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> None:
     dataset = load_dataset("random", {"samples": 2000, "shape": [1]})
     data = federate(dataset, "dirichlet-equal", {"clients": clients, "alpha": 0.5}, 0)
-    save_figure(draw_partition(partition_record(data)), tmp_path / "new" / "chart.png")
+    save_figure(draw_partition(partition_summary(data)), tmp_path / "new" / "chart.png")
     pixels = drawn_in(tmp_path / "new" / "chart.png")
     assert pixels.shape[1] < 4000
     blue = np.abs(pixels - [0x00, 0x72, 0xB2]).max(axis=2) < 60
@@ -132,7 +133,7 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
 def test_of_many_clients_the_first_are_drawn() -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {"clients_per_domain": 60}, 0)
-    (axes,) = draw_partition(partition_record(data)).axes
+    (axes,) = draw_partition(partition_summary(data)).axes
     assert len(axes.get_xticks()) == 200 and "of the first 200 clients" in axes.get_title("left")
 
 

@@ -108,7 +108,7 @@ def test_from_the_command_line(tmp_cwd: Path, store: str) -> None:
 def test_figures_of_classes_are_left_out_of_other_tasks() -> None:
     """What reports keep of every run exists for masks too; what they draw of logits does not."""
     spec = built(SMALL_FUNDUS)
-    kept = partition_summary(spec)
+    kept = partition_summary(spec.data)
     assert kept["classes"] == ["with masks of disc, cup"]
     assert [client["train"] for client in kept["clients"]] == [[4]] * 6
     assert collect_diagnostics(Federation(spec, InlineExecutor(spec))) == {}

@@ -128,7 +128,7 @@ def test_chosen_rows_are_spread_evenly() -> None:
 
 def test_who_holds_what() -> None:
     spec = spec_of("fedavg", gaussian_clients())
-    found = partition_summary(spec)
+    found = partition_summary(spec.data)
     assert [sum(client["train"]) for client in found["clients"]] == [
         len(c.train) for c in spec.data.clients
     ]
