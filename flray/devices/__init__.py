@@ -46,11 +46,6 @@ def capacity(device: torch.device, share: float = 1.0) -> float:
     return share * torch.cuda.get_device_properties(device).total_memory
 
 
-def free_bytes(index: int) -> int:
-    """Return the free memory of a GPU that this process sees, whoever holds the rest."""
-    return int(torch.cuda.mem_get_info(index)[0])
-
-
 def reserved_bytes(device: torch.device) -> int:
     """Return the most GPU memory that this process has held so far, used or not; 0 on another device.
 

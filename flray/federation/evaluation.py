@@ -209,7 +209,10 @@ def _personal(federation: FederationState) -> dict[str, float]:
     views: dict[str, dict[int, dict[str, float]]] = {}
     if wanted.others:
         ends = np.cumsum([0, *sizes])
-        own = {i: _rows(part, slice(ends[i], ends[i + 1])) for i, part in own.items()}
+        own = {
+            i: {name: values[ends[i] : ends[i + 1]] for name, values in part.items()}
+            for i, part in own.items()
+        }
         each = {i: summarise_parts(measure, one["test"], sizes) for i, one in found.items()}
         views["personal/local"] = {i: {n: float(v[i]) for n, v in each[i].items()} for i in each}
         filled = np.flatnonzero(sizes)
@@ -232,10 +235,6 @@ def _personal(federation: FederationState) -> dict[str, float]:
         together = measure.summarise(_join(list(own.values())))
         metrics |= {f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)}
     return metrics
-
-
-def _rows(part: Predictions, rows: slice) -> Predictions:
-    return {name: values[rows] for name, values in part.items()}
 
 
 def predict_clients(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -441,10 +440,3 @@ def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any
     sizes = {name: trees.tensor_bytes({name: value}) for name, value in tree.items()}
     small = {name: value for name, value in tree.items() if sizes[name] <= limit}
     return small, {name: value for name, value in tree.items() if name not in small}
-
-
-def join_predictions(tensors: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Join the predictions of several batches, on the CPU."""
-    if not tensors:
-        return {}
-    return {name: np.concatenate([t[name].cpu().numpy() for t in tensors]) for name in tensors[0]}

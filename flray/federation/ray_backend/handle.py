@@ -170,12 +170,11 @@ class RayFederation:
             place = PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=self._plan.actors
             )
-        server: Any = (
+        return (
             ray.remote(ServerActor)
             .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)
             .remote(self._spec, [self._spec], self._plan, self._group, self._warned)
         )
-        return server
 
     def step(self) -> RoundResult:
         """Run one round."""

@@ -91,8 +91,7 @@ def own_node() -> str:
     """Return the id of this process's node."""
     import ray
 
-    node: str = ray.get_runtime_context().get_node_id()
-    return node
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def node_mark() -> str:
@@ -486,7 +485,8 @@ def _survey_node(spec: FederationSpec, node: str) -> ResourceSurvey:
     """Return the free memory of a node's GPUs, and a task's footprint there."""
     torch.set_num_threads(1)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = tuple(Gpu(node, index, devices.free_bytes(index)) for index in range(count))
+    free = (torch.cuda.mem_get_info(index)[0] for index in range(count))  # whoever holds the rest
+    gpus = tuple(Gpu(node, index, there) for index, there in enumerate(free))
     device, place = torch.device("cpu"), f"the CPU of {node}"
     if gpus:
         # The GPU with the least room is the one that limits the actors.

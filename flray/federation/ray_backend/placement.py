@@ -184,8 +184,17 @@ def make_plan(
     found: list[Plan] = []
     for share in shares:
         measured = survey.gpu if share and survey.gpus else survey.memory
-        unit = Plan(wanted, each, share, clients, cohort, measured, blocks, trials=trials)
-        unit = replace(unit, unmeasured=survey.problem)
+        unit = Plan(
+            wanted,
+            each,
+            share,
+            clients,
+            cohort,
+            measured,
+            blocks,
+            unmeasured=survey.problem,
+            trials=trials,
+        )
         most = min(trials, concurrency or trials)
         found += _plans(unit, available, nodes, survey, auto, trains_at_server, most)
     if not found:

@@ -276,7 +276,6 @@ class ActorPool:
     ) -> None:
         self._spec, self.config, self._gpus, self._group = spec, config, gpus, group
         self._samples = samples
-        self._closed = False
         self.nodes = NodeWatch()
         self._states: Callable[[], Iterable[Ref]] = tuple
         self._warn: Callable[[str], None] = print
@@ -321,11 +320,9 @@ class ActorPool:
 
     def close(self) -> None:
         """Stop all actors."""
-        if not self._closed:
-            self._closed = True
-            for worker in self.workers:
-                ray.kill(worker.actor)
-            self.workers = []
+        for worker in self.workers:
+            ray.kill(worker.actor)
+        self.workers = []
 
     def _start(self, bundle: int) -> tuple[Any, ObjectRef]:
         """Return a new actor and a reference that is ready once it has started."""

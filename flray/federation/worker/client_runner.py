@@ -359,9 +359,10 @@ class ClientRunner:
     def _predict(self, predictor: Predictor, rows: Rows) -> dict[str, Any]:
         shared = self.spec.config.evaluation.others or self._has_parts
         with self._resources.test_batches(rows, shared) as batches:
-            return messages.join_predictions(
-                [self.task.predictions(predictor(x), y) for x, y in batches]
-            )
+            found = [self.task.predictions(predictor(x), y) for x, y in batches]
+        return {
+            name: np.concatenate([one[name].cpu().numpy() for one in found]) for name in found[0]
+        }
 
 
 def _failed(client_task: messages.ClientTask, error: Exception, seconds: float) -> RunnerOutput:

@@ -197,8 +197,7 @@ class WorkerResources:
     def _unlabelled(self) -> Tensor:
         public = self.spec.data.public
         assert public is not None, "only asked for where an experiment has public samples"
-        (x,) = self._kept(devices.from_numpy(public))
-        return x
+        return self._kept(devices.from_numpy(public))[0]
 
     @cached_property
     def _labelled(self) -> tuple[Tensor, Tensor]:
