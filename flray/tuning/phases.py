@@ -20,7 +20,7 @@ from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
 from flray.results.build_studies import compare_units
 from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_values, trial_number
-from flray.tuning.trial_store import TERMINAL_STATUSES, TrialFolder
+from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder
 from flray.tuning.units import STARTUP, Unit, units
 
 Entry = TypeVar("Entry")
@@ -360,5 +360,5 @@ def has_reached(sweep: Path, point: TrialSpec, rung: int | None) -> bool:
     folder = TrialFolder(sweep, point.number)
     if not folder.exists:
         return False
-    ended = folder.status in (*TERMINAL_STATUSES, "failed")
+    ended = folder.status in ENDED_STATUSES
     return ended or (rung is not None and folder.rounds_recorded() >= rung)

@@ -200,10 +200,12 @@ class FinishedTrials:
             names = [path.parent.relative_to(base).as_posix() for path in paths]
             texts = [_read(path) for path in paths]
         for name, text in sorted(zip(names, texts, strict=True)):
-            record = _finished(text)
-            if record is not None:
-                shown = name.replace(f"/{directory.TRIALS}/", "/")
-                yield FinishedTrial(f"{self._output}/{name}", shown, record)
+            try:
+                record = _FINISHED.validate_json(text or b"null")
+            except ValidationError:  # it has not finished, or is known by no identity
+                continue
+            shown = name.replace(f"/{directory.TRIALS}/", "/")
+            yield FinishedTrial(f"{self._output}/{name}", shown, record)
 
     def _take_checkpoint(
         self, found: FinishedTrial, number: str, sweep: Path, source: Path, point: TrialSpec
@@ -271,14 +273,6 @@ def _read(path: Path) -> bytes | None:
     try:
         return read(path, FILE_BYTES)
     except (FlrayError, OSError):
-        return None
-
-
-def _finished(text: bytes | None) -> FinishedRecord | None:
-    """Return the record of a trial that finished and is known by an identity; None for any other."""
-    try:
-        return _FINISHED.validate_json(text or b"null")
-    except ValidationError:
         return None
 
 

@@ -133,8 +133,7 @@ class TrialFolder:
     @property
     def status(self) -> directory.RunStatus:
         """waiting, running, finished, stopped (early) or failed."""
-        status: directory.RunStatus = self.identity["status"]
-        return status
+        return self.identity["status"]
 
     def begin(self, point: TrialSpec, parent: Mapping[str, Any], sweep: Config) -> RunSession:
         """Start or resume the trial."""
@@ -161,17 +160,20 @@ class TrialFolder:
         )
         session.end(status, **values)
 
+    def rounds(self) -> Rounds:
+        """Return the metrics of every recorded round."""
+        return rounds_of(read_events(self.path / JOURNAL))
+
     def rounds_recorded(self) -> int:
         """Return the last round before the journal's first gap."""
-        there = rounds_of(read_events(self.path / JOURNAL))
+        there = self.rounds()
         return next(round_ for round_ in itertools.count(1) if round_ not in there) - 1
 
     def scores(self) -> list[tuple[int, float]]:
         """Return round and score of every recorded round."""
-        rounds = rounds_of(read_events(self.path / JOURNAL))
         return [
             (number, metrics["score"])
-            for number, metrics in rounds.items()
+            for number, metrics in self.rounds().items()
             if not math.isnan(metrics.get("score", math.nan))
         ]
 
@@ -250,7 +252,7 @@ class SettingRuns:
             self._journals[key] = Journal(folder / JOURNAL)
         for member in self._members(trial):
             if member not in self._rounds:
-                self._rounds[member] = _recorded(self._sweep, member)
+                self._rounds[member] = _recorded(TrialFolder(self._sweep, member))
         return folder
 
     def add(self, trial: str, round_: int, metrics: Mapping[str, float]) -> None:
@@ -288,21 +290,21 @@ def complete_settings(sweep: Path) -> None:
     sweep : Path
         The sweep's folder, whose trials have all ended.
     """
-    members: dict[str, list[Path]] = {}
-    for path in sorted((sweep / directory.TRIALS).glob("*/run.json")):
-        held = directory.read_trial(path.parent)
+    members: dict[str, list[TrialFolder]] = {}
+    for trial in trial_folders(sweep):
+        held = trial.identity
         key = setting_key(held["setting"], held.get("phase", "comparison"))
-        members.setdefault(key, []).append(path.parent)
+        members.setdefault(key, []).append(trial)
     for path in sorted((sweep / SETTINGS).glob(f"*/{JOURNAL}")):
         events = read_events(path)
         if events and events[-1]["type"] == "end":
             continue
         known = rounds_of(events)
         trials = members.get(path.parent.name, [])
-        rounds = [found for trial in trials if (found := _recorded(sweep, trial.name))]
+        rounds = [found for trial in trials if (found := _recorded(trial))]
         with Journal(path) as journal:
             for trial in trials:
-                record_held(journal, trial)
+                record_held(journal, trial.path)
             for round_ in sorted({round_ for found in rounds for round_ in found}):
                 values = mean_and_deviation([one[round_] for one in rounds if round_ in one])
                 if known.get(round_) != values:  # a failed seed may have been repaired
@@ -336,7 +338,6 @@ def _compared(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def _recorded(sweep: Path, trial: str) -> Rounds:
-    """Return the rounds in a trial's journal."""
-    rounds = rounds_of(read_events(sweep / directory.TRIALS / trial / JOURNAL))
-    return {number: _compared(metrics) for number, metrics in rounds.items()}
+def _recorded(trial: TrialFolder) -> Rounds:
+    """Return a trial's rounds with the metrics that settings are compared by."""
+    return {number: _compared(metrics) for number, metrics in trial.rounds().items()}
