@@ -325,9 +325,3 @@ def _interval(one: Difference) -> charts.Interval:
     if one.lower:
         return charts.Interval(name, -one.mean, -high, -low, one.decided)
     return charts.Interval(name, one.mean, low, high, one.decided)
-
-
-def rank_figures(studies: Studies) -> Iterator[Figure]:
-    """Yield a critical-difference diagram for each measure with ranks."""
-    for ranks in studies.ranks.values():
-        yield charts.draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)

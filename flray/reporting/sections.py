@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from flray.config import arms
 from flray.config.selection import PLACES
-from flray.drawing.charts import LinePanel, draw_bars, draw_lines
+from flray.drawing.charts import LinePanel, draw_bars, draw_lines, draw_ranks
 from flray.drawing.grids import draw_matrices, draw_partition, draw_points, draw_table
 from flray.metrics.names import is_share, is_validation
 from flray.reporting import panels
@@ -84,7 +84,11 @@ def _section(name: str, figures: Mapping[str, Figure], **told: object) -> Sectio
 def _comparisons(studies: Studies) -> Iterator[Section]:
     figure = panels.forest(studies)
     yield _section("differences", {"differences": figure} if figure is not None else {})
-    yield _section("ranks", panels.numbered("ranks", panels.rank_figures(studies), MAX_FORESTS))
+    diagrams = (
+        draw_ranks(ranks.names, ranks.means, ranks.critical, ranks.together)
+        for ranks in studies.ranks.values()
+    )
+    yield _section("ranks", panels.numbered("ranks", diagrams, MAX_FORESTS))
     points = {study.unit for study in studies.each} == {"points"}
     labels = f"behind the best{', points' if points else ''}", "share of runs"
     yield _section(

@@ -196,7 +196,8 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
             lines.append(f"put(self, {path!r}, {_made(traced, path, node.op)})")
     source = graph.python_code("self")
     lines = list(dict.fromkeys(lines))
-    dtype = _dtype(models)
+    double = models.spec.config.local.precision == "float64"
+    dtype = "torch.float64" if double else "torch.float32"
     if dtype != "torch.float32":
         lines.append(f"self.to({dtype})")
     forward = re.sub(r"\) -> [^:]+:", "):", source.src.strip(), count=1)
@@ -269,10 +270,6 @@ def _check(
             f"by up to {float((ours - theirs).abs().max()):.2g}"
         )
     return list(ours.shape[1:])
-
-
-def _dtype(models: TrainedModels) -> str:
-    return "torch.float64" if models.spec.config.local.precision == "float64" else "torch.float32"
 
 
 def _file_name(name: str) -> str:

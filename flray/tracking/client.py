@@ -314,8 +314,7 @@ def _one_line(text: str) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-@contextlib.contextmanager
-def http_limits() -> Iterator[None]:
+def http_limits() -> contextlib.AbstractContextManager[None]:
     """Keep mlflow's HTTP client from waiting minutes for a dead server, and from printing addresses.
 
     MLflow reads these limits from the environment at every request, so the environment changes
@@ -328,8 +327,7 @@ def http_limits() -> Iterator[None]:
         ),
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }
-    with environment(limits):
-        yield
+    return environment(limits)
 
 
 @contextlib.contextmanager
