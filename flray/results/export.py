@@ -246,7 +246,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "protocol": protocol,
         "metric": trial.metric,
         "look": 1 + trial.look - min(one.look for one in source.trials),
-        "planned": "" if trial.planned in (0, trial.history["round"].max()) else trial.planned,
+        "planned": trial.planned if trial.planned > trial.history["round"].max() else "",
         "failed": _seeds_of(source, trial, "failed"),
         "stopped": _seeds_of(source, trial, "stopped"),
         "positive": trial.positive,
