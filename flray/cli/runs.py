@@ -80,7 +80,8 @@ def _row(folder: Path) -> Iterator[str]:
             more = "".join(f", {count} {status}" for status, count in sorted(others.items()))
             yield f"{ended} of {len(trials)} trials{more}"
             if "best.score" in tags:
-                yield f"{tags['best.score']}: {tags.get('best', '')}"
+                value = f"{tags['best.score']} {tags.get('best.metric', '')}".rstrip()
+                yield f"{value}: {tags.get('best', '')}"
             else:
                 yield f"so far: {record['best']}" if record.get("best") else ""
         else:

@@ -68,7 +68,8 @@ def finish(
     )
     complete_settings(folder)
     journal.tags({NOTE: _note(result)})
-    journal.tags({"best": result.label(result.summary.iloc[0])})
+    label = result.label(result.summary.iloc[0])
+    journal.tags({"best": label, "best.metric": ", ".join(result.metrics)})
     return result
 
 
@@ -141,8 +142,9 @@ class Standing:
 
     def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
         self._points = points
-        # The status, score and metric of each trial, and the title of its setting.
-        self._trials: dict[str, tuple[str, float, str, str]] = {}
+        # The status, score and metric of each trial, and the title and key of its setting: titles
+        # agree if only the later digits of a number differ.
+        self._trials: dict[str, tuple[str, float, str, tuple[str, str]]] = {}
         for number in points:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
@@ -152,7 +154,8 @@ class Standing:
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
-        self._trials[number] = status, score, metric, setting_title(self._points[number])
+        point = self._points[number]
+        self._trials[number] = status, score, metric, (setting_title(point), point.key)
 
     def line(self) -> str:
         """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
@@ -170,14 +173,14 @@ class Standing:
         one sweep, that is the best by each.
         """
         ended = {
-            number: (score, metric, title)
-            for number, (status, score, metric, title) in self._trials.items()
+            number: (score, metric, setting)
+            for number, (status, score, metric, setting) in self._trials.items()
             if status == "finished" and not math.isnan(score)
         }
         compared = {n: one for n, one in ended.items() if self._points[n].phase != "tuning"}
-        found: dict[str, dict[str, list[float]]] = {}
-        for score, metric, title in (compared or ended).values():
-            found.setdefault(metric, {}).setdefault(title, []).append(score)
+        found: dict[str, dict[tuple[str, str], list[float]]] = {}
+        for score, metric, setting in (compared or ended).values():
+            found.setdefault(metric, {}).setdefault(setting, []).append(score)
         if len(found) == 1:
             return _best(*found.popitem())
         return "; ".join(
@@ -185,10 +188,10 @@ class Standing:
         )
 
 
-def _best(metric: str, settings: Mapping[str, list[float]]) -> str:
+def _best(metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
     """Return the best of settings by the mean of their scores, with its interval."""
     sign = -1 if lower_is_better(metric) else 1
-    title, scores = max(
+    (title, _), scores = max(
         settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
     )
     mean = statistics.fmean(scores)

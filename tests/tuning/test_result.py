@@ -189,8 +189,8 @@ def test_the_protocol_decides_the_score(
     assert values == ([f"value of a run: {note}"] if note else [])
 
 
-def points_of(content: dict[str, Any]) -> dict[str, Any]:
-    specs = trial_specs(load(content), [{"local.lr": 0.02}, {"local.lr": 0.1}])
+def points_of(content: dict[str, Any], *rates: float) -> dict[str, Any]:
+    specs = trial_specs(load(content), [{"local.lr": rate} for rate in rates or (0.02, 0.1)])
     return {point.number: point for point in specs}
 
 
@@ -232,6 +232,15 @@ def test_trials_stopped_early_are_not_the_best_and_metrics_are_not_mixed(
         "by global/common/accuracy: fedavg · digits-sklearn · lr=0.1, 0.5000 (1 seed); "
         "by personal/local/accuracy: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
     )
+
+
+def test_settings_that_a_title_does_not_tell_apart_stay_two(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    found = Standing(tmp_path, points_of(content, 0.10001, 0.10002))
+    for number, score in (("0001", 0.8), ("0003", 0.5)):
+        found.add(number, "finished", score, "global/common/accuracy")
+    assert found.best() == "fedavg · digits-sklearn · lr=0.1, 0.8000 (1 seed)"
 
 
 def test_in_a_log_a_line_is_said_now_and_then(

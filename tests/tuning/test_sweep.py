@@ -401,6 +401,9 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     assert (tags["trials.finished"], tags["trials.failed"]) == ("4", "0")
     best = SweepResult(folder).best["score"]
     assert float(tags["best.score"]) == pytest.approx(best, rel=1e-5)
+    assert tags["best.metric"] == "global/validation/accuracy"
+    (row,) = json.loads(printed("ls", "--json", "--output", str(tmp_path / "runs")))
+    assert row["value"] == f"{tags['best.score']} global/validation/accuracy: {tags['best']}"
 
 
 class _Free(Seen):
