@@ -56,6 +56,7 @@ class PartitionRecord(TypedDict):
     positive: NotRequired[str | None]
     encoding: NotRequired[str]
     fingerprints: NotRequired[dict[str, str]]
+    primary: NotRequired[str]  # the method's primary metric
     clients: list[ClientRecord]
 
 

@@ -107,7 +107,9 @@ def _trial(
     if partition is not None:
         held = {**identity, **partition.get("fingerprints", {})}
     method, evaluation = str(experiment["algorithm"]["name"]), experiment["evaluation"]
-    phase, primary = str(identity.get("phase", COMPARISON)), find_primary_metric(method, history)
+    phase = str(identity.get("phase", COMPARISON))
+    recorded = "" if partition is None else partition.get("primary", "")
+    primary = recorded if recorded in history else find_primary_metric(method, history)
     sweep = config.get("sweep") or {}
     asked = sweep if phase == COMPARISON else sweep.get("tune") or sweep
     score = score_metric(asked.get("metric", AUTO), primary)
@@ -140,18 +142,18 @@ def _trial(
 
 
 def find_primary_metric(method: str, history: pd.DataFrame) -> str:
-    """Return a method's primary metric, according to its declarations and the measured metrics."""
+    """Return a method's primary metric, according to its declarations and the measured metrics.
+
+    A run that an older flray began did not record it.
+    """
     known = method in registry.algorithms.names()
-    views = registry.algorithms.outline(method).views if known else ("global",)
-    first = PRIMARY_VIEWS[views[0]]
-    if views[0] == "global" and not any(str(name).startswith(f"{first}/") for name in history):
-        first = ALIKE[0]  # clients had statistics of their own
-    names = [
-        str(name)
-        for name in history.columns
-        if str(name).startswith(f"{first}/") and str(name).count("/") == 2
-    ]
-    return next((name for name in names if not name.endswith("/loss")), names[0] if names else "")
+    view = registry.algorithms.outline(method).views[0] if known else "global"
+    # Clients may have had statistics of their own, and a method in a plug-in is not known here.
+    for first in (PRIMARY_VIEWS[view], *ALIKE):
+        names = [name for name in map(str, history.columns) if name.rpartition("/")[0] == first]
+        if names:
+            return next((name for name in names if not name.endswith("/loss")), names[0])
+    return ""
 
 
 _PARENT, _KIND, _VERSION = "mlflow.parentRunId", "flray.kind", "version."

@@ -181,7 +181,8 @@ def start(
             if not starts:
                 PoolPlanner(spec, have).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
-            directory.save_partition(partition_summary(spec.data), folder)
+            held = {**partition_summary(spec.data), "primary": spec.primary_metric}
+            directory.save_partition(held, folder)
             save_provenance(spec, folder)
             resume_checks.begin(
                 folder,

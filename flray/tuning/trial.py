@@ -204,7 +204,10 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             self._first = [self._diagnose(False)]
         for found in self._first:
             report |= {
-                directory.PARTITION: partition_summary(federation.spec.data),
+                directory.PARTITION: {
+                    **partition_summary(federation.spec.data),
+                    "primary": federation.spec.primary_metric,
+                },
                 directory.INITIAL_DIAGNOSTICS: found,
             }
         until = time.monotonic() + self._step_seconds

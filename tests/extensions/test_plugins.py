@@ -1,5 +1,6 @@
 """Plug-ins: found by a package's entry point, refused in one line, what they may remember; metrics of the user's."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from flray.algorithms import Algorithm
 from flray.algorithms.client import load_optimizer_state, optimizer_state
 from flray.config.loader import load
 from flray.metrics.names import lower_is_better
+from flray.records.directory import PARTITION
+from flray.results.load import load_folder
 from flray.runs import runner
 from flray.runs.identity import code_of
 from tests.algorithms import helpers as tiny
@@ -87,6 +90,39 @@ def test_a_file_is_read_anew(digits: dict[str, Any], monkeypatch: pytest.MonkeyP
         os.utime("mine.py", (1e9, 1e9))
         load({"experiment": {**digits, "plugins": ["mine.py"]}})
     assert ran[0] == 1 and ran[-1] == 2 and not Path("__pycache__").exists()
+
+
+@register_algorithm("personal-first")
+class PersonalFirst(Algorithm):
+    """Trains as FedAvg does; what counts are the clients' models."""
+
+    views = ("personal", "global")
+
+    def report(self, client: Any) -> Any:
+        """Keep the trained model."""
+        client.state["own"] = client.snapshot()
+        return super().report(client)
+
+    def predictor(self, client: Any, view: Any) -> Any:
+        """Test it."""
+        client.load(client.state["own"])
+        return client.model.eval()
+
+
+@pytest.mark.parametrize("views", [("personal", "global"), ("personal",)])
+def test_a_report_without_the_plug_in_is_of_the_methods_measure(
+    digits: dict[str, Any], views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PersonalFirst, "views", views)
+    settings = {"algorithm": "personal-first", "rounds": 1, "resources": {"executor": "inline"}}
+    ran = runner.run({"experiment": {**digits, **settings}})
+    monkeypatch.delitem(registry.algorithms._entries, "personal-first")
+    assert load_folder(ran.folder).trials[0].metric == ran.metric == "personal/local/accuracy"
+    if views == ("personal",):  # as in the folder of a run of an older flray
+        held = json.loads((ran.folder / PARTITION).read_text())
+        del held["primary"]
+        (ran.folder / PARTITION).write_text(json.dumps(held))
+        assert load_folder(ran.folder).trials[0].metric == ran.metric
 
 
 def test_a_file_of_that_name_comes_first(digits: dict[str, Any]) -> None:
