@@ -153,8 +153,8 @@ class Evaluation(Section):
     metrics: tuple[MetricChoice, ...] = ()
     """also measure these, wherever the task's own are measured, for example [balanced-accuracy] (flray list metrics)"""
     adapt_steps: int = Field(0, ge=0, le=1_000_000)
-    """optimiser steps from the global model, with the settings of `local`, on the training samples of each client of
-    participation.unseen before it is tested again, as adapted/unseen; 0: not measured"""
+    """optimiser steps from the global model, with the settings of `local` but always its full lr, on the training
+    samples of each client of participation.unseen before it is tested again, as adapted/unseen; 0: not measured"""
     others: bool = False
     """also test personal models on the other clients' data (inter)"""
     validation: float = Field(0.0, ge=0, lt=1)

@@ -249,11 +249,15 @@ def test_no_sampler_sees_them(sampler: str) -> None:
     assert {kind for kind, client in sent(executor) if client > 2} == {"unseen"}
 
 
-def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_it() -> None:
-    spec = spec_with(
-        model="one-layer", evaluation={"adapt_steps": 2}, local={"batch_size": 50, "lr": 0.3}
-    )
+@pytest.mark.parametrize("rate", [{}, {"schedule": "cosine"}, {"lr_decay": 0.5}])
+def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_it(
+    rate: dict[str, Any],
+) -> None:
+    """After the last round a cosine has no rate left."""
+    local = {"batch_size": 50, "lr": 0.3, **rate}
+    spec = spec_with(model="one-layer", evaluation={"adapt_steps": 2}, local=local, rounds=2)
     federation = tiny.federation_of(spec)
+    federation.step()
     metrics = federation.step().metrics
     means: dict[str, list[float]] = {"global": [], "adapted": []}
     for client in spec.data.unseen:

@@ -322,7 +322,8 @@ class ClientRunner:
         if self.spec.has_common:
             found["global"] = self._predict(client.model.eval(), test)
         if steps := self.spec.config.evaluation.adapt_steps:
-            Algorithm().train_phase(client, Phase(tag="adapt", local={"steps": steps}))
+            plain = {"steps": steps, "lr_decay": 1.0, "schedule": "constant", "warmup": 0}
+            Algorithm().train_phase(client, Phase(tag="adapt", local=plain))
             found["adapted"] = self._predict(client.model.eval(), test)
         return found
 
