@@ -7,6 +7,7 @@ replaying and counting bytes need no code in the method.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -231,9 +232,12 @@ class Algorithm:
     def adapt(self, client: Client, phase: Phase) -> None:
         """Train the received model on the client's training data for the test alone, from within `predictor`.
 
-        An evaluation returns no state, so that nothing of this outlives the test.
+        With the full learning rate, because decay, schedule and warm-up belong to rounds: after the
+        last one a cosine has no rate left. An evaluation returns no state, so that nothing of this
+        outlives the test.
         """
-        self.train_phase(client, phase)
+        full = {"lr_decay": 1.0, "schedule": "constant", "warmup": 0}
+        self.train_phase(client, replace(phase, local={**full, **phase.local}))
 
     def predictor(self, client: Client, view: View) -> Predictor:
         """Return the function that scores a batch of normalised inputs. Default: the received model in eval mode."""

@@ -83,9 +83,6 @@ class PerFedAvg(Algorithm):
         plain = {
             "optimizer": "sgd",
             "lr": self.hp.alpha,
-            "lr_decay": 1.0,
-            "schedule": "constant",
-            "warmup": 0,
             "momentum": 0.0,
             "weight_decay": 0.0,
             "clip_norm": None,

@@ -125,3 +125,15 @@ def test_fedbabu_s_fine_tuning_helps_and_is_forgotten() -> None:
         losses.add(personal)
         digests.add(federation.sha256())
     assert len(losses) == 4 and len(digests) == 1, "training does not depend on it"
+
+
+@pytest.mark.parametrize("rate", [{}, {"schedule": "cosine"}, {"lr_decay": 0.5}])
+@pytest.mark.parametrize("method", [rep(1, 1, evaluation_epochs=2), "fedbabu"])
+def test_heads_are_fitted_for_the_test_at_the_full_rate(method: Any, rate: dict[str, Any]) -> None:
+    """After the last round a cosine has no rate left."""
+    federation = tiny.run(method, rounds=3, **tiny.full(**rate))
+    for i, (x, y) in enumerate(tiny.tensors()):
+        w = federation.server.model[V] if method == "fedbabu" else tiny.kept(federation, i)[V]
+        for _ in range(5 if method == "fedbabu" else 2):
+            w = w - 0.1 * tiny.softmax_gradient(w, x, y)
+        tiny.has_loss(federation, i, x @ w.T)

@@ -85,7 +85,7 @@ def table(
     fit: Annotated[
         Literal["all", "domain"],
         Field(
-            description="whose training rows scale and gaps take their numbers from: everybody's, or each domain's"
+            description="whose training rows scale and gaps go by: everybody's, as a label's always, or each domain's"
         ),
     ] = "all",
     task: TableTask = "classification",

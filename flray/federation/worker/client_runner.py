@@ -322,8 +322,7 @@ class ClientRunner:
         if self.spec.has_common:
             found["global"] = self._predict(client.model.eval(), test)
         if steps := self.spec.config.evaluation.adapt_steps:
-            plain = {"steps": steps, "lr_decay": 1.0, "schedule": "constant", "warmup": 0}
-            Algorithm().train_phase(client, Phase(tag="adapt", local=plain))
+            Algorithm().adapt(client, Phase(tag="adapt", local={"steps": steps}))
             found["adapted"] = self._predict(client.model.eval(), test)
         return found
 
