@@ -24,6 +24,7 @@ CONCLUSIONS = "What can be concluded:"
 _COST_HEADS = (
     "setting",
     "rounds to target",
+    "steps",
     "bytes up",
     "bytes down",
     "seconds",
@@ -152,11 +153,12 @@ def _variance_row(one: Variance) -> list[str]:
 
 
 def cost_row(cost: Cost) -> list[str]:
-    """Return a setting's costs: rounds to the target, bytes, seconds, memory."""
+    """Return a setting's costs: rounds to the target, optimiser steps, bytes, seconds, memory."""
     rounds = _of_some(f"{cost.rounds:.1f}", cost.reached, cost.seeds)
     return [
         cost.label,
         rounds if cost.reached else NOT_REACHED,
+        format_number(cost.steps),
         *map(format_bytes, (cost.up, cost.down)),
         *map(format_number, (cost.seconds, cost.round_seconds)),
         format_bytes(cost.memory),

@@ -223,6 +223,8 @@ class Cost:
         First round that reaches the target, mean over the seeds that do; infinite if none does.
     reached, seeds : int
         The number of seeds that reach it, and the number of all.
+    steps : float
+        All clients' optimiser steps, which differ if a method sets the lengths of its phases.
     up, down : float
         Total bytes, from and to the clients.
     seconds, round_seconds : float
@@ -239,6 +241,7 @@ class Cost:
     rounds: float
     reached: int
     seeds: int
+    steps: float
     up: float
     down: float
     seconds: float
@@ -291,6 +294,7 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
                     float(np.mean(reached)) if reached else math.inf,
                     len(reached),
                     len(firsts),
+                    _mean_total(trials, "train/steps"),
                     _mean_total(trials, "bytes/up"),
                     _mean_total(trials, "bytes/down"),
                     _mean_total(trials, "time/round"),

@@ -121,6 +121,7 @@ def make_sweep(folder: Path, content: dict[str, Any]) -> Path:
                     "global/local/accuracy/client/b": value - 0.05,
                     "fedskc/e_k/client/a": 0.6,
                     "fedskc/e_k/client/b": 0.4,
+                    "train/steps": 300.0,
                     "bytes/up": 1e6,
                     "bytes/down": 2e6,
                     "time/round": 1.5,

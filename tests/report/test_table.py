@@ -215,6 +215,7 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert one.target == pytest.approx(0.9 * 0.82)
     assert one.rounds == pytest.approx(3.5)  # 0.80, 0.84 after four rounds, 0.70, 0.74 after three
     assert (one.up, one.down, one.seconds, one.round_seconds) == (4e6, 8e6, 6.0, 1.5)
+    assert one.steps == 1200 and cost_row(one)[2] == "1,200"
     assert found["CIFAR-10", "none"].rounds == math.inf
     assert costs(source, 55)[0].rounds == pytest.approx(3.0)
     found = {(cost.group, cost.label): cost for cost in costs(source, 81)}
