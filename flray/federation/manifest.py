@@ -75,7 +75,7 @@ def manifest(
         # One sample more than whole batches: batch norm leaves it out.
         odd = size > 1 and size % local.batch_size == 1
         per_epoch = batches_per_epoch(
-            size, local.batch_size, odd and _has_batch_norm(experiment, data)
+            size, local.batch_size, odd and _has_batch_norm(experiment, data), local.drop_last
         )
         episodes = data.task == "few-shot"
         clients.append(
@@ -98,7 +98,8 @@ def manifest(
 
 
 def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> float:
-    steps = number_of_steps(per_epoch, experiment.local.epochs, experiment.local.steps)
+    local = experiment.local
+    steps = local.steps or number_of_steps(per_epoch, local.epochs, None)
     share = work_share(experiment, client)
     return steps if share == 1 else math.ceil(steps * share * (1 - 1e-12))
 

@@ -13,6 +13,7 @@ from flray.config.loader import experiment_at, load
 from flray.data import FederatedData
 from flray.federation.manifest import digests, manifest
 from flray.tuning.space import enumerate_settings, resolve_sweep
+from tests.algorithms import helpers as tiny
 from tests.papers.protocols.facts import divided
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
@@ -120,6 +121,13 @@ def test_fedskcs_released_clients_have_as_many_samples_each(alpha: str) -> None:
     assert [(one["train"], one["weight"], one["steps"]) for one in found] == [
         (2500, 0.05, 400)
     ] * 20
+
+
+@pytest.mark.parametrize("local", [{}, {"steps": 13}, {"drop_last": True}, {"epochs": 1.5}])
+def test_steps_are_those_that_are_done(local: dict[str, Any]) -> None:
+    spec = tiny.spec_of("fedavg", local=local, participation={"work": {"client1": 0.3}})
+    steps = [one["steps"] for one in manifest(spec.config, spec.data, [{}] * 3)["clients"]]
+    assert tiny.federation_of(spec).step().metrics["train/steps"] == sum(steps)
 
 
 def test_digests_name_the_samples_of_each_part() -> None:
