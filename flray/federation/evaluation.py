@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flray.algorithms.base import Algorithm
 from flray.algorithms.types import Stage
 from flray.errors import ConfigError, nearest
 from flray.federation import messages
@@ -97,7 +98,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     spec : FederationSpec
         The federation.
     name : str
-        The metric. Names of training metrics and of a method's further models are not checked.
+        The metric. Names of training metrics and of a method's further models, if it has any, are not checked.
     where : str
         The setting that names it.
 
@@ -108,7 +109,8 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     """
     known = available_metrics(spec)
     parts = name.split("/")
-    if parts[0] in ("train", "online", "offline") or "/".join(parts[:3]) in known:
+    further = parts[1:2] == ["local"] and type(spec.algorithm).parts is not Algorithm.parts
+    if parts[0] == "train" or further or "/".join(parts[:3]) in known:
         return
     near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
     held = (

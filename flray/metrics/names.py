@@ -28,10 +28,7 @@ def is_validation(metric: str) -> bool:
 
 def is_test(metric: str) -> bool:
     """Return whether a metric is measured on test data; ``auto`` is."""
-    return metric == "auto" or (
-        metric.split("/")[0] in ("global", "personal", "adapted", "online", "offline")
-        and not is_validation(metric)
-    )
+    return metric == "auto" or (_steps_before(metric) == 2 and not is_validation(metric))
 
 
 VIEWS = tuple(VIEWS_IN_WORDS)
@@ -118,10 +115,15 @@ _SCOPES = {
     **dict.fromkeys(("global", "personal", "adapted", "online", "offline"), 2),
     **dict.fromkeys(("train", "own", "others", "pooled"), 1),
 }
-"""Steps before the measure in a metric's name, by its first step."""
+"""Steps before the measure in a metric's name, by its first step; of a method's further models, NAME/local, two."""
 _SHARES = ("accuracy", "top", "auc", "sensitivity", "specificity", "f1", "dice")
-_LOWER = ("loss", "hausdorff", "hours", "seconds", "time", "bytes", "memory")
 _LOWER_ENDS = ("error", "loss", "rmse", "mae")
+_LOWER = (*_LOWER_ENDS, "hausdorff", "hours", "seconds", "time", "bytes", "memory")
+
+
+def _steps_before(metric: str) -> int:
+    first, *rest = metric.split("/")
+    return _SCOPES.get(first, 2 if rest[:1] == ["local"] else 0)
 
 
 def measure_name(metric: str) -> str:
@@ -129,7 +131,7 @@ def measure_name(metric: str) -> str:
     parts = metric.split("/")
     if parts[0] in ("own", "others", "pooled") and len(parts) > 1 and parts[1] in _SCOPES:
         return measure_name("/".join(parts[1:]))
-    return parts[min(_SCOPES.get(parts[0], 0), len(parts) - 1)]
+    return parts[min(_steps_before(metric), len(parts) - 1)]
 
 
 def lower_is_better(metric: str) -> bool:
@@ -146,7 +148,7 @@ def is_share(metric: str) -> bool:
     """
     if lower_is_better(metric):
         return False
-    evaluated = "/" not in metric or _SCOPES.get(metric.split("/")[0], 0) == 2
+    evaluated = "/" not in metric or _steps_before(metric) == 2
     parts = metric.split("/")
     own = parts[0] in ("own", "others", "pooled") and parts[1] not in _SCOPES
     return evaluated or own or measure_name(metric).startswith(_SHARES)

@@ -16,7 +16,7 @@ from flray import register_algorithm, register_metric, registry, trees
 from flray.algorithms import Algorithm
 from flray.algorithms.client import load_optimizer_state, optimizer_state
 from flray.config.loader import load
-from flray.metrics.names import lower_is_better
+from flray.metrics.names import is_share, is_test, lower_is_better
 from flray.records.directory import PARTITION
 from flray.results.load import load_folder
 from flray.runs import runner
@@ -317,6 +317,30 @@ def test_what_cannot_be_measured_is_refused(names: list[Any]) -> None:
 def test_a_metric_that_fails_is_named(name: str) -> None:
     federation = tiny.fresh("fedavg", evaluation={"metrics": [name]})
     refused(federation.step)
+
+
+@pytest.mark.parametrize("name", ["error-rate", "loss-of-tail", "rmse-of-age", "mae-days"])
+def test_a_name_that_begins_or_ends_so_is_better_the_lower(name: str) -> None:
+    ends = "-".join(reversed(name.split("-", 1)))
+    assert lower_is_better(f"personal/local/{name}") and lower_is_better(ends)
+    assert not lower_is_better(f"personal/local/no-{name}")
+
+
+@register_algorithm("with-head")
+class WithHead(PersonalFirst):
+    """Tests another model too."""
+
+    def parts(self, client: Any) -> Any:
+        """Return it."""
+        return {"head": client.model}
+
+
+def test_a_further_model_of_a_method_is_a_test_metric_to_stop_by() -> None:
+    stop = {"metric": "head/local/loss", "target": 0.1}
+    assert tiny.spec_of("with-head", stop=stop)
+    refused(tiny.spec_of, "fedavg", stop=stop)
+    assert lower_is_better("head/local/loss") and not lower_is_better("head/local/accuracy")
+    assert is_test("head/local/loss/client/A") and is_share("head/local/accuracy")
 
 
 def test_metrics_are_listed() -> None:
