@@ -56,7 +56,7 @@ class Server:
     shared_names : dict of str to frozenset of str
         For each architecture the names that travel.
     parameter_names : dict of str to frozenset of str
-        For each architecture the names that are trainable parameters (the others are buffers).
+        For each architecture the names that are trainable parameters (the others are buffers or frozen).
     num_public : int
         Number of public samples, 0 without any.
     metrics : dict of str to float

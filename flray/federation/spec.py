@@ -178,7 +178,8 @@ class FederationSpec:
         if shared == "all" and not local:
             return False
         return any(
-            resident.entries[name].is_floating_point() and name not in resident.parameters
+            resident.entries[name].is_floating_point()
+            and not isinstance(resident.entries[name], nn.Parameter)
             for resident in (
                 ResidentModel(self.build(key), shared, local) for key in self.architectures
             )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from flray import registry, trees
 from flray.federation.messages import TaskBlock, TaskInput
@@ -36,6 +37,23 @@ def test_one_client_finishes(name: str) -> None:
     assert federation.rounds_done == 2
     weights = [v for w in federation.server.models.values() for v in w.values()]
     assert all(bool(torch.isfinite(v).all()) for v in weights)
+
+
+@registry.register_model("frozen-body")
+def frozen_body(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """The first layer is not trained."""
+    model = tiny.two_layer(shape, num_classes)
+    model.get_submodule("features.first").requires_grad_(False)
+    return model
+
+
+@every
+def test_a_layer_that_the_network_freezes_is_not_trained(name: str) -> None:
+    federation = tiny.run(name, model="frozen-body", **tiny.settings_for(name))
+    began = tiny.start(federation)[tiny.W]
+    kept = [tiny.state_of(federation, client).get("personal", {}) for client in range(3)]
+    held = [federation.server.model, *kept]
+    assert all(torch.allclose(one[tiny.W], began, atol=1e-15) for one in held if tiny.W in one)
 
 
 @every

@@ -348,11 +348,13 @@ class ResidentModel:
     def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
         self.model = model
         self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self.parameters: dict[str, nn.Parameter] = {
+            name: value for name, value in model.named_parameters() if value.requires_grad
+        }
         self.initial: dict[str, Tensor] = trees.clone(self.entries)
         names = select(model, shared)
         if local_buffers:
-            names = names & self.parameters.keys()
+            names = frozenset(n for n in names if isinstance(self.entries[n], nn.Parameter))
         self.shared = frozenset(names)
         self.personal = frozenset(self.entries.keys() - names)
         self.batch_norm = bool(select(model, "batch_norm"))
