@@ -56,6 +56,38 @@ def test_a_layer_that_the_network_freezes_is_not_trained(name: str) -> None:
     assert all(torch.allclose(one[tiny.W], began, atol=1e-15) for one in held if tiny.W in one)
 
 
+class Twice(nn.Module):
+    """Uses a layer twice."""
+
+    def __init__(self, features: int, num_classes: int, names: list[str]) -> None:
+        super().__init__()
+        layer = nn.Linear(features, features)
+        for name in names:
+            self.add_module(name, layer)
+        self.last, self.tied = nn.Linear(features, num_classes), len(names) > 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.get_submodule("one"), self.get_submodule("two" if self.tied else "one")
+        found: torch.Tensor = self.last(second(first(x).relu()))
+        return found
+
+
+@registry.register_model("twice")
+def twice(shape: tuple[int, ...], num_classes: int, *, tied: bool) -> nn.Module:
+    return Twice(shape[0], num_classes, ["one", "two"] if tied else ["one"])
+
+
+@pytest.mark.parametrize("name", ["fedavgm", {"name": "scaffold", "server_lr": 0.5}])
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_a_layer_with_two_names_is_learnt_as_with_one(name: Any, buffers: str) -> None:
+    once, tied = (
+        tiny.run(name, rounds=3, model={"name": "twice", "tied": tied}, aggregation=settings)
+        for tied, settings in ((False, {}), (True, {"buffers": buffers}))
+    )
+    assert all(torch.equal(tied.server.model[n], w) for n, w in once.server.model.items())
+    assert tied.spec.has_common
+
+
 @every
 def test_schedules_a_named_optimiser_and_a_sampler_that_asks_are_taken(name: str) -> None:
     """A warmup and a schedule over half epochs, then so many steps instead of epochs."""

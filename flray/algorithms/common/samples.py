@@ -385,9 +385,9 @@ class ResidentModel:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy values into the model, in place."""
-        for name, value in weights.items():
-            self.entries[name].copy_(value)
+        """Copy values into the model, in place; a tied parameter, which has several names, gets its first one's."""
+        for name in reversed(list(weights)):
+            self.entries[name].copy_(weights[name])
 
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
