@@ -68,6 +68,11 @@ class Client(TaskRecord):
 
     def __post_init__(self) -> None:
         super().__init__(self.device)
+        given = {"message": self.message, "state": self.state}
+        tensors = ((name, one) for name, one in trees.flatten(given) if isinstance(one, Tensor))
+        self._given = [(name, one, one._version) for name, one in tensors]
+        # Dicts of this task's own: a process's tasks have one message.
+        self.message, self.state = trees.to_device(given, self.device).values()
         self.seed, self.local = self.config.seed, self.config.local
         self.scratch: dict[str, Any] = {}
         self._loaded: set[str] = set()
@@ -296,6 +301,14 @@ class Client(TaskRecord):
         if self._clip_norm is not None:
             chosen = self._trainable if parameters is None else parameters
             nn.utils.clip_grad_norm_(chosen, self._clip_norm)
+
+    def check_given(self) -> None:
+        """Assert that the task has written to no tensor that it was given: other tasks read the same memory."""
+        if changed := [name for name, one, version in self._given if one._version != version]:
+            raise RuntimeError(
+                f"client.{changed[0].replace('/', ': ', 1)} was changed in place, where other tasks read it, and "
+                "this one again after a kill; change a clone() of it"
+            )
 
     def check_received(self) -> None:
         """Assert that the task has set every value of the model, whatever an earlier task left there."""

@@ -180,6 +180,39 @@ def test_a_memory_in_self_is_refused(name: str) -> None:
     refused(tiny.run, name)
 
 
+@register_algorithm("in-place")
+class InPlace(PersonalFirst):
+    """Changes a tensor that it was given: of its memory, of the common message, or of its memory in a test."""
+
+    class Params(registry.Params):
+        where: str = registry.hyper("", "the place", "our choice")
+
+    hp: Params
+
+    def begin(self, client: Any) -> None:
+        """Change one in training."""
+        if self.hp.where == "state" and client.state:
+            client.state["own"][tiny.V].add_(1)
+        if self.hp.where == "message":
+            client.message["weights"][tiny.V].mul_(0.5)
+        client.message["weights"].clear()  # is the task's own
+
+    def predictor(self, client: Any, view: Any) -> Any:
+        """Change one in a test."""
+        if self.hp.where == "test":
+            client.state["own"][tiny.V].mul_(0.5)
+        return super().predictor(client, view)
+
+
+@pytest.mark.parametrize("where", ["state", "message", "test"])
+def test_a_change_in_place_is_refused(where: str) -> None:
+    refused(tiny.run, {"name": "in-place", "where": where}, rounds=2)
+
+
+def test_dicts_of_a_message_are_the_tasks_own() -> None:
+    assert tiny.digest("in-place") == tiny.digest("personal-first")
+
+
 def test_constants_are_not() -> None:
     assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
 

@@ -205,6 +205,7 @@ class ClientRunner:
         sums: BlockSum | None,
     ) -> RunnerOutput:
         """Build the task result: outcome, large part of the reply, new client state."""
+        client.check_given()
         if client.resident.personal:
             client.state["personal"] = client.weights(client.resident.personal)
         if sums is not None:
@@ -306,6 +307,7 @@ class ClientRunner:
             predictions["validation"] = self._predict(predictor, rows.val)
         for name, part in self.spec.algorithm.parts(client).items():
             predictions[f"{name}/local"] = self._predict(part, rows.test)
+        client.check_given()
         return predictions
 
     def personal_model(self, job: messages.TaskInput) -> tuple[Client, Predictor]:
