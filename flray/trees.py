@@ -77,8 +77,12 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{path}/")
-        elif isinstance(value, (Tensor, Mapping, *_SCALARS)):
+        elif isinstance(value, Mapping):
+            yield path, {}
+        elif isinstance(value, Tensor) or type(value) in _SCALARS:
             yield path, value
+        elif isinstance(value, _SCALARS):  # NumPy's float64, for one: what a file of it gives back
+            yield path, json.loads(json.dumps(value))
         else:
             raise TypeError(
                 f"{path}: a tree holds tensors, numbers, strings and dicts, found {type(value).__name__}"

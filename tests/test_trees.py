@@ -3,6 +3,7 @@
 import math
 import pickle
 import random
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,18 @@ def test_no_byte_of_the_memory_before_leaves_with_a_buffer(monkeypatch: pytest.M
         "c": torch.zeros(1),
     }
     assert len(packed := trees.pack(tree).data) == 192 and not packed.any()
+
+
+def test_numbers_and_texts_of_other_kinds_are_plain_ones() -> None:
+    tree = {
+        "a": np.float64(0.1),
+        "b": np.str_("x"),
+        "c": OrderedDict(),
+        "d": {"e": np.float64("nan")},
+    }
+    plain = trees.from_bytes(trees.to_bytes(tree))
+    assert trees.sha256(tree) == trees.sha256(plain)
+    assert {type(value) for value in trees.unpack(trees.pack(tree)).values()} == {float, str, dict}
 
 
 def test_channels_last_and_contiguous_have_one_digest() -> None:
