@@ -1,6 +1,5 @@
 """Checks before a resume: unchanged settings but the number of rounds, the user's plug-ins, the same bits here."""
 
-import inspect
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,13 @@ from flray.config import shapes
 from flray.config.components import RETIRED
 from flray.config.experiment import MOST_ROUNDS, Config
 from flray.config.loader import absolute_path, load, parse_override
+from flray.config.start import file_of, user_code
 from flray.config.yaml_files import read_yaml
 from flray.devices import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
 from flray.federation.spec import FederationSpec
 from flray.files import storage
-from flray.files.border import check_settings, foreign
+from flray.files.border import FILE_BYTES, check_settings, foreign, read
 from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.records.journal import read_events, rounds_of
@@ -338,11 +338,14 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
     name = config.algorithm.name
     says_so = "needs_rounds" in vars(type(algorithm))
     if not reason and registry.algorithms.is_own(name) and not says_so:
-        module = sys.modules.get(type(algorithm).__module__)
-        source = inspect.getsource(module) if module is not None else ""
-        if f".{ROUNDS}" in source:
+        file = file_of(sys.modules.get(type(algorithm).__module__))
+        code = user_code([file])[0] if file else ()
+        found = (
+            f"file, or one that it imports, mentions .{ROUNDS}" if file else "code is in no file"
+        )
+        if not file or any(f".{ROUNDS}".encode() in read(Path(one), FILE_BYTES) for one in code):
             reason = (
-                f"your method {name}, whose file mentions .{ROUNDS} (if it does not depend on it, "
+                f"your method {name}, whose {found} (if it does not depend on it, "
                 "let its needs_rounds return an empty text)"
             )
     if reason:

@@ -15,6 +15,7 @@ from torch import nn
 from flray import register_algorithm, register_metric, registry, trees
 from flray.algorithms import Algorithm
 from flray.algorithms.client import load_optimizer_state, optimizer_state
+from flray.config import loader
 from flray.config.loader import load
 from flray.metrics.names import is_share, is_test, lower_is_better
 from flray.records.directory import PARTITION
@@ -78,6 +79,40 @@ def test_a_package_is_named_by_its_entry_point(digits: dict[str, Any], installed
 @pytest.mark.parametrize("name", ["scalling", "gone", "broken", "../scaling", ""])
 def test_other_names_are_refused(digits: dict[str, Any], name: str) -> None:
     assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
+
+
+METHOD = """
+from flray import register_algorithm
+from tests_base import Base
+
+@register_algorithm("scheduled")
+class Scheduled(Base):
+    pass
+"""
+BASE = """
+from flray.algorithms import Algorithm
+
+class Base(Algorithm):
+    def begin(self, client):
+        client.log("left", 1 - client.round / client.config.rounds)
+"""
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_method_that_may_read_the_number_of_rounds_gets_no_more(
+    digits: dict[str, Any], in_file: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    Path("tests_base.py").write_text(BASE)
+    Path("method.py").write_text(METHOD)
+    named = {"algorithm": "scheduled", "plugins": ["method.py"], "rounds": 1}
+    resources = {"resources": {"executor": "inline"}}
+    begun = runner.run({"experiment": {**digits, **named, **resources}})
+    if not in_file:  # as in a notebook
+        monkeypatch.setattr(loader, "load_plugins", lambda *_: [Path("method.py")])
+        monkeypatch.setattr(registry.algorithms.get("scheduled"), "__module__", "__main__")
+        monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    refused(runner.resume, begun.folder, rounds=2)
 
 
 def test_a_file_is_read_anew(digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
