@@ -144,7 +144,8 @@ class Federation(FederationState):
         self.server.round += 1
         evaluation, rounds = self.spec.config.evaluation, self.spec.config.rounds
         if self.server.round % evaluation.every == 0 or self.server.round == rounds:
-            with self.record.timed("evaluate"):
+            task = f"task {self.spec.task.name}"
+            with self.record.timed("evaluate"), self.hook("evaluation", task):
                 metrics = self.evaluate()
             self.record.add_metrics(metrics)
         return self._finish()

@@ -460,8 +460,13 @@ class FederationState:
             **({"sampler": self.sampler_state} if self.sampler_state else {}),
             **({"stop": self.early_stop.state()} if self.early_stop is not None else {}),
         }
-        with self.hook("server.state"):
-            dict(trees.flatten(tree))  # a method's state may be of any type
+        sampler = f"sampler {self.spec.config.participation.sampler.name}"
+        for state, *where in (
+            (self.server.state, "server.state"),
+            (self.sampler_state, "sampling.state", sampler),
+        ):
+            with self.hook(*where):
+                dict(trees.flatten(state))  # it may be of any type
         return tree
 
     def load_snapshot(

@@ -286,8 +286,15 @@ class Forgets(Half):
         return {"rr": 1.0}
 
 
-def test_a_measure_that_is_missing_is_one_line() -> None:
-    spec = numbers("fedavg", data={"name": "two-numbers", "task": "forgets"})
+@register_task("cannot-sum-up")
+class CannotSumUp(Halves):
+    def summarise(self, predictions: Any) -> dict[str, float]:
+        raise ValueError("no such luck")
+
+
+@pytest.mark.parametrize("task", ["forgets", "cannot-sum-up"])
+def test_a_measure_that_is_missing_or_raises_is_one_line(task: str) -> None:
+    spec = numbers("fedavg", data={"name": "two-numbers", "task": task})
     refused(Federation(spec, InlineExecutor(spec)).step)
 
 

@@ -165,6 +165,18 @@ def test_a_wrong_answer_is_refused_in_one_line(key: str) -> None:
     refused(federation({"name": "answers", "key": key}).step)
 
 
+@register_sampler("remembers-lists")
+def remembers_lists(sampling: Sampling) -> Sequence[int]:
+    sampling.state["last"] = [0, 1]
+    return [0, 1]
+
+
+def test_a_memory_that_no_checkpoint_holds_is_refused_by_the_samplers_name(tmp_path: Path) -> None:
+    made = federation("remembers-lists")
+    made.step()
+    refused(checkpoint.save, made, tmp_path, 1)
+
+
 UNSEEN = ["client1", "client3"]
 SHARING = [name for name in BUILT_IN if registry.algorithms.get(name).shared != "none"]
 
