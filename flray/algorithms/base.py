@@ -240,7 +240,10 @@ class Algorithm:
         self.train_phase(client, replace(phase, local={**full, **phase.local}))
 
     def predictor(self, client: Client, view: View) -> Predictor:
-        """Return the function that scores a batch of normalised inputs. Default: the received model in eval mode."""
+        """Return the function that scores a batch of normalised inputs. Default: the received model in eval mode.
+
+        The model is in eval mode already; one that was trained for the test (`adapt`) has to return to it.
+        """
         model: nn.Module = client.model.eval()
         return model
 

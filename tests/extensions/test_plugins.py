@@ -141,7 +141,28 @@ class PersonalFirst(Algorithm):
     def predictor(self, client: Any, view: Any) -> Any:
         """Test it."""
         client.load(client.state["own"])
-        return client.model.eval()
+        return client.model
+
+
+@register_algorithm("personal-eval")
+class PersonalEval(PersonalFirst):
+    """Puts the model into eval mode, in which it is already."""
+
+    def predictor(self, client: Any, view: Any) -> Any:
+        """Test it."""
+        return super().predictor(client, view).eval()
+
+
+@pytest.mark.parametrize("views", [("personal", "global"), ("personal",)])
+def test_a_model_is_in_eval_mode_when_it_is_tested(
+    views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PersonalFirst, "views", views)
+    names = ("personal-first", "personal-eval")
+    one, other = (tiny.fresh(name, model=tiny.DROPOUT) for name in names)
+    metrics = [federation.step().metrics for federation in (one, other)]
+    measured = [name for name in metrics[0] if name.startswith("personal/")]
+    assert [metrics[0][name] for name in measured] == [metrics[1][name] for name in measured]
 
 
 @pytest.mark.parametrize("views", [("personal", "global"), ("personal",)])

@@ -270,10 +270,11 @@ class ClientRunner:
         return client
 
     def _received(self, job: messages.TaskInput) -> Client:
-        """Return a client that has received its model."""
+        """Return a client that has received its model, which is in eval mode."""
         client = self._client(job)
         self.spec.algorithm.receive(client)
         client.check_received()
+        client.model.eval()
         return client
 
     def _unpack(self, job: messages.TaskInput) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class ClientRunner:
             return {"common": self._predict(self._common_model(job), chunk)}
         client, rows = self._received(job), self.spec.data.clients[job.client_task.client]
         parts = {"test": rows.test, "validation": rows.val}
-        return {n: self._predict(client.model.eval(), p) for n, p in parts.items() if len(p)}
+        return {n: self._predict(client.model, p) for n, p in parts.items() if len(p)}
 
     def _personal(self, job: messages.TaskInput) -> dict[str, Any]:
         data, rows = self.spec.data, self.spec.data.clients[job.client_task.client]
@@ -336,8 +337,7 @@ class ClientRunner:
 
     def _diagnostics(self, job: messages.TaskInput) -> dict[str, Any]:
         data, algorithm = self.spec.data, self.spec.algorithm
-        client = self._client(job)
-        algorithm.receive(client)
+        client = self._received(job)
         predictor = algorithm.predictor(client, algorithm.views[0])
         share = max(
             1, diagnostics.MAX_FEATURE_SAMPLES // min(len(data.clients), diagnostics.MAX_CLIENTS)
