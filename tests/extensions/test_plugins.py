@@ -144,6 +144,21 @@ class PersonalFirst(Algorithm):
         return client.model
 
 
+@register_algorithm("taken-name")
+class TakenName(Algorithm):
+    """Keeps the trained model under a name that flray uses where not all of the model travels."""
+
+    def report(self, client: Any) -> Any:
+        """Keep it."""
+        client.state["personal"] = client.snapshot()
+        return super().report(client)
+
+
+def test_a_name_in_a_clients_memory_that_flray_uses_is_refused() -> None:
+    assert tiny.state_of(tiny.run("taken-name"), 0)["personal"]
+    refused(tiny.run, "taken-name", aggregation={"buffers": "local"})
+
+
 @register_algorithm("personal-eval")
 class PersonalEval(PersonalFirst):
     """Puts the model into eval mode, in which it is already."""

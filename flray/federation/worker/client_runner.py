@@ -206,8 +206,13 @@ class ClientRunner:
     ) -> RunnerOutput:
         """Build the task result: outcome, large part of the reply, new client state."""
         client.check_given()
-        if client.resident.personal:
-            client.state["personal"] = client.weights(client.resident.personal)
+        if kept := client.resident.personal:
+            if set(client.state.get("personal") or kept) != kept:
+                raise RuntimeError(
+                    "client.state['personal'] holds the part of the model that does not travel, here "
+                    f"{min(kept)!r}; give yours another name"
+                )
+            client.state["personal"] = client.weights(kept)
         if sums is not None:
             # The task's last step: a client that fails is not in the sums.
             samples = len(self.spec.data.clients[client_task.client].train)
