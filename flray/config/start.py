@@ -267,7 +267,21 @@ class _FromSource(SourceFileLoader):
         raise OSError(f"{path}: no byte code")
 
 
+def _forget_changed(plugin: Path) -> None:
+    """Have all modules of the user's that a plug-in has imported read anew if one of their files has changed since."""
+    known = user_code([plugin])[0] if plugin in _sources else {}
+    files = {Path(file): digest for file, digest in known.items() if Path(file) != plugin}
+    if any(not file.is_file() or _read(file).sha256 != digest for file, digest in files.items()):
+        for name, module in list(sys.modules.items()):
+            if file_of(module) in files and name != "__main__":
+                del sys.modules[name]
+        for file in known:
+            del _sources[Path(file)]
+        importlib.invalidate_caches()
+
+
 def _execute(text: str, path: Path) -> Path:
+    _forget_changed(path.resolve())
     name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -340,7 +354,7 @@ def user_code(files: Iterable[Path]) -> tuple[dict[str, str], set[str]]:
         file = left.pop()
         if str(file) in digests:
             continue
-        source = _sources.setdefault(file, _read(file))
+        source = _sources[file] = _sources.get(file) or _read(file)
         digests[str(file)] = source.sha256
         left += source.imported
         for folder, name in source.names:

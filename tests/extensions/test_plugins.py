@@ -196,6 +196,28 @@ def test_a_report_without_the_plug_in_is_of_the_methods_measure(
         assert load_folder(ran.folder).trials[0].metric == ran.metric
 
 
+def test_a_file_that_a_plug_in_imports_is_read_anew_too(
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by way of another one: in a notebook that runs the same plug-in again after an edit."""
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    ran: list[int] = []
+    monkeypatch.setattr(sys, "ran", ran, raising=False)
+    Path("mine.py").write_text("import sys, tests_middle; sys.ran.append(tests_middle.VALUE)")
+    Path("tests_middle.py").write_text("from tests_edited import VALUE")
+    digests = set()
+    for number in (1, 1, 22):
+        Path("tests_edited.py").write_text(f"VALUE = {number}")
+        experiment = load({"experiment": {**digits, "plugins": ["mine.py"]}}).experiment
+        digests.add(json.dumps(code_of(experiment)["files"]))
+    assert ran == [1, 1, 22] and len(digests) == 2
+    Path("tests_edited.py").rename("tests_moved.py")
+    Path("tests_middle.py").write_text("from tests_moved import VALUE")
+    moved = load({"experiment": {**digits, "plugins": ["mine.py"]}}).experiment
+    names = {Path(file).name for file in code_of(moved)["files"]}
+    assert ran[-1] == 22 and names == {"mine.py", "tests_middle.py", "tests_moved.py"}
+
+
 def test_a_file_of_that_name_comes_first(digits: dict[str, Any]) -> None:
     Path("scaling").write_text("raise RuntimeError('this one')")
     refused(load, named(digits, "scaling"))
