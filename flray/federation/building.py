@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from flray import models, registry
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.batched_clients import check_batchable
 from flray.callbacks import check_callbacks
@@ -33,6 +35,13 @@ AUGMENTS = ("augment", "public_augment")
 
 _AT_CLIENTS = [kind for kind in registry.ALL if kind not in ("datasets", "partitions", "callbacks")]
 """Kinds of components that client tasks and the server need."""
+
+
+_DECLARED = {
+    name: TypeAdapter[object](get_type_hints(Algorithm)[name])
+    for name in ("needs", "weighting", "views", "sent")
+}
+"""What a method declares, in which a misspelt word would have no effect."""
 
 
 def _refuse(config: Experiment, setting: str, why: str, found: object = None) -> NoReturn:
@@ -165,6 +174,11 @@ def validate(spec: FederationSpec) -> None:
     config, data, algorithm, count = spec.config, spec.data, spec.algorithm, len(spec.data.clients)
     name, local, needs, learnt = config.algorithm.name, config.local, algorithm.needs, spec.task
     refuse = functools.partial(_refuse, config)
+    for declared, kind in _DECLARED.items():
+        try:
+            kind.validate_python(found := getattr(algorithm, declared))
+        except ValidationError as error:
+            refuse("algorithm", f"its {declared} is {found!r}: {error.errors()[0]['msg']}", name)
     if config.participation.clients is not None and config.participation.clients > count:
         refuse("participation.clients", f"the partition has {count} clients")
     if spec.cohort_size < 1:

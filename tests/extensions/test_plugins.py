@@ -306,6 +306,22 @@ def test_dicts_of_a_message_are_the_tasks_own() -> None:
     assert tiny.digest("in-place") == tiny.digest("personal-first")
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("weighting", "num_samples"),
+        ("sent", "gradient"),
+        ("views", ("local",)),
+        ("needs", frozenset({"batchnorm"})),
+    ],
+)
+def test_a_declaration_that_would_have_no_effect_is_refused(
+    name: str, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Constants, name, found)
+    refused(tiny.spec_of, "constants")
+
+
 def test_constants_are_not() -> None:
     assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
 
