@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -379,15 +379,17 @@ def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> l
     found = partitions.call(
         name, *(context[parameter] for parameter in wanted), **partitions.checked(name, options)
     )
-    parts = [np.sort(np.asarray(part, dtype=np.int64)) for part in found]
+    given = [np.asarray(part) for part in found] if isinstance(found, Iterable) else []
+    whole = all(one.ndim == 1 and one.dtype.kind in "iuf" and (one % 1 == 0).all() for one in given)
+    parts = [np.sort(one.astype(np.int64)) for one in given] if whole else []
     line = np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
     if not parts or (
         len(line)
         and (line[0] < 0 or line[-1] >= len(context["labels"]) or (np.diff(line) == 0).any())
     ):
         raise DataError(
-            f"partition {name}: must return at least one client, rows between 0 and "
-            f"{len(context['labels']) - 1}, and no row twice"
+            f"partition {name}: must return the rows of each client, of one at least: whole numbers between 0 and "
+            f"{len(context['labels']) - 1}, no row twice"
         )
     return parts
 

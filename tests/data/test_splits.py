@@ -409,11 +409,32 @@ def test_match_test_by_hand() -> None:
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]
 
 
-@pytest.mark.parametrize("parts", [[[0, 1], []], [[0, 1], [1, 2]], [[0], [999]], []])
-def test_a_bad_partition_is_named(parts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+BAD: dict[str, Any] = {
+    "empty": [[0, 1], []],
+    "twice": [[0, 1], [1, 2]],
+    "beyond": [[0], [999]],
+    "nobody": [],
+    "nothing": None,
+    "fractions": [[0.5, 1.5], [2.0]],
+    "columns": [[[0], [1]], [[2], [3]]],
+    "masks": [[True, False], [False, True]],
+    "one-for-each-sample": np.arange(120) % 2,
+    "names": {"a": [0, 1], "b": [2, 3]},
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_a_bad_partition_is_named(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
-    partitions.register("mine")(lambda labels: [np.array(part, dtype=np.int64) for part in parts])
+    partitions.register("mine")(lambda labels: BAD[key])
     refused(federate, numbered([(120, 60)]), "mine", {}, 0)
+
+
+def test_whole_numbers_of_any_kind_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
+    partitions.register("mine")(lambda labels: ([3.0, 1.0], np.array([2], dtype=np.uint8)))
+    found = federate(numbered([(120, 60)]), "mine", {}, 0).clients
+    assert [client.train.tolist() for client in found] == [[1, 3], [2]]
 
 
 def test_mistakes_are_one_clear_message() -> None:
