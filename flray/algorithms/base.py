@@ -151,9 +151,14 @@ class Algorithm:
     def own_loss(self) -> str:
         """Return the loss that `loss` minimises instead of the task's, which ``local.loss`` sets; empty: none.
 
-        Default: empty if the code of `loss` calls a ``loss``, the task's or that of the class above.
+        Default: empty if the code of `loss` calls a ``loss``, the task's or that of the class above, and so does a
+        loop of the method's that computes gradients.
         """
-        return "" if "loss" in type(self).loss.__code__.co_names else "a loss of its own"
+        method = type(self)
+        loops = (method.step, method.train_phase, method.train)
+        names = [method.loss.__code__.co_names]
+        names += [n for n in (loop.__code__.co_names for loop in loops) if "backward" in n]
+        return "" if all("loss" in found for found in names) else "a loss of its own"
 
     def needs_epochs(self) -> str:
         """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""

@@ -55,6 +55,29 @@ class Hinge(Algorithm):
         return F.multi_margin_loss(batch.outputs, batch.y)
 
 
+@register_algorithm("step-by-hand")
+class ByHand(Algorithm):
+    """A method whose own step never asks the task."""
+
+    def step(self, client: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(batch.outputs, batch.y)
+        loss.backward()
+        optimizer.step()
+        client.record_loss(loss)
+
+
+@register_algorithm("loop-by-hand")
+class Loop(Algorithm):
+    """A method whose own loop asks it."""
+
+    def train_phase(self, client: Any, phase: Any) -> None:
+        for batch, optimizer in client.run(phase):
+            optimizer.zero_grad()
+            self.loss(client, batch).backward()
+            optimizer.step()
+
+
 def value(loss: Any, outputs: Tensor, targets: Tensor, counts: list[int]) -> Tensor:
     return bound_loss(LossChoice.model_validate(loss), lambda: torch.tensor(counts))(
         outputs, targets
@@ -156,6 +179,8 @@ def test_a_function_that_is_no_loss_is_refused_before_the_first_round(name: str)
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     refused(tiny.spec_of, "hinge-by-hand", local={"loss": "focal"})
+    refused(tiny.spec_of, "step-by-hand", local={"loss": "focal"})
+    assert tiny.spec_of("loop-by-hand", local={"loss": "focal"})
     refused(tiny.spec_of, "fedavg", local={"loss": {"name": "focal", "weights": [1.0, 2.0]}})
     refused(built, SMALL_FUNDUS, local={"loss": "focal"})
     refused(built, SMALL_GLYPHS, local={"loss": "cross-entropy"})
