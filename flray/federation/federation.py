@@ -163,7 +163,7 @@ class Federation(FederationState):
     def _stages(self) -> Iterator[Stage]:
         """Yield the stages of the round."""
         with self.hook("exchanges"):
-            stages = self.spec.algorithm.exchanges(self.server)
+            stages = iter(self.spec.algorithm.exchanges(self.server))
         return iterate_hook(stages, partial(self.hook, "exchanges"))
 
     def _send(self, stage: Stage, cohort: Cohort) -> list[TaskInput]:
