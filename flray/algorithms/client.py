@@ -302,20 +302,17 @@ class Client(TaskRecord):
             chosen = self._trainable if parameters is None else parameters
             nn.utils.clip_grad_norm_(chosen, self._clip_norm)
 
-    def check_given(self) -> None:
-        """Assert that the task has written to no tensor that it was given: other tasks read the same memory."""
-        if changed := [name for name, one, version in self._given if one._version != version]:
-            raise RuntimeError(
-                f"client.{changed[0].replace('/', ': ', 1)} was changed in place, where other tasks read it, and "
-                "this one again after a kill; change a clone() of it"
-            )
-
-    def check_received(self) -> None:
-        """Assert that the task has set every value of the model, whatever an earlier task left there."""
+    def check(self) -> None:
+        """Assert that the task has set all values of the model, and has written to no tensor that it was given."""
         if missing := self.resident.entries.keys() - self._loaded:
             raise RuntimeError(
                 f"receive() left {len(missing)} values of the model unset, {min(missing)!r} among "
                 "them: a task must set all parameters and buffers"
+            )
+        if changed := [name for name, one, version in self._given if one._version != version]:
+            raise RuntimeError(
+                f"client.{changed[0].replace('/', ': ', 1)} was changed in place, where other tasks read it, and "
+                "this one again after a kill; change a clone() of it"
             )
 
 

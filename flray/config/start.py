@@ -277,7 +277,6 @@ def _forget_changed(plugin: Path) -> None:
                 del sys.modules[name]
         for file in known:
             del _sources[Path(file)]
-        importlib.invalidate_caches()
 
 
 def _execute(text: str, path: Path) -> Path:

@@ -339,10 +339,10 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
     says_so = "needs_rounds" in vars(type(algorithm))
     if not reason and registry.algorithms.is_own(name) and not says_so:
         file = file_of(sys.modules.get(type(algorithm).__module__))
-        code = user_code([file])[0] if file else ()
         found = (
             f"file, or one that it imports, mentions .{ROUNDS}" if file else "code is in no file"
         )
+        code = user_code([file])[0] if file else ()
         if not file or any(f".{ROUNDS}".encode() in read(Path(one), FILE_BYTES) for one in code):
             reason = (
                 f"your method {name}, whose {found} (if it does not depend on it, "

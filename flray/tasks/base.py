@@ -209,7 +209,8 @@ class WithMetrics(Task):
 
     def __init__(self, task: Task, metrics: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self._task, self._metrics = task, metrics
-        self.name, self.logits = task.name, task.logits
+        for name in ("name", "logits", "network", "check_network", "loss"):
+            vars(self)[name] = getattr(task, name)
         self.measures = (*task.measures, *(name for name, _ in metrics))
 
     def check(self, data: FederatedData) -> None:
@@ -231,18 +232,6 @@ class WithMetrics(Task):
                 problem = "it is measured already; leave one of them out"
             if problem:
                 raise ConfigError(f"{PATH}.{position}", name, problem)
-
-    def network(self, model: nn.Module) -> nn.Module:
-        """Return the network as the task uses it."""
-        return self._task.network(model)
-
-    def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network that the task cannot use."""
-        self._task.check_network(name, model, data)
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the task's loss."""
-        return self._task.loss(outputs, targets)
 
     def predictions(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return, besides the task's, the outputs and the targets."""

@@ -108,7 +108,7 @@ def train_batched(algorithm: Algorithm, clients: Sequence[Client]) -> list[dict[
     first, done = clients[0], []
     for client in clients:
         algorithm.receive(client)
-        client.check_received()
+        client.check()
         done.append(client.snapshot())
     (phase,) = algorithm.phases(first)
     streams = [client.run(phase) for client in clients]

@@ -193,7 +193,7 @@ class ClientRunner:
     ) -> RunnerOutput:
         client = self._client(job)
         reply = getattr(self.spec.algorithm, job.client_task.stage.name)(client)
-        client.check_received()
+        client.check()
         return self._answer(job.client_task, client, reply, started, sums)
 
     def _answer(
@@ -205,7 +205,6 @@ class ClientRunner:
         sums: BlockSum | None,
     ) -> RunnerOutput:
         """Build the task result: outcome, large part of the reply, new client state."""
-        client.check_given()
         if kept := client.resident.personal:
             if set(client.state.get("personal") or kept) != kept:
                 raise RuntimeError(
@@ -278,7 +277,7 @@ class ClientRunner:
         """Return a client that has received its model, which is in eval mode."""
         client = self._client(job)
         self.spec.algorithm.receive(client)
-        client.check_received()
+        client.check()
         client.model.eval()
         return client
 
@@ -313,7 +312,7 @@ class ClientRunner:
             predictions["validation"] = self._predict(predictor, rows.val)
         for name, part in self.spec.algorithm.parts(client).items():
             predictions[f"{name}/local"] = self._predict(part, rows.test)
-        client.check_given()
+        client.check()
         return predictions
 
     def personal_model(self, job: messages.TaskInput) -> tuple[Client, Predictor]:
