@@ -108,7 +108,7 @@ def _setting_table(source: ResultSet) -> Table:
     measured = [trial for trial in source.trials if trial.metric]
     metric = source.metric
     names, quantiles = client_columns(source)
-    apart = any(trial.chosen_by for trial in source.trials)
+    apart = _chosen_by(source)
     columns = [Column(("validation",), "chosen")] if apart else []
     columns += [Column(("test" if apart else "score",), "auto", compared=True)]
     columns += [Column((name,), "clients", name) for name in names]
@@ -125,7 +125,8 @@ def _setting_table(source: ResultSet) -> Table:
         known = trial.status != "failed" and len(trial.history)
         values = (measures.value(trial, one.measure, one.client) for one in columns if known)
         table.add(source.label(trial), trial.seed, list(values))
-    table.columns = [replace(column, measure=metric) for column in columns]
+    shown = {"chosen": apart}
+    table.columns = [replace(one, measure=shown.get(one.measure, metric)) for one in columns]
     table.sort_rows()
     table.notes += [_QUANTILE_NOTE] if quantiles else []
     return table
@@ -158,13 +159,17 @@ def group_by_label(source: ResultSet) -> dict[str, list[Trial]]:
     return groups
 
 
+def _chosen_by(source: ResultSet) -> str:
+    """Return the metrics that settings are chosen by, if these are not the reported ones."""
+    return " or ".join(sorted({trial.chosen_by for trial in source.trials if trial.chosen_by}))
+
+
 def _choice_notes(source: ResultSet) -> list[str]:
     """Return a note on the metric that settings are chosen by, if it is not the reported one."""
-    names = sorted({trial.chosen_by for trial in source.trials if trial.chosen_by})
-    if not names:
+    if not (names := _chosen_by(source)):
         return []
     return [
-        f"settings are chosen by {' or '.join(names)}; test is what is reported of them, at the "
+        f"settings are chosen by {names}; test is what is reported of them, at the "
         "seeds that they were chosen at (sweep.tune compares what it chose at seeds of its own)"
     ]
 

@@ -267,6 +267,21 @@ def test_without_a_paper_a_row_per_setting_is_best_first(sweep: Path, edited: Ed
     assert table.rows["full CIFAR-10"][1].mean == pytest.approx(87.0)
 
 
+def test_settings_chosen_by_a_validation_loss_have_the_least_first(edited: Edited) -> None:
+    def change(config: dict[str, Any]) -> None:
+        plain(config)
+        config["sweep"].update(metric="global/validation/loss", mode="min")
+
+    source = edited(change)
+    for trial in source.trials:
+        trial.metric, trial.chosen_by = "global/common/accuracy", "global/validation/loss"
+        trial.history["global/validation/loss"] = 1 - trial.history["global/common/accuracy"]
+    table = build_table(source)
+    assert table.columns[0].measure == "global/validation/loss"
+    means = [row[0].mean for row in table.rows.values()]
+    assert means == sorted(means) and means[0] == pytest.approx(0.18)
+
+
 def test_nothing_to_report_is_refused(sweep: Path) -> None:
     for journal in sweep.glob("trials/*/journal.jsonl"):
         journal.write_text("")
