@@ -19,6 +19,7 @@ from flray.federation.worker.resources import thread_count
 from flray.files import storage
 from flray.records import directory
 from flray.runs import resume_checks
+from flray.runs.code import changed_files
 
 
 class TrainedModels:
@@ -42,10 +43,17 @@ class TrainedModels:
     Raises
     ------
     FlrayError
-        If it has no checkpoint, or its data are not those it was trained on.
+        If it has no checkpoint, its data are not those it was trained on, or the user's files have changed since and
+        none are named.
     """
 
     def __init__(self, folder: Path, plugins: Sequence[str] = ()) -> None:
+        changed = [] if plugins else changed_files(directory.read(folder).get("code") or {})
+        if changed:
+            raise FlrayError(
+                f"{folder}: {', '.join(changed)} changed since this was run (SHA-256), so the network may be another "
+                "one; put it back, or give the file that holds: flray export ... --plugin FILE.py"
+            )
         self.spec: FederationSpec = build_spec(
             resume_checks.load_config(folder, plugins).experiment
         )

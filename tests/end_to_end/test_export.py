@@ -161,6 +161,35 @@ def test_names_of_data_stay_within_the_card() -> None:
     assert json.loads(shown) == card
 
 
+OWN_NETWORK = """
+import math
+from torch import nn
+from flray import register_model
+
+@register_model("own-network")
+def own_network(shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), num_classes), nn.ReLU())
+"""
+
+
+def test_a_network_whose_file_has_changed_is_exported_only_if_the_file_is_named(
+    tmp_cwd: Path,
+) -> None:
+    file = Path("own_network.py")
+    file.write_text(OWN_NETWORK)
+    settings = {"plugins": [str(file)], "model": "own-network", "rounds": 1}
+    ran = flray.run({"experiment": small(**settings)})
+    before = ran.model()
+    file.write_text(OWN_NETWORK.replace("nn.ReLU()", "nn.Tanh()"))
+    refused(export, ran.folder)
+    refused(ran.model)
+    file.rename("other.py")
+    file.write_text(OWN_NETWORK)
+    export(ran.folder, plugins=("other.py",))
+    assert "Tanh" in (ran.folder / "export" / "model.py").read_text()
+    assert str(ran.model()) == str(before)
+
+
 def test_the_model_of_a_result_and_what_there_is_not(tmp_cwd: Path) -> None:
     result = run("fedrod")
     batch = torch.rand(3, *build_spec(result.experiment).data.shape)
