@@ -306,7 +306,7 @@ def federate(
         y=pooled.y,
         clients=tuple(clients),
         test=np.concatenate([client.test for client in clients]),
-        classes=dataset.classes,
+        classes=tuple(map(str, dataset.classes)),
         mean=dataset.mean,
         std=dataset.std,
         task=dataset.task,

@@ -160,7 +160,7 @@ def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
         "normalisation": {"mean": list(map(float, data.mean)), "std": list(map(float, data.std))}
         if spec.algorithm.normalise
         else None,
-        "classes": list(map(str, data.classes)),
+        "classes": list(data.classes),
         **data.words,
         **({"columns": data.columns} if data.columns else {}),
         "models": {},

@@ -200,7 +200,7 @@ def save_provenance(spec: FederationSpec, folder: Path) -> None:
         "partition": data.partition_fingerprint,
         "shape": list(data.shape),
         "samples": len(data.y),
-        "classes": list(map(str, data.classes)),
+        "classes": list(data.classes),
         **data.words,
         "clients": [client.name for client in data.everyone],
         **({"unseen": [client.name for client in data.unseen]} if data.unseen else {}),

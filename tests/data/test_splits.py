@@ -1,6 +1,8 @@
 """Splits, shifts and noise; samples hold their own number, so that a leak shows in the samples themselves."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.sections import Shift
+from flray.config.shapes import read_partition
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset
 from flray.data.augment import sample_noise
 from flray.data.splits import (
@@ -22,7 +25,9 @@ from flray.data.splits import (
     private_sizes,
     used_share,
 )
+from flray.federation.spec import partition_summary
 from flray.federation.worker.resources import WorkerResources
+from flray.records import directory
 from flray.registry import partitions
 from tests.helpers import built, small
 from tests.messages import refused
@@ -428,6 +433,14 @@ def test_a_bad_partition_is_named(key: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
     partitions.register("mine")(lambda labels: BAD[key])
     refused(federate, numbered([(120, 60)]), "mine", {}, 0)
+
+
+def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
+    dataset = numbered([(120, 60)])
+    numbers: Any = tuple(range(len(dataset.classes)))
+    data = federate(replace(dataset, classes=numbers), "iid", {"clients": 2}, 0)
+    directory.save_partition(partition_summary(data), tmp_path)
+    assert read_partition(tmp_path / directory.PARTITION)["classes"] == [str(n) for n in numbers]
 
 
 def test_whole_numbers_of_any_kind_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
