@@ -217,6 +217,7 @@ def save_provenance(spec: FederationSpec, folder: Path) -> None:
         for part in ("train", "val", "test")
     }
     np.savez_compressed(folder / SAMPLES, allow_pickle=False, **rows)
-    for name in spec.config.plugins:
-        (folder / PLUGINS).mkdir(exist_ok=True)
-        shutil.copyfile(name, folder / PLUGINS / Path(name).name)
+    for number, name in enumerate(spec.config.plugins):
+        copy = folder / PLUGINS / Path(name).name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(name, copy.with_stem(f"{copy.stem}-{number}") if copy.exists() else copy)

@@ -161,6 +161,15 @@ def test_names_of_data_stay_within_the_card() -> None:
     assert json.loads(shown) == card
 
 
+def test_plug_ins_of_one_name_are_both_copied(tmp_cwd: Path) -> None:
+    for folder in ("one", "two"):
+        Path(folder).mkdir()
+        Path(folder, "mine.py").write_text(f"# {folder}")
+    ran = flray.run({"experiment": small(plugins=["one/mine.py", "two/mine.py"], rounds=1)})
+    copies = {path.read_text() for path in (ran.folder / "plugins").iterdir()}
+    assert copies == {"# one", "# two"}
+
+
 OWN_NETWORK = """
 import math
 from torch import nn
