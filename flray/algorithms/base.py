@@ -154,10 +154,8 @@ class Algorithm:
         Default: empty if the code of `loss` calls a ``loss``, the task's or that of the class above, and so does a
         loop of the method's that computes gradients.
         """
-        method = type(self)
-        loops = (method.step, method.train_phase, method.train)
-        names = [method.loss.__code__.co_names]
-        names += [n for n in (loop.__code__.co_names for loop in loops) if "backward" in n]
+        loops = (one.__code__.co_names for one in (self.step, self.train_phase, self.train))
+        names = [self.loss.__code__.co_names, *(one for one in loops if "backward" in one)]
         return "" if all("loss" in found for found in names) else "a loss of its own"
 
     def needs_epochs(self) -> str:

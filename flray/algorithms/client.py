@@ -69,8 +69,11 @@ class Client(TaskRecord):
     def __post_init__(self) -> None:
         super().__init__(self.device)
         given = {"message": self.message, "state": self.state}
-        tensors = ((name, one) for name, one in trees.flatten(given) if isinstance(one, Tensor))
-        self._given = [(name, one, one._version) for name, one in tensors]
+        self._given = [
+            (name, one, one._version)
+            for name, one in trees.flatten(given)
+            if isinstance(one, Tensor)
+        ]
         # Dicts of this task's own: a process's tasks have one message.
         self.message, self.state = trees.to_device(given, self.device).values()
         self.seed, self.local = self.config.seed, self.config.local

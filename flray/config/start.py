@@ -270,13 +270,16 @@ class _FromSource(SourceFileLoader):
 def _forget_changed(plugin: Path) -> None:
     """Have all modules of the user's that a plug-in has imported read anew if one of their files has changed since."""
     known = user_code([plugin])[0] if plugin in _sources else {}
-    files = {Path(file): digest for file, digest in known.items() if Path(file) != plugin}
-    if any(not file.is_file() or _read(file).sha256 != digest for file, digest in files.items()):
+    files = {Path(file): digest for file, digest in known.items()}
+    if any(
+        file != plugin and not (file.is_file() and _read(file).sha256 == digest)
+        for file, digest in files.items()
+    ):
         for name, module in list(sys.modules.items()):
             if file_of(module) in files and name != "__main__":
                 del sys.modules[name]
-        for file in known:
-            del _sources[Path(file)]
+        for file in files:
+            del _sources[file]
 
 
 def _execute(text: str, path: Path) -> Path:

@@ -144,8 +144,10 @@ class Federation(FederationState):
         self.server.round += 1
         evaluation, rounds = self.spec.config.evaluation, self.spec.config.rounds
         if self.server.round % evaluation.every == 0 or self.server.round == rounds:
-            task = f"task {self.spec.task.name}"
-            with self.record.timed("evaluate"), self.hook("evaluation", task):
+            with (
+                self.record.timed("evaluate"),
+                self.hook("evaluation", f"task {self.spec.task.name}"),
+            ):
                 metrics = self.evaluate()
             self.record.add_metrics(metrics)
         return self._finish()

@@ -125,8 +125,9 @@ def _setting_table(source: ResultSet) -> Table:
         known = trial.status != "failed" and len(trial.history)
         values = (measures.value(trial, one.measure, one.client) for one in columns if known)
         table.add(source.label(trial), trial.seed, list(values))
-    shown = {"chosen": apart}
-    table.columns = [replace(one, measure=shown.get(one.measure, metric)) for one in columns]
+    table.columns = [
+        replace(one, measure=apart if one.measure == "chosen" else metric) for one in columns
+    ]
     table.sort_rows()
     table.notes += [_QUANTILE_NOTE] if quantiles else []
     return table
