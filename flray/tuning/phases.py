@@ -18,6 +18,7 @@ from flray.config.loader import experiment_at
 from flray.config.sweep import Tune
 from flray.errors import FlrayError
 from flray.metrics.names import lower_is_better
+from flray.metrics.summary import AUTO, VALIDATION
 from flray.results.build_studies import compare_units
 from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_values, trial_number
 from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder
@@ -203,7 +204,11 @@ class Phases:
 
     @property
     def _mode(self) -> str:
-        return "min" if lower_is_better(self._tune.metric) else self._config.sweep.mode
+        """The direction of the metric that settings are chosen by; that of ``sweep.metric`` may be another."""
+        metric, sweep = self._tune.metric, self._config.sweep
+        if lower_is_better(metric) or metric in (AUTO, VALIDATION) or lower_is_better(sweep.metric):
+            return "min" if lower_is_better(metric) else "max"
+        return sweep.mode
 
     def _score(
         self, sweep: Path, u: int, k: int, rung: int | None = None, whole: bool = False

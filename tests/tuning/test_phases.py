@@ -164,6 +164,26 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     assert {one.verdict for one in decided} & {"better", "worse"}
 
 
+@pytest.mark.parametrize(
+    ("compared", "chosen_by", "best"),
+    [
+        ({"metric": "global/common/loss"}, "validation", 0.1),
+        ({"metric": "auto"}, "global/validation/loss", 0.01),
+        ({"metric": "global/common/loss"}, "global/validation/accuracy", 0.1),
+        ({"metric": "global/common/gap", "mode": "min"}, "validation", 0.1),
+        ({"metric": "global/common/gap", "mode": "min"}, "global/validation/gap", 0.01),
+    ],
+)
+def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
+    tuned: dict[str, Any], tmp_path: Path, compared: dict[str, str], chosen_by: str, best: float
+) -> None:
+    tuned["space"] = {"local.lr": {"grid": [0.01, 0.1, 0.05]}}
+    tune = {"samples": 3, "seeds": [100], "metric": chosen_by}
+    tuned["sweep"] = {"seeds": [0], "tune": tune, **compared}
+    sweep(tuned, tmp_path)
+    assert tuned_settings(load_folder(tmp_path))[0].chosen == {"local.lr": best}
+
+
 def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path: Path) -> None:
     def late(point: TrialSpec, round_: int) -> float:
         return quality(point, round_) if round_ >= 3 else math.nan
