@@ -213,7 +213,7 @@ def resume(
 ) -> Result | SweepResult:
     """Continue an interrupted run or sweep, or return the result of a finished one.
 
-    A sweep's failed trials run again.
+    A sweep's failed trials run again, those of a tuning only until its choice is compared.
 
     Parameters
     ----------

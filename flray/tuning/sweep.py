@@ -35,6 +35,7 @@ from flray.tuning.summary import add_report, finish
 from flray.tuning.trial_store import (
     TERMINAL_STATUSES,
     TrialFolder,
+    retry_failed,
     suggested_settings,
     trial_folders,
 )
@@ -180,9 +181,10 @@ class Sweep:
         )
         self._stack.callback(session.close)
         self._create(folder, list(self._points.values()), self._notify)
-        for trial in trial_folders(folder):
-            if trial.status == "failed":
-                directory.update(trial.path, status="waiting")
+        if failed := retry_failed(folder):
+            self._notify(
+                f"failed trials of a tuning are not run again ({failed}): its choice is compared already"
+            )
         for name, digest, origins in {
             (
                 point.experiment.data.name,

@@ -184,6 +184,33 @@ def trial_folders(sweep: Path) -> list[TrialFolder]:
     return [TrialFolder(sweep, name) for name in sorted(found, key=lambda name: (len(name), name))]
 
 
+def retry_failed(sweep: Path) -> int:
+    """Have failed trials run again, except those of a tuning whose choice is compared already.
+
+    Otherwise a setting that was not chosen could become the best, and be compared at the seeds that remain.
+
+    Returns
+    -------
+    int
+        The number of trials that stay failed.
+    """
+
+    def unit(record: directory.TrialRecord) -> tuple[object, object]:
+        return record.get("compared"), record.get("repetition")
+
+    records = {folder.path: folder.identity for folder in trial_folders(sweep)}
+    compared = [unit(one) for one in records.values() if one.get("phase") != "tuning"]
+    failed = {path: one for path, one in records.items() if one["status"] == "failed"}
+    again = [
+        path
+        for path, one in failed.items()
+        if one.get("phase") != "tuning" or unit(one) not in compared
+    ]
+    for path in again:
+        directory.update(path, status="waiting")
+    return len(failed) - len(again)
+
+
 def suggested_settings(sweep: Path, seeds: int) -> list[Values]:
     """Return the settings of a sweep's trial folders in order: a search's suggestions before it was killed.
 

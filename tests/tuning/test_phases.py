@@ -17,7 +17,7 @@ from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from flray.tuning.phases import Phases, has_reached
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
-from flray.tuning.trial_store import TrialFolder, trial_folders
+from flray.tuning.trial_store import TrialFolder, retry_failed, trial_folders
 from flray.tuning.units import units
 from tests.messages import refused
 from tests.tuning.helpers import begin
@@ -28,6 +28,7 @@ METHODS = {
     "local": {"algorithm": "local", "space": {"local.lr": {"grid": [0.05, 0.1]}}},
     "fedprox": {"algorithm": "fedprox", "space": {"algorithm.mu": {"loguniform": [1e-3, 1]}}},
 }
+FEDAVG = {"arms.method": "fedavg"}
 GAIN = {"fedavg": 0.0, "local": -0.2, "fedprox": 0.02}
 
 
@@ -237,6 +238,37 @@ def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
     assert len(go(config, tmp_path, score)) == 1  # in place of the one that failed
     (pair,) = build_table(load_folder(tmp_path)).studies.each[0].differences
     assert (pair.verdict, pair.seeds) == ("withheld", 5)
+
+
+def test_a_failed_trial_of_a_tuning_does_not_change_what_is_compared(
+    tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    tuned["space"] = {"local.lr": {"grid": [0.01, 0.1, 0.5]}}
+    tuned["sweep"]["tune"] = {"samples": 3, "seeds": [100]}
+    del tuned["arms"]["method"]["fedprox"]
+    config = resolve_sweep(load(tuned))
+    begin(config, tmp_path)
+
+    def work(count: int) -> None:
+        batch = Phases(config).next(tmp_path)
+        assert batch is not None
+        for point in batch.points[:count]:
+            trial = TrialFolder(tmp_path, point.number)
+            trial.create(point, config)
+            run(trial, point, config, point.experiment.rounds, quality)
+
+    work(5)
+    fedavg = [f for f in trial_folders(tmp_path) if f.identity["compared"] == FEDAVG]
+    local = [f for f in trial_folders(tmp_path) if f.identity["compared"] != FEDAVG]
+    for folder in (fedavg[1], *local):
+        directory.update(folder.path, status="failed", failure="OSError: no")
+    work(1)  # nothing of local ran to the end, so fedavg alone is compared, and the sweep is killed
+    assert retry_failed(tmp_path) == 1
+    assert fedavg[1].status == "failed" and {one.status for one in local} == {"waiting"}
+    go(config, tmp_path, quality)
+    tuned_to = [(t.setting["arms.method"], t.tuned) for t in load_folder(tmp_path).trials]
+    assert [one for name, one in tuned_to if name == "fedavg"] == [{"local.lr": 0.5}] * 2
+    assert [one for name, one in tuned_to if name == "local"] == [{"local.lr": 0.1}] * 2
 
 
 def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_path: Path) -> None:
