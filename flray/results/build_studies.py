@@ -1,11 +1,12 @@
 """Comparisons of a result set: its finished trials, separately for each place (data or circumstances)."""
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,67 +31,6 @@ REPEATED = {"data.seed": DRAWS, PARTITION_SEED: PARTITIONS}
 """Settings whose values are repetitions, like seeds, unless ``sweep.places`` names them; the plural of each."""
 
 
-class Observation(NamedTuple):
-    """A run's value of one measure; the tidy form that all comparisons are made of.
-
-    Attributes
-    ----------
-    place, measure, name : str
-        The data or circumstances, the measure, and the compared setting.
-    seed : int or tuple
-        The repetition: the run's seed, and the values of the repeated settings (`REPEATED`).
-    value : float or None
-        The value; None if the run does not count.
-    look : int
-        See `flray.results.paired.Added`.
-    failed : mapping of int to str
-        The seeds that its setting failed at, and why.
-    levels : mapping
-        By level, the member that the repetition belongs to; see `flray.results.paired.Levels`.
-    partition : str
-        SHA-256 of who held which samples; empty if it was not tracked.
-    """
-
-    place: str
-    measure: str
-    name: str
-    seed: Hashable
-    value: float | None
-    look: int = 0
-    failed: Mapping[Any, str] = {}
-    levels: Mapping[str, str] = {}
-    partition: str = ""
-
-
-def group_observations(observations: Iterable[Observation]) -> list[Study]:
-    """Return a study for each place and measure; a seed with a value has not failed."""
-    groups: dict[tuple[str, str], Study] = {}
-    for one in observations:
-        where = (one.place, one.measure)
-        study = groups.setdefault(where, Study(*where, {}))
-        found: Any = study  # its mappings are filled here, and nowhere else
-        found.looks.setdefault(one.name, {})[one.seed] = one.look
-        found.failed.setdefault(one.name, {}).update(one.failed)
-        if one.value is not None:
-            found.values.setdefault(one.name, {})[one.seed] = one.value
-        if one.partition:
-            found.partitions.setdefault(one.seed, {})[one.name] = one.partition
-        for level, member in one.levels.items():
-            known = found.levels.setdefault(level, {})
-            known[one.seed] = member or known.get(one.seed, "")  # of an arm that was not tuned
-    studies = []
-    for study in groups.values():
-        gone = {
-            name: {
-                seed: why for seed, why in reasons.items() if seed not in study.values.get(name, {})
-            }
-            for name, reasons in study.failed.items()
-        }
-        failed = {name: reasons for name, reasons in gone.items() if reasons}
-        studies.append(replace(study, failed=failed))
-    return studies
-
-
 def build_studies(source: ResultSet) -> Studies:
     """Return the comparisons of a sweep: finished trials only, and separately for each place."""
     stopped = {place_and_name(source, one) for one in source.trials if one.status == "stopped"}
@@ -104,12 +44,18 @@ def build_studies(source: ResultSet) -> Studies:
     sweep = source.config.get("sweep") or {}
     chosen = sweep.get("search", "random") != "random" or sweep.get("scheduler")
     whole, left_out = [], {(*one, "stopped early") for one in stopped}
-    for study in group_observations(_observe(source, finished)) if finished else ():
+    for study in _group(source, finished) if finished else ():
         lacking = dict.fromkeys(study.failed, "failed at each of its seeds")
         for name, seeds in study.values.items():
             gaps = sum(not math.isfinite(one) for one in seeds.values())
             lacking[name] = f"no number at {gaps} of {len(seeds)} seeds" if gaps else ""
-        lacking |= _on_other_samples(study)
+        # Clients that held other samples than those of most settings at some seed.
+        lacking |= {
+            name: "other samples or clients than the others"
+            for held in study.partitions.values()
+            for name, one in held.items()
+            if one != Counter(held.values()).most_common(1)[0][0]
+        }
         left_out |= {(study.place, *one) for one in lacking.items() if one[1]}
         kept = {
             name: seeds
@@ -131,18 +77,8 @@ def build_studies(source: ResultSet) -> Studies:
     return Studies(whole, lines, registered_reference(source), bool(chosen or repeated))
 
 
-def _on_other_samples(study: Study) -> dict[str, str]:
-    """Return the settings whose clients held other samples than those of most settings at some seed, and why."""
-    return {
-        name: "other samples or clients than the others"
-        for held in study.partitions.values()
-        for name, one in held.items()
-        if one != Counter(held.values()).most_common(1)[0][0]
-    }
-
-
-def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
-    """Yield the values of trials, those that do not count without one.
+def _group(source: ResultSet, counted: list[Trial]) -> Iterator[Study]:
+    """Yield a study for each place and measure, with the values of the trials that count; these have not failed.
 
     Of a paper's table these are the columns that are means over clients, or else all columns.
     """
@@ -152,18 +88,32 @@ def _observe(source: ResultSet, counted: list[Trial]) -> Iterator[Observation]:
         table = build_paper_table(replace(source, trials=counted), paper)
         columns = [one for one in table.columns if one.compared]
         rows = f"{PREFIX}{table.heading}"
-    for column in columns:
-        for one in source.trials:
-            if has_arms(one, column.arms):
-                place, name = place_and_name(source, one)
-                seed, levels = repetition(source, one)
-                if paper is not None:
-                    place, name = place_of(column), one.setting[rows]
-                value = column_value(one, column, paper) if id(one) in valued else None
-                failed = {seed: one.failure} if one.status == "failed" else {}
-                measure = measure_of(column, source.metric)
-                held = one.fingerprints.get("partition", "")
-                yield Observation(place, measure, name, seed, value, one.look, failed, levels, held)
+    groups: dict[tuple[str, str], Study] = {}
+    for column, one in itertools.product(columns, source.trials):
+        if not has_arms(one, column.arms):
+            continue
+        place, name = place_and_name(source, one)
+        if paper is not None:
+            place, name = place_of(column), one.setting[rows]
+        seed, levels = repetition(source, one)
+        where = place, measure_of(column, source.metric)
+        study: Any = groups.setdefault(where, Study(*where, {}))  # whose mappings are filled here
+        study.looks.setdefault(name, {})[seed] = one.look
+        if one.status == "failed":
+            study.failed.setdefault(name, {})[seed] = one.failure
+        if id(one) in valued:
+            study.values.setdefault(name, {})[seed] = column_value(one, column, paper)
+        if held := one.fingerprints.get("partition"):
+            study.partitions.setdefault(seed, {})[name] = held
+        for level, member in levels.items():
+            known = study.levels.setdefault(level, {})
+            known[seed] = member or known.get(seed, "")  # of an arm that was not tuned
+    for study in groups.values():
+        gone = {
+            name: {seed: why for seed, why in at.items() if seed not in study.values.get(name, {})}
+            for name, at in study.failed.items()
+        }
+        yield replace(study, failed={name: reasons for name, reasons in gone.items() if reasons})
 
 
 def place_of(column: Column) -> str:

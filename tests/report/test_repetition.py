@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flray.results.build_studies import Observation, build_studies, group_observations
+from flray.results.build_studies import build_studies
 from flray.results.conclusions import conclude, rank_sentence
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
@@ -144,14 +144,16 @@ def test_a_partition_that_the_file_fixes_is_said(source: ResultSet, tmp_path: Pa
         assert "held fixed throughout: one partition" in conclude(found)
 
 
-@pytest.mark.parametrize("order", [("tuned", "plain"), ("plain", "tuned")])
-def test_an_arm_that_is_not_tuned_hides_no_tuning(order: tuple[str, str]) -> None:
-    (study,) = group_observations(
-        Observation("", "m", name, seed, 1.0, levels={TUNINGS: str(seed % 2)[name == "plain" :]})
-        for name in order
-        for seed in range(4)
-    )
-    assert study.levels[TUNINGS] == {0: "0", 1: "1", 2: "0", 3: "1"}
+@pytest.mark.parametrize("step", [1, -1])
+def test_an_arm_that_is_not_tuned_hides_no_tuning(source: ResultSet, step: int) -> None:
+    source.config["paper"] = None
+    tuned = {"tuned": {"local.lr": 0.1}}
+    trials = [
+        replace(one, repetition=one.seed, **tuned if one.setting["arms.modules"] == "full" else {})
+        for one in source.trials[::step]
+    ]
+    found = build_studies(replace(source, trials=trials))
+    assert [one.levels[TUNINGS] for one in found.each] == [{0: "0", 1: "1"}] * 2
 
 
 def test_places_with_the_same_data_are_not_ranked_as_data_sets(source: ResultSet) -> None:
