@@ -90,7 +90,7 @@ def show_result(result: Result, as_json: bool = False) -> None:
         )
         return
     table = make_table(f"{name} {reported.text}")
-    views = [v for v in VIEWS if any(m.startswith(f"{v}/") for m in metrics)]
+    views = [v for v in VIEWS if any(m.rpartition("/")[0] == v for m in metrics)]
     measure = result.metric.rsplit("/", 1)[1]
     clients = sorted({m.rsplit("/client/", 1)[1] for m in metrics if f"/{measure}/client/" in m})
     shown = clients if len(clients) <= 12 else []

@@ -64,7 +64,8 @@ def evaluate(federation: FederationState) -> dict[str, float]:
 def available_metrics(spec: FederationSpec) -> list[str]:
     """Return the names of the metrics that an evaluation of this federation gives, as means over clients.
 
-    If clients keep personal running statistics, ``global/common`` does not exist.
+    If clients keep personal running statistics, or have several networks, ``global/common`` does not exist; of
+    several networks there is ``global/common/MEASURE/model/NETWORK``, and so on, besides.
     Each metric also has ``/std``, ``/worst`` and ``/worst10``, and ``/client/NAME`` for up to 100
     clients (``global/common`` and ``personal/pooled`` are single values). The names include a method's
     further models, such as Fed-CO2's ``online/local``.
@@ -72,7 +73,7 @@ def available_metrics(spec: FederationSpec) -> list[str]:
     held = any(len(client.val) for client in spec.data.clients)
     wanted = spec.config.evaluation
     scopes = {
-        "global": ["common", "local"] if spec.has_common else ["local"],
+        "global": ["common", "local"] if spec.has_one_common else ["local"],
         "personal": [
             "local",
             *(["others"] if wanted.others else []),
@@ -110,7 +111,17 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     known = available_metrics(spec)
     parts = name.split("/")
     further = parts[1:2] == ["local"] and type(spec.algorithm).parts is not Algorithm.parts
-    if parts[0] == "train" or further or "/".join(parts[:3]) in known:
+    of_networks = [
+        f"global/common/{measure}/model/{key}"
+        for measure in (spec.task.measures if spec.has_common else ())
+        for key in (spec.architectures if not spec.has_one_common else ())
+    ]
+    if (
+        parts[0] == "train"
+        or further
+        or "/".join(parts[:3]) in known
+        or "/".join(parts[:5]) in of_networks
+    ):
         return
     near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
     held = (
@@ -133,6 +144,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
 def _global(federation: FederationState) -> dict[str, float]:
     data, measure = federation.spec.data, federation.spec.task
     metrics: dict[str, float] = {}
+    scopes: dict[str, dict[int, dict[str, float]]] = {"local": {}, "validation": {}}
     tested = len(federation.spec.evaluation_chunks(data.test))
     found = predict(federation, federation.model_tasks())
     for key, members, suffix in _by_architecture(federation):
@@ -146,8 +158,21 @@ def _global(federation: FederationState) -> dict[str, float]:
         ):
             if parts:
                 each = summarise_parts(measure, _join(parts), sizes)
-                values = {i: {n: float(v[i]) for n, v in each.items()} for i in members}
-                metrics |= over_clients(federation, f"global/{scope}", values, suffix)
+                scopes[scope] |= {i: {n: float(v[i]) for n, v in each.items()} for i in members}
+    return metrics | _of_each_network(federation, scopes)
+
+
+def _of_each_network(
+    federation: FederationState, scopes: Mapping[str, Mapping[int, Mapping[str, float]]]
+) -> dict[str, float]:
+    """Return the global models' metrics over each network's clients, and over all clients where networks differ."""
+    metrics: dict[str, float] = {}
+    for scope, values in scopes.items():
+        for _, members, suffix in _by_architecture(federation):
+            mine = {i: values[i] for i in members if i in values}
+            metrics |= over_clients(federation, f"global/{scope}", mine, suffix)
+        if len(federation.server.models) > 1:
+            metrics |= over_clients(federation, f"global/{scope}", dict(sorted(values.items())))
     return metrics
 
 
@@ -165,25 +190,30 @@ def _with_own_statistics(federation: FederationState) -> dict[str, float]:
 
     A client that has not trained yet has none and is skipped.
     """
-    trained = [i for i, state in enumerate(federation.states) if state is not None]
+    untrained = _without_statistics(federation)
+    trained = [i for i in range(len(federation.states)) if i not in untrained]
     found = predict_clients(federation, "global", trained, federation.message(Stage("evaluate")))
-    metrics: dict[str, float] = {}
-    for _, members, suffix in _by_architecture(federation):
-        for part, scope in (("test", "local"), ("validation", "validation")):
-            values = {
-                i: federation.spec.task.summarise(found[i][part])
-                for i in members
-                if part in found.get(i, {})
-            }
-            metrics |= over_clients(federation, f"global/{scope}", values, suffix)
+    measure = federation.spec.task
+    metrics = _of_each_network(
+        federation,
+        {
+            scope: {i: measure.summarise(one[part]) for i, one in found.items() if part in one}
+            for part, scope in (("test", "local"), ("validation", "validation"))
+        },
+    )
     _warn_of_initial_statistics(federation, "left out of global/local")
     return metrics
 
 
+def _without_statistics(federation: FederationState) -> set[int]:
+    """Return the clients that should have personal running statistics, and have not trained yet."""
+    kept, clients = federation.spec.with_statistics, enumerate(federation.server.clients)
+    return {i for i, c in clients if c.architecture in kept and federation.states[i] is None}
+
+
 def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
     """Warn once that clients which have not trained have no personal running statistics."""
-    untrained = sum(state is None for state in federation.states)
-    if untrained and federation.spec.keeps_statistics:
+    if untrained := len(_without_statistics(federation)):
         federation.server.warn(
             "statistics",
             f"{untrained} of {len(federation.states)} clients have not trained yet and have no running "

@@ -172,19 +172,26 @@ class FederationSpec:
         return WithMetrics(task, added) if added else task
 
     @cached_property
-    def keeps_statistics(self) -> bool:
-        """Whether clients have personal running statistics (BatchNorm), which no other model learns."""
+    def with_statistics(self) -> frozenset[str]:
+        """Architectures whose clients have personal running statistics (BatchNorm), which no other model learns."""
         local, shared = self.config.aggregation.buffers == "local", self.algorithm.shared
         if shared == "all" and not local:
-            return False
-        return any(
-            resident.entries[name].is_floating_point()
-            and not isinstance(resident.entries[name], nn.Parameter)
-            for resident in (
-                ResidentModel(self.build(key), shared, local) for key in self.architectures
-            )
+            return frozenset()
+        residents = {
+            key: ResidentModel(self.build(key), shared, local) for key in self.architectures
+        }
+        return frozenset(
+            key
+            for key, resident in residents.items()
             for name in resident.personal
+            if resident.entries[name].is_floating_point()
+            and not isinstance(resident.entries[name], nn.Parameter)
         )
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether some clients have such statistics."""
+        return bool(self.with_statistics)
 
     @property
     def has_common(self) -> bool:
@@ -192,10 +199,15 @@ class FederationSpec:
         return "global" in self.algorithm.views and not self.keeps_statistics
 
     @property
+    def has_one_common(self) -> bool:
+        """Whether this model is the same for all clients, or else one of each network."""
+        return self.has_common and len(self.architectures) == 1
+
+    @property
     def primary_metric(self) -> str:
         """Name of the method's primary metric, which reports and comparisons use."""
         return primary_metric_name(
-            self.algorithm.views, self.task.measures[0], common=not self.keeps_statistics
+            self.algorithm.views, self.task.measures[0], common=self.has_one_common
         )
 
     @property

@@ -79,8 +79,8 @@ def primary_metric_name(views: tuple[str, ...], metric: str, common: bool = True
     metric : str
         The task's metric.
     common : bool
-        Whether all clients test the same global model; if not, each one tests it with its local
-        statistics.
+        Whether all clients test the same global model; if not, each one tests that of its network, or
+        with its local statistics.
     """
     view = PRIMARY_VIEWS[views[0]] if common or views[0] != "global" else ALIKE[0]
     return f"{view}/{metric}"

@@ -16,7 +16,7 @@ from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import runner
 from flray.runs.models import TrainedModels
-from tests.algorithms.helpers import federation_of, gaussian_clients, spec_of
+from tests.algorithms.helpers import OTHER, federation_of, gaussian_clients, spec_of
 from tests.helpers import built
 from tests.messages import refused
 
@@ -62,6 +62,26 @@ def test_metrics_are_named_accordingly() -> None:
     views = {name.rpartition("/")[0] for name in available_metrics(both)}
     assert views == {"personal/local", "global/local"}
     assert set(federation_of(both).step().metrics) >= set(available_metrics(both))
+
+
+@pytest.mark.parametrize("more", [{}, LOCAL])
+def test_several_networks_are_measured_over_all_clients_too(more: dict[str, Any]) -> None:
+    """Each client tests the global model of its network: the primary metric, which a run without it could not end."""
+    spec = spec_of("fedavg", models=OTHER, evaluation={"validation": 0.25}, **more)
+    metrics = federation_of(spec).step().metrics
+    assert spec.primary_metric == "global/local/accuracy"
+    for scope in ("local", "validation"):
+        values = [metrics[f"global/{scope}/accuracy/client/client{i}"] for i in range(3)]
+        assert metrics[f"global/{scope}/accuracy"] == pytest.approx(sum(values) / 3)
+        assert metrics[f"global/{scope}/accuracy/worst"] == min(values)
+    own, other = (f"global/local/accuracy/model/two-layer{end}" for end in ("", "-2"))
+    assert {f"{own}/std", f"{other}/std"} <= set(metrics)
+    assert set(metrics) >= set(available_metrics(spec))
+    refused(check_metric, spec, "global/common/accuracy", "experiment.stop.metric")
+    common = "global/common/accuracy/model/two-layer"
+    assert (common in metrics) == spec.has_common
+    if spec.has_common:
+        check_metric(spec, common, "experiment.stop.metric")
 
 
 def test_clients_that_have_not_trained_are_left_out_and_said() -> None:
