@@ -252,7 +252,6 @@ class Registry:
 
     def added(self) -> dict[str, Any]:
         """Return the user's components, for registration in other processes."""
-        self.load()
         return {name: item for name, item in self._entries.items() if name not in self._builtin}
 
     def add(self, entries: Mapping[str, Any]) -> None:

@@ -221,9 +221,27 @@ def load_plugins(paths: Iterable[str], base: Path | None = None) -> list[Path]:
     Raises
     ------
     ConfigError
-        If a file is missing, is not Python, raises or ends the process; it names file and line.
+        If a file is missing, is not Python, raises or ends the process; it names file and line. If it
+        registers a component under the name of another file's.
     """
-    return [_execute(text, _locate(text, base)) for text in paths]
+    files: list[Path] = []
+    owners: dict[tuple[str, str], Path | None] = {}
+    for text in paths:
+        before = _components()
+        files.append(_execute(text, _locate(text, base)))
+        for (kind, name), item in _components().items():
+            file = file_of(sys.modules.get(item.__module__))
+            changed = before.get((kind, name)) is not item
+            if changed and owners.setdefault((kind, name), file) != file:
+                why = f"it registers the {kind} {name!r}, as {owners[kind, name]} does; give one of them another name"
+                raise _refused(text, why)
+    return files
+
+
+def _components() -> dict[tuple[str, str], Any]:
+    """Return the user's components by kind and name."""
+    kinds = registry.ALL.values()
+    return {(one.kind, name): item for one in kinds for name, item in one.added().items()}
 
 
 def _locate(text: str, base: Path | None) -> Path:

@@ -1,11 +1,23 @@
 """Mistakes of a user's method are named."""
 
+from pathlib import Path
 from typing import Any
 
-from flray import register_algorithm
+import pytest
+
+from flray import register_algorithm, registry
 from flray.algorithms import Algorithm
+from flray.config.loader import load
 from tests.algorithms import helpers as tiny
 from tests.messages import refused
+
+SAMPLER = """
+from flray import register_sampler
+
+@register_sampler("of-two-files")
+def pick(round, clients, count):
+    return clients[:count]
+"""
 
 
 @register_algorithm("no-stages")
@@ -18,3 +30,24 @@ class NoStages(Algorithm):
 
 def test_stages_that_are_not_yielded_are_named() -> None:
     refused(tiny.run, "no-stages")
+
+
+def test_two_plug_ins_under_one_name_are_refused(
+    digits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of a file whose name for the component was left as it was: the first one would never run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("newer").mkdir()
+    for file in ("one.py", "two.py", "newer/one.py"):
+        Path(file).write_text(SAMPLER)
+    Path("user.py").write_text("import one")  # the same file, under its module's name
+
+    def given(*files: str) -> Any:
+        return load({"experiment": {**digits, "plugins": [*files]}})
+
+    for second in ("two.py", "newer/one.py"):
+        refused(given, "one.py", second)
+        given(second)
+    given("one.py", "user.py", "one.py")
+    del registry.samplers._entries["of-two-files"]
