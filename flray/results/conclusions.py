@@ -38,7 +38,7 @@ def conclude(found: Studies) -> list[str]:
         lines.append(head + rank_sentence(ranks))
         lines += [head + line for line in _elsewhere(found, measure, ranks)]
     for study in found.each:
-        head = " · ".join(filter(None, [study.place, study.measure if len(measures) > 1 else ""]))
+        head = found.title(study)
         lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
     return [*lines, *_held_fixed(found), *_until(found), *found.left_out]
 

@@ -141,6 +141,11 @@ class Studies:
             found[measure] = replace(ranks, failed=tuple(n for n in ranks.names if n in failed))
         return found
 
+    def title(self, study: Study) -> str:
+        """Return the place of one of them, and its measure if they have several."""
+        several = len({one.measure for one in self.each}) > 1
+        return " · ".join(filter(None, [study.place, study.measure if several else ""]))
+
     @property
     def method(self) -> str:
         """How they are compared, in words."""
@@ -219,19 +224,6 @@ def behind_best(studies: Sequence[Study]) -> dict[str, NDArray[np.float64]]:
         behind.append(values.rsub(best, axis=0).abs())
     whole = pd.concat(behind)
     return {name: np.sort(whole[name]) for name in names if len(whole)}
-
-
-def profile(behind: NDArray[np.float64], within: float) -> float:
-    """Return the share of runs that are at most so far behind the best.
-
-    Parameters
-    ----------
-    behind : ndarray [n]
-        Distances from the best, sorted.
-    within : float
-        The most that counts.
-    """
-    return float(np.searchsorted(behind, within + 1e-9, side="right")) / len(behind)
 
 
 PARTITION_SEED = "partition.seed"

@@ -14,7 +14,7 @@ from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentenc
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
 from flray.results.sequential import ALPHA, detectable_difference, half_width, seeds_needed
-from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best, profile
+from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best
 from flray.results.variance import nested_variance, split_variance
 from tests.report.conftest import studied
 
@@ -443,6 +443,5 @@ def test_profiles_by_hand() -> None:
         "a": [0.0, 0.0, 5.0, 5.0],
         "b": [0.0, 0.0, 2.0, 2.0],
     }
-    assert [profile(found["a"], within) for within in (0, 2, 4.9, 5)] == [0.5, 0.5, 0.5, 1.0]
     loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
     assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}

@@ -25,7 +25,7 @@ from flray.drawing.grids import GridPanel
 from flray.errors import one_line
 from flray.records import directory
 from flray.records.journal import Journal
-from flray.reporting import make, panels
+from flray.reporting import make, sections
 from flray.reporting.build import GREEK, markdown, render_latex, render_page, render_summary
 from flray.reporting.sections import create_sections
 from flray.results.choices import Choices, choices
@@ -119,14 +119,14 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
 def test_a_partition_is_titled_by_what_makes_it(source: ResultSet) -> None:
     for number, trial in enumerate(source.trials):
         trial.setting |= {"local.lr": 0.05 + number % 2, "partition.alpha": 0.5 + number % 2}
-    sections = create_sections(source)
-    (found,) = (one for one in sections if one.title == "Samples of each client")
+    every = create_sections(source)
+    (found,) = (one for one in every if one.title == "Samples of each client")
     title = next(iter(found.figures.values())).axes[0].get_title("left")
     assert "alpha=0.5" in title and "0.05" not in title
 
 
 def first_grid(source: ResultSet) -> GridPanel:
-    return next(panels.client_values(group_trials(source)))
+    return next(sections.client_values(group_trials(source)))
 
 
 def test_comparisons_have_sections_where_they_are_given(source: ResultSet) -> None:
@@ -139,7 +139,7 @@ def test_comparisons_have_sections_where_they_are_given(source: ResultSet) -> No
     assert one.get_xlabel() == "how much better the first is, points"
     assert (one.get_title("left"), other.get_title("left")) == ("CIFAR-10", "CIFAR-100")
     # Every seed has a thin line under the mean.
-    panel = next(panels.lines(group_trials(source), panels.learning_curve))
+    panel = next(sections.lines(group_trials(source), sections.learning_curve))
     assert np.array(panel.lines[0].each)[:, -1] == pytest.approx([0.70, 0.72])
 
 
@@ -162,7 +162,7 @@ def test_the_worst_client_is_marked(sweep: Path) -> None:
 def test_a_line_is_broken_where_a_round_is_missing(source: ResultSet) -> None:
     for trial in source.trials:
         trial.history.loc[1, "fedskc/e_k/client/a"] = float("nan")
-    panel = next(panels.client_curves(group_trials(source), "fedskc/e_k"))
+    panel = next(sections.client_curves(group_trials(source), "fedskc/e_k"))
     assert [line.name for line in panel.lines] == ["a", "b"]
     assert np.isnan(panel.lines[0].y).tolist() == [False, True, False, False]
     assert not np.isnan(panel.lines[1].y).any()
@@ -192,7 +192,7 @@ def tried(bend: float = 1.0) -> Choices:
 
 
 def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
-    (figure,) = panels.heat_maps([tried()])
+    (figure,) = sections.heat_maps([tried()])
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("mu", "local.lr")
     assert [text.get_text() for text in axes.get_xticklabels()] == ["0.1", "0.5", "1"]
@@ -202,7 +202,7 @@ def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
 
     whole = tried()  # combinations that were not all run have none
     part = replace(whole, settings=whole.settings[1:], scores=whole.scores[1:])
-    assert list(panels.heat_maps([part])) == []
+    assert list(sections.heat_maps([part])) == []
 
 
 def test_importance_is_what_moves_the_score() -> None:
@@ -212,7 +212,7 @@ def test_importance_is_what_moves_the_score() -> None:
     found = Choices("m", "x", ("a", "b", "c"), settings, 3 * draws[:, 0] + draws[:, 1]).importance()
     assert list(found)[:2] == ["a", "b"] and sum(found.values()) == pytest.approx(1.0)
     assert found["a"] == pytest.approx(0.9, abs=0.04) and found["c"] < 0.02  # 9 : 1
-    assert panels.importances([tried()]) == []  # nine settings are too few
+    assert list(sections.importances([tried()])) == []  # nine settings are too few
 
 
 def test_settings_of_a_sweep_are_grouped_by_what_is_compared(source: ResultSet) -> None:
@@ -241,11 +241,11 @@ def phased(source: ResultSet) -> ResultSet:
 
 def test_seconds_by_phase_add_up_and_fairness_begins_with_the_worst(phased: ResultSet) -> None:
     groups = group_trials(phased)
-    panel = next(panels.phase_seconds(groups))
+    panel = next(sections.phase_seconds(groups))
     assert list(panel.names) == ["none", "full"]
     found = {name: values[0] for name, values in panel.parts.items()}
     assert found == pytest.approx({"train": 6.0, "evaluate": 1.0, "other": 3.0})  # four rounds
-    line = next(panels.lines(groups, panels.client_quantile)).lines[0]
+    line = next(sections.lines(groups, sections.client_quantile)).lines[0]
     assert list(line.x) == [0, 50, 100]
     assert list(line.y) == pytest.approx([10.0, 66.0, 76.0])  # seeds: 65 and 75, 67 and 77
     each = [pytest.approx([10, 65, 75]), pytest.approx([10, 67, 77])]
@@ -255,7 +255,7 @@ def test_seconds_by_phase_add_up_and_fairness_begins_with_the_worst(phased: Resu
 def test_a_profile_is_a_step_at_every_distance_from_the_best() -> None:
     first = {"a": {0: 90.0, 1: 80.0}, "b": {0: 86.0, 1: 81.0}}
     metric = "global/common/accuracy"
-    (panel,) = panels.profiles(Studies([Study("x", metric, first), Study("y", metric, first)]))
+    (panel,) = sections.profiles(Studies([Study("x", metric, first), Study("y", metric, first)]))
     a, b = panel.lines
     assert list(a.x) == pytest.approx([0, 1, 1, 4.2, 4.2]) and a.name == "a"
     assert list(b.x) == pytest.approx([0, 4, 4, 4.2, 4.2])
