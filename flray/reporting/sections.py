@@ -284,8 +284,7 @@ def client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
 
 def _clients(source: ResultSet, groups: Groups) -> Iterator[Section]:
     """Yield sections on the clients: their values, their samples, and the numbers that methods track of each."""
-    leaves = (trials for settings in groups.values() for trials in settings.values())
-    stay, seed = measures.clients_stay(leaves), source.trials[0].seed
+    stay, seed = measures.clients_stay(groups), source.trials[0].seed
     seeds = "first seed (under another seed the same name is another client)"
     tables = map(grids.draw_table, client_values(groups))
     yield _section("clients", tables, _MAX_PANELS, seeds="mean over seeds" if stay else seeds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,15 +162,16 @@ def comparable_trials(trials: Sequence[Trial]) -> Sequence[Trial]:
     return trials if len(held) == 1 and "" not in held else trials[:1]
 
 
-def clients_stay(groups: Iterable[Sequence[Trial]]) -> bool:
+def clients_stay(groups: Mapping[str, Mapping[str, Sequence[Trial]]]) -> bool:
     """Tell whether a client is the same at all seeds of each setting.
 
     Parameters
     ----------
-    groups : iterable of sequence of Trial
-        By setting, its trials.
+    groups : mapping
+        As `group_trials` returns them.
     """
-    return all(comparable_trials(trials) is trials for trials in groups if trials)
+    leaves = (trials for settings in groups.values() for trials in settings.values())
+    return all(comparable_trials(trials) is trials for trials in leaves)
 
 
 def _column(trial: Trial, name: str) -> pd.Series[float]:

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
-from flray.metrics.names import TEST_VIEWS, VIEWS
+from flray.metrics.names import TEST_VIEWS, VIEWS, lower_is_better
 from flray.results import measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings
@@ -26,7 +26,7 @@ from flray.results.formatting import terminal
 from flray.results.load import load_folder
 from flray.results.result_set import COMPARISON, ENDED, ResultSet, Trial, alike_notes
 from flray.results.study import question_lines
-from flray.results.table import Column, Table, build_paper_table
+from flray.results.table import Cell, Column, Table, build_paper_table
 from flray.results.variance import variances
 
 SMOKE_NOTE = "a smoke run: two short rounds on a few samples show that every method runs; its numbers mean nothing"
@@ -80,12 +80,12 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
         return table
     _compare(table, source, reference)
     where = {source.label(one): place_and_name(source, one) for one in source.trials}
-
-    def compared_as(label: str, column: Column) -> tuple[str, str, str]:
-        place, name = where[label] if paper is None else (place_of(column), label)
-        return place, measure_of(column, source.metric), name
-
-    table.mark_best(compared_as)
+    winners = {(study.place, study.measure, study.winner) for study in table.studies.each}
+    for label, row in table.rows.items():
+        for cell, column in zip(row, table.columns, strict=True):
+            place, name = where[label] if paper is None else (place_of(column), label)
+            compared_as = place, measure_of(column, source.metric), name
+            cell.best = column.compared and compared_as in winners
     return table
 
 
@@ -122,13 +122,18 @@ def _setting_table(source: ResultSet) -> Table:
             columns.append(Column((head,), f"{view}/*"))
     table = Table(f"{source.name}: {metric}", "setting", columns)
     for trial in source.trials:
-        known = trial.status != "failed" and len(trial.history)
-        values = (measures.value(trial, one.measure, one.client) for one in columns if known)
-        table.add(source.label(trial), trial.seed, list(values))
+        row = table.rows.setdefault(source.label(trial), [Cell() for _ in columns])
+        if trial.status != "failed" and len(trial.history):
+            for cell, one in zip(row, columns, strict=True):
+                cell.values[trial.seed] = measures.value(trial, one.measure, one.client)
     table.columns = [
         replace(one, measure=apart if one.measure == "chosen" else metric) for one in columns
     ]
-    table.sort_rows()
+    # Rows without a number come last.
+    sign = 1.0 if lower_is_better(table.columns[0].measure) else -1.0
+    table.rows = dict(
+        sorted(table.rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9))
+    )
     table.notes += [_QUANTILE_NOTE] if quantiles else []
     return table
 
@@ -145,19 +150,10 @@ def client_columns(source: ResultSet) -> tuple[list[str], list[str]]:
     """
     measured = [trial for trial in source.trials if trial.metric]
     names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
-    stay = measures.clients_stay(group_by_label(source).values())
+    stay = measures.clients_stay(measures.group_trials(source))
     if not names or (stay and len(names) <= measures.MAX_CLIENTS):
         return names, []
     return [], list(measures.QUANTILES)
-
-
-def group_by_label(source: ResultSet) -> dict[str, list[Trial]]:
-    """Return the trials that were measured by the label of their setting."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in source.trials:
-        if trial.metric:
-            groups.setdefault(source.label(trial), []).append(trial)
-    return groups
 
 
 def _chosen_by(source: ResultSet) -> str:
@@ -194,14 +190,12 @@ def _seed_notes(table: Table) -> list[str]:
 
 def _protocol_notes(source: ResultSet) -> list[str]:
     evaluation = source.config["experiment"]["evaluation"]
-    protocol = evaluation.get("protocol", "last")
-    if protocol == "mean-last":
-        return [f"value of a run: mean of the last {evaluation['last']} evaluated rounds"]
-    if protocol == "best":
-        return [
-            "value of a run: round of the best mean validation value, the last where there is none"
-        ]
-    return []
+    ways = {
+        "mean-last": f"mean of the last {evaluation.get('last')} evaluated rounds",
+        "best": "round of the best mean validation value, the last where there is none",
+    }
+    way = ways.get(evaluation.get("protocol", "last"))
+    return [f"value of a run: {way}"] if way else []
 
 
 def _status_notes(source: ResultSet) -> list[str]:
@@ -297,7 +291,43 @@ class SweepResult:
         test data if the metric is); ``seconds`` of training, ``sha256`` of everything learnt,
         ``failure``.
         """
-        return trial_frame(self.data)
+        data = self.data
+        trials = data.trials
+        views = [
+            (f"{view}/{trial.measure}", measures.AVERAGE) for trial in trials for view in TEST_VIEWS
+        ]
+        names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
+        over = measures.QUANTILES if client_columns(data)[1] else ()
+        measured = {
+            **{measure: (measure, client) for measure, client in views},
+            **{f"{CLIENT}{name}": ("clients", name) for name in names},
+            **{f"{OVER_CLIENTS}{name}": ("quantile", name) for name in over},
+        }
+        values = {
+            column: [measures.tracked_value(trial, *what) for trial in trials]
+            for column, what in measured.items()
+        }
+        apart = [measures.tracked_value(trial, "auto") for trial in trials]
+        return pd.DataFrame(
+            {
+                **_identities(data, trials),
+                "status": [trial.status for trial in trials],
+                "rounds": [len(trial.history) for trial in trials],
+                "score": [measures.tracked_value(trial, "chosen") for trial in trials],
+                **({TEST: apart} if any(trial.chosen_by for trial in trials) else {}),
+                "metric": [trial.score_metric or None for trial in trials],
+                **{
+                    name: column
+                    for name, column in values.items()
+                    if not all(map(math.isnan, column))
+                },
+                "seconds": [
+                    float(np.nan_to_num(measures.total(trial, "time/round"))) for trial in trials
+                ],
+                "sha256": [trial.sha256 or None for trial in trials],
+                "failure": [trial.failure or None for trial in trials],
+            }
+        )
 
     @property
     def settings(self) -> list[str]:
@@ -314,8 +344,36 @@ class SweepResult:
         ``rounds_min`` and ``rounds_max`` differ where some stopped early; ``stopped`` and
         ``failed`` count trials.
         """
-        stay = measures.clients_stay(group_by_label(self.data).values())
-        return setting_frame(self.results, self.settings, self.mode, stay)
+        trials, settings = self.results, self.settings
+        # A client's values may be averaged if it is the same at all seeds.
+        stay = measures.clients_stay(measures.group_trials(self.data))
+        keys = [str(list(row)) for row in trials[settings].itertuples(index=False)]
+        first = [name for name in ("score", TEST) if name in trials.columns]
+        kinds = (*TEST_VIEWS, OVER_CLIENTS, *([CLIENT] if stay else []))
+        measured = [*first, *(c for c in trials.columns if c.startswith(kinds))]
+        rows = []
+        for _, group in trials.groupby(pd.Series(keys, index=trials.index), sort=False):
+            good = group[group["status"] != "failed"]
+            values = good[measured].astype(float)
+            row = {
+                **{name: group[name].iloc[0] for name in settings},  # each of its own type
+                "seeds": int(good["score"].notna().sum()),
+                "metric": group["metric"].iloc[0],
+                "rounds_min": int(good["rounds"].min()) if len(good) else 0,
+                "rounds_max": int(good["rounds"].max()) if len(good) else 0,
+                "stopped": int((group["status"] == "stopped").sum()),
+                "failed": int((group["status"] == "failed").sum()),
+            }
+            for name in measured:
+                row |= {name: values[name].mean(), f"{name}_std": values[name].std(ddof=1)}
+            rows.append(row)
+        return pd.DataFrame(rows).sort_values(
+            "score",
+            ascending=self.mode == "min",
+            na_position="last",
+            ignore_index=True,
+            kind="stable",
+        )
 
     @cached_property
     def curves(self) -> pd.DataFrame:
@@ -324,7 +382,16 @@ class SweepResult:
         Columns: ``trial``; the settings; ``seed``, ``round``; ``score``, ``train/loss`` and the means
         of all views that were measured (NaN in rounds without an evaluation).
         """
-        return curve_frame(self.data)
+        parts = []
+        for trial in self.data.trials:
+            names = [str(name) for name in trial.history]
+            shown = [
+                n for n in names if n in ("score", "train/loss") or n.rpartition("/")[0] in VIEWS
+            ]
+            if names:
+                first = pd.DataFrame(_identities(self.data, [trial]))
+                parts.append(first.merge(trial.history[["round", *shown]], how="cross"))
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
     def _repr_html_(self) -> str:
         """Return the HTML that a notebook shows: the conclusions, and the settings, best first."""
@@ -347,7 +414,8 @@ class SweepResult:
     def best_trials(self) -> list[Trial]:
         """The trials of the best setting, one per seed: ``best_trials[0].model()`` is its first model."""
         wanted = self.label(self.summary.iloc[0])
-        return [one for one in group_by_label(self.data).get(wanted, ()) if one.phase == COMPARISON]
+        trials = (one for one in self.data.trials if one.metric and one.phase == COMPARISON)
+        return [one for one in trials if self.data.label(one) == wanted]
 
     @property
     def uri(self) -> str | None:
@@ -371,7 +439,8 @@ class SweepResult:
 
     def label(self, row: pd.Series[Any]) -> str:
         """Return the label of a row: the settings that vary."""
-        flat = {name: row[name] for name in self.data.varying if not _is_missing(row[name])}
+        # A trial may lack a setting, and the value of one may be a list.
+        flat = {n: row[n] for n in self.data.varying if row[n] is not None and row[n] == row[n]}
         return self.data.name_of(flat) or self.data.trials[0].method
 
     @property
@@ -391,47 +460,6 @@ class SweepResult:
         return terminal(self.main_table)
 
 
-def _is_missing(value: Any) -> bool:
-    """Return whether a trial lacks a setting; the value of one may be a list."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def trial_frame(data: ResultSet) -> pd.DataFrame:
-    """Return one row per trial; for the columns see `flray.results.sweep.SweepResult.results`."""
-    trials = data.trials
-    views = [
-        (f"{view}/{trial.measure}", measures.AVERAGE) for trial in trials for view in TEST_VIEWS
-    ]
-    names = dict.fromkeys(name for trial in trials for name in measures.clients(trial))
-    over = measures.QUANTILES if client_columns(data)[1] else ()
-    measured = {
-        **{measure: (measure, client) for measure, client in views},
-        **{f"{CLIENT}{name}": ("clients", name) for name in names},
-        **{f"{OVER_CLIENTS}{name}": ("quantile", name) for name in over},
-    }
-    values = {
-        column: [measures.tracked_value(trial, *what) for trial in trials]
-        for column, what in measured.items()
-    }
-    apart = [measures.tracked_value(trial, "auto") for trial in trials]
-    return pd.DataFrame(
-        {
-            **_identities(data, trials),
-            "status": [trial.status for trial in trials],
-            "rounds": [len(trial.history) for trial in trials],
-            "score": [measures.tracked_value(trial, "chosen") for trial in trials],
-            **({TEST: apart} if any(trial.chosen_by for trial in trials) else {}),
-            "metric": [trial.score_metric or None for trial in trials],
-            **{name: column for name, column in values.items() if not all(map(math.isnan, column))},
-            "seconds": [
-                float(np.nan_to_num(measures.total(trial, "time/round"))) for trial in trials
-            ],
-            "sha256": [trial.sha256 or None for trial in trials],
-            "failure": [trial.failure or None for trial in trials],
-        }
-    )
-
-
 def _identities(data: ResultSet, trials: Sequence[Trial]) -> dict[str, list[Any]]:
     """Return the first columns of a row per trial: number, settings and seed."""
     return {
@@ -439,56 +467,3 @@ def _identities(data: ResultSet, trials: Sequence[Trial]) -> dict[str, list[Any]
         **{name: [trial.setting.get(name) for trial in trials] for name in data.settings},
         "seed": [trial.seed for trial in trials],
     }
-
-
-def curve_frame(data: ResultSet) -> pd.DataFrame:
-    """Return one row per trial and round; for the columns see `flray.results.sweep.SweepResult.curves`."""
-    parts = []
-    for trial in data.trials:
-        names = [str(name) for name in trial.history]
-        shown = [n for n in names if n in ("score", "train/loss") or n.rpartition("/")[0] in VIEWS]
-        if names:
-            first = pd.DataFrame(_identities(data, [trial]))
-            parts.append(first.merge(trial.history[["round", *shown]], how="cross"))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def setting_frame(
-    trials: pd.DataFrame, settings: list[str], mode: str, clients: bool = True
-) -> pd.DataFrame:
-    """Return one row per setting, best first; see `flray.results.sweep.SweepResult.summary`.
-
-    Parameters
-    ----------
-    trials : DataFrame
-        As `trial_frame` returns it.
-    settings : list of str
-        Its columns that are settings.
-    mode : {"max", "min"}
-        Whether the score is better high or low.
-    clients : bool
-        Whether a client is the same at all seeds, so that its values may be averaged.
-    """
-    keys = [str(list(row)) for row in trials[settings].itertuples(index=False)]
-    first = [name for name in ("score", TEST) if name in trials.columns]
-    kinds = (*TEST_VIEWS, OVER_CLIENTS, *([CLIENT] if clients else []))
-    measured = [*first, *(c for c in trials.columns if c.startswith(kinds))]
-    rows = []
-    for _, group in trials.groupby(pd.Series(keys, index=trials.index), sort=False):
-        good = group[group["status"] != "failed"]
-        values = good[measured].astype(float)
-        row = {
-            **{name: group[name].iloc[0] for name in settings},  # each of its own type
-            "seeds": int(good["score"].notna().sum()),
-            "metric": group["metric"].iloc[0],
-            "rounds_min": int(good["rounds"].min()) if len(good) else 0,
-            "rounds_max": int(good["rounds"].max()) if len(good) else 0,
-            "stopped": int((group["status"] == "stopped").sum()),
-            "failed": int((group["status"] == "failed").sum()),
-        }
-        for name in measured:
-            row |= {name: values[name].mean(), f"{name}_std": values[name].std(ddof=1)}
-        rows.append(row)
-    return pd.DataFrame(rows).sort_values(
-        "score", ascending=mode == "min", na_position="last", ignore_index=True, kind="stable"
-    )

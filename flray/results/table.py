@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,6 @@ import pandas as pd
 
 from flray.config.arms import PREFIX
 from flray.config.sweep import PaperTable
-from flray.metrics.names import lower_is_better
 from flray.papers import PAPERS, printed_numbers, tables
 from flray.results import measures
 from flray.results.result_set import ResultSet, Trial
@@ -135,36 +134,6 @@ class Table:
     def has_printed(self) -> bool:
         """Whether any cell has a printed number."""
         return any(cell.printed_text for cell in self.cells)
-
-    def add(self, label: str, seed: int, values: Sequence[float]) -> bool:
-        """Add a run's values, one per column or none; return whether its row had this seed before."""
-        row = self.rows.setdefault(label, [Cell() for _ in self.columns])
-        before = seed in row[0].values
-        for cell, value in zip(row, values, strict=False):
-            cell.values[seed] = value
-        return before
-
-    def sort_rows(self) -> None:
-        """Put the row that is best in the first column first; rows without a number last."""
-        sign = 1.0 if lower_is_better(self.columns[0].measure) else -1.0
-        self.rows = dict(
-            sorted(
-                self.rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9)
-            )
-        )
-
-    def mark_best(self, compared_as: Callable[[str, Column], tuple[str, str, str]]) -> None:
-        """Mark the settings that `studies` decide to be better than every other.
-
-        Parameters
-        ----------
-        compared_as : callable
-            Returns the place, measure and name that a row is compared as by a column.
-        """
-        winners = {(study.place, study.measure, study.winner) for study in self.studies.each}
-        for label, row in self.rows.items():
-            for cell, column in zip(row, self.columns, strict=True):
-                cell.best = column.compared and compared_as(label, column) in winners
 
 
 Arms = tuple[tuple[str, str], ...]

@@ -23,7 +23,7 @@ from flray.results.formatting import NOT_REACHED, cost_row, format_measured, ter
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, alike
-from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table, setting_frame, trial_frame
+from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
 from flray.tuning.summary import finish
 from tests.messages import refused
@@ -342,6 +342,13 @@ def test_one_seed_has_no_deviation(sweep: Path) -> None:
     assert "±" not in text.replace("± 0.", "")
 
 
+def result_of(source: ResultSet) -> SweepResult:
+    """Return the tables of trials as they are now, whatever is in their folder."""
+    result = SweepResult(Path(source.where))
+    result.data = source
+    return result
+
+
 def test_clients_that_are_others_at_each_seed_or_many_give_way_to_quantiles(edited: Edited) -> None:
     source = edited(plain)
     for trial in source.trials:
@@ -355,18 +362,19 @@ def test_clients_that_are_others_at_each_seed_or_many_give_way_to_quantiles(edit
     found = [cell.values for cell in table.rows["full CIFAR-10"][1:]]
     assert found == [pytest.approx({0: x, 1: x + 4}) for x in (76.0, 80.0, 84.0)]
     assert any(note.startswith("median client, ") for note in table.notes)
-    trials = trial_frame(source)
+    trials = result_of(source).results
     assert {"client/a", "clients/median client"} <= set(trials)
     assert trials["clients/median client"].iloc[-4:-2].tolist() == pytest.approx([0.8, 0.84])
 
     for trial in source.trials:
-        trial.fingerprints = {"partition": "p"}
         for number in range(13):
             trial.history[f"global/local/accuracy/client/c{number}"] = 0.5
         trial.values.clear()
-    assert heads(build_table(source))[1] == "10 % of clients"
-    for stay in (True, False):  # the summary keeps them
-        summary = setting_frame(trial_frame(source), source.settings, "max", stay)
+    for stay in (False, True):  # the summary keeps them
+        for trial in source.trials:
+            trial.fingerprints = {"partition": "p" if stay else f"p{trial.seed}"}
+        assert heads(build_table(source))[1] == "10 % of clients"
+        summary = result_of(source).summary
         assert "clients/median client" in summary and ("client/c12" in summary) == stay
 
 
