@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ _FETCHED_TAG = "flray.fetched"
 """Marks a run whose values come from a folder that others may have written."""
 _IDENTITY_TAGS = (UID_TAG, _FOLDER_TAG, _PARENT_TAG, _FETCHED_TAG)
 # MLflow's limits of one request, and of the length of a value in characters.
-_METRICS, _PARAMS, _PARAM_LENGTH, _TAG_LENGTH, _DIGEST_LENGTH = 1000, 100, 6000, 5000, 36
+_MOST = {"metrics": 1000, "params": 100, "tags": 100}
+_PARAM_LENGTH, _TAG_LENGTH, _DIGEST_LENGTH = 6000, 5000, 36
 _Point = tuple[str, float, int, int]
 """Name, value, time [ms since 1970] and round of a metric."""
 
@@ -195,7 +196,7 @@ class MlflowExporter:
             again = event["type"] == "round" and event.get("replaces", False)
             new = [] if not again and event.get("round", 0) % self._every else _points(event)
             if gathered > cursor.offset and (
-                event["type"] != "round" or again or len(metrics) + len(new) > _METRICS
+                event["type"] != "round" or again or len(metrics) + len(new) > _MOST["metrics"]
             ):
                 self._log_metrics(cursor, metrics, gathered)
                 metrics = []
@@ -227,12 +228,9 @@ class MlflowExporter:
     def _log_metrics(
         self, cursor: client.Cursor, metrics: list[_Point], end: int, again: bool = False
     ) -> None:
-        from mlflow.entities import Metric
-
         if metrics and self._compare and not again:
             metrics = self._filter_unsent(cursor, metrics)
-        for few in _batches([Metric(*metric) for metric in metrics], _METRICS):
-            self._call("log_batch", self._run_id(cursor), metrics=few, synchronous=True)
+        self._log(cursor, "metrics", metrics)
         cursor.offset = end
         client.save_cursor(self.run_dir, cursor)
 
@@ -272,9 +270,11 @@ class MlflowExporter:
         if kind == "start" and cursor.run_id is None:
             self._start(event, cursor)
         if kind in ("start", "params"):
-            self._log_params(cursor, event["params"])
+            params = event["params"].items()
+            cut = ((clean_name(name), _shorten(value, _PARAM_LENGTH)) for name, value in params)
+            self._log(cursor, "params", cut)
         elif kind == "tags":
-            self._log_tags(cursor, self._tags(event))
+            self._log(cursor, "tags", self._tags(event).items())
         elif kind == "artifact":
             self._upload(cursor, event)
         elif kind == "data":
@@ -325,8 +325,10 @@ class MlflowExporter:
     def _experiment(self, name: str) -> str:
         found = self._call("get_experiment_by_name", name)
         if found is None:
+            # Beside a database, not below a process's current directory.
+            place, folder = database_path(self.uri), re.sub(r"[^\w.\-]", "_", name)
+            where = None if place is None else (place.parent / "mlruns" / folder).as_uri()
             try:
-                where = self._artifacts(name)
                 return str(self._call("create_experiment", name, artifact_location=where))
             except client.TrackingRejectedError as error:
                 # another process may have created it meanwhile
@@ -339,13 +341,6 @@ class MlflowExporter:
                 f"(mlflow experiments restore -x {found.experiment_id}) or choose another name"
             )
         return str(found.experiment_id)
-
-    def _artifacts(self, name: str) -> str | None:
-        """Return the artifact location: beside a database, not below a process's current directory."""
-        database = database_path(self.uri)
-        if database is None:
-            return None
-        return (database.parent / "mlruns" / re.sub(r"[^\w.\-]", "_", name)).as_uri()
 
     def _find(self, experiment_id: str, uid: str) -> str | None:
         tagged = f"tags.`{UID_TAG}` = '{uid}'"
@@ -360,23 +355,20 @@ class MlflowExporter:
             run_id = self._find(experiment_id, event["parent"])
         return run_id
 
-    def _log_params(self, cursor: client.Cursor, params: dict[str, str]) -> None:
-        from mlflow.entities import Param
+    def _log(self, cursor: client.Cursor, kind: str, entries: Iterable[tuple[Any, ...]]) -> None:
+        """Send metrics, params or tags; params that MLflow refuses are reported and left out."""
+        from mlflow.entities import Metric, Param, RunTag
 
-        entries = [Param(clean_name(n), _shorten(v, _PARAM_LENGTH)) for n, v in params.items()]
-        for few in _batches(entries, _PARAMS):
+        made = {"metrics": Metric, "params": Param, "tags": RunTag}[kind]
+        every, most = [made(*entry) for entry in entries], _MOST[kind]
+        for first in range(0, len(every), most):
+            few = {kind: every[first : first + most]}
             try:
-                self._call("log_batch", self._run_id(cursor), params=few, synchronous=True)
+                self._call("log_batch", self._run_id(cursor), **few, synchronous=True)
             except client.TrackingRejectedError as error:
-                if error.code != "INVALID_PARAMETER_VALUE":
+                if kind != "params" or error.code != "INVALID_PARAMETER_VALUE":
                     raise
                 self.notices.append(f"{self.run_dir}: MLflow did not take these settings: {error}")
-
-    def _log_tags(self, cursor: client.Cursor, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        for few in _batches([RunTag(name, value) for name, value in tags.items()], _PARAMS):
-            self._call("log_batch", self._run_id(cursor), tags=few, synchronous=True)
 
     def _log_data(self, cursor: client.Cursor, event: Event) -> None:
         """List a data set among the run's inputs."""
@@ -427,10 +419,6 @@ class MlflowExporter:
             self.notices.append(
                 f"{path} is not uploaded: {one_line(without_secrets(str(error), self._address))}"
             )
-
-
-def _batches(entries: list[Any], size: int) -> Iterator[list[Any]]:
-    return (entries[first : first + size] for first in range(0, len(entries), size))
 
 
 def _points(event: Event) -> list[_Point]:
