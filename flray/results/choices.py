@@ -107,6 +107,10 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+_Tried = dict[str, tuple[Mapping[str, Any], list[Trial]]]
+"""By text, the tried settings of a unit, and their trials."""
+
+
 def choices(source: ResultSet) -> list[Choices]:
     """Return the tried settings of each compared unit that at least two were tried for.
 
@@ -115,37 +119,41 @@ def choices(source: ResultSet) -> list[Choices]:
     source : ResultSet
         The sweep; if it tunes, its tuning. Trials that were stopped early do not count.
     """
-    groups: dict[str, dict[str, tuple[dict[str, Any], list[Trial]]]] = {}
-    varying = source.varying
-    fixed = {*place_columns(varying, ""), *filter(is_name, varying)}
-    for trial in source.tuning or source.trials:
-        if trial.status != "finished" or not len(trial.history):
-            continue
-        if source.tuning:
-            name, own = tuned_name(source, trial), dict(trial.tuned)
-        else:
-            flat = {key: trial.setting[key] for key in varying if key in trial.setting}
-            name = source.name_of({k: v for k, v in flat.items() if k in fixed}) or trial.method
-            own = {key: value for key, value in flat.items() if key not in fixed}
-        _, trials = groups.setdefault(name, {}).setdefault(str(own), (own, []))
-        trials.append(trial)
-    found = (_choices(name, list(tried.values())) for name, tried in groups.items())
+    every = [one for one in source.tuning or source.trials if one.status == "finished"]
+    tried = _tried(source, [one for one in every if len(one.history)])
+    found = (_choices(name, of) for name, of in tried.items())
     return [one for one in found if one is not None]
 
 
-def _choices(name: str, tried: Sequence[tuple[dict[str, Any], list[Trial]]]) -> Choices | None:
-    metric = tried[0][1][0].score_metric
-    scores = [float(np.mean([_score(trial) for trial in trials])) for _, trials in tried]
+def _tried(source: ResultSet, trials: Sequence[Trial]) -> dict[str, _Tried]:
+    """Return the settings that trials tried for each compared unit, in their order."""
+    groups: dict[str, _Tried] = {}
+    varying = source.varying
+    fixed = {*place_columns(varying, ""), *filter(is_name, varying)}
+    for trial in trials:
+        flat = {key: trial.setting[key] for key in varying if key in trial.setting}
+        name = source.name_of({k: v for k, v in flat.items() if k in fixed}) or trial.method
+        own: Mapping[str, Any] = {key: value for key, value in flat.items() if key not in fixed}
+        if source.tuning:
+            name, own = tuned_name(source, trial), trial.tuned
+        groups.setdefault(name, {}).setdefault(str(own), (own, []))[1].append(trial)
+    return groups
+
+
+def _choices(name: str, tried: _Tried) -> Choices | None:
+    scores = [float(np.mean([_score(trial) for trial in trials])) for _, trials in tried.values()]
     held = [
-        (own, score) for (own, _), score in zip(tried, scores, strict=True) if math.isfinite(score)
+        (own, score)
+        for (own, _), score in zip(tried.values(), scores, strict=True)
+        if math.isfinite(score)
     ]
-    if len(held) < 2:
-        return None
-    shared = [key for key in held[0][0] if all(key in own for own, _ in held)]
+    first: Mapping[str, Any] = held[0][0] if held else {}
+    shared = [key for key in first if all(key in own for own, _ in held)]
     columns = tuple(key for key in shared if len({str(own[key]) for own, _ in held}) > 1)
     if not columns:
         return None
     settings = [{key: own[key] for key in columns} for own, _ in held]
+    metric = next(iter(tried.values()))[1][0].score_metric
     return Choices(name, metric, columns, settings, np.array([score for _, score in held]))
 
 
@@ -222,11 +230,9 @@ class Tuned:
 
 def tuned_settings(source: ResultSet) -> list[Tuned]:
     """Return the tuning of everything that is compared, in the order of the trials."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in source.tuning:
-        groups.setdefault(tuned_name(source, trial), []).append(trial)
     chosen = {tuned_name(source, trial): trial.tuned for trial in source.trials}
-    return [_tuned(name, trials, chosen.get(name, {})) for name, trials in groups.items()]
+    every = _tried(source, source.tuning)
+    return [_tuned(name, tried, chosen.get(name, {})) for name, tried in every.items()]
 
 
 def tuned_name(source: ResultSet, trial: Trial) -> str:
@@ -239,14 +245,12 @@ def tuned_name(source: ResultSet, trial: Trial) -> str:
     return f"{name}, tuning {trial.repetition + 1}" if several else name
 
 
-def _tuned(name: str, trials: list[Trial], chosen: Mapping[str, Any]) -> Tuned:
-    by_setting: dict[str, list[Trial]] = {}
-    for trial in trials:
-        by_setting.setdefault(str(trial.tuned), []).append(trial)
+def _tuned(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> Tuned:
+    trials = [trial for _, of in tried.values() for trial in of]
     seeds = {trial.seed for trial in trials}
     whole = {
         key: math.fsum(map(_tuning_score, found)) / len(found)
-        for key, found in by_setting.items()
+        for key, (_, found) in tried.items()
         if len(found) == len(seeds) and all(one.status == "finished" for one in found)
     }
     metric = next((one.score_metric for one in trials if one.score_metric), "")
@@ -257,7 +261,7 @@ def _tuned(name: str, trials: list[Trial], chosen: Mapping[str, Any]) -> Tuned:
         name,
         chosen,
         metric,
-        len(by_setting),
+        len(tried),
         len(whole),
         len(trials),
         sum(one.status == "failed" for one in trials),

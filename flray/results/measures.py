@@ -92,11 +92,9 @@ def total(trial: Trial, name: str) -> float:
 
 def peak_memory(trial: Trial) -> float:
     """Return a run's peak memory in bytes: of tensors if it used a GPU, otherwise of its largest client process."""
-    for name in ("memory/peak/gpu", "memory/peak/actor", "memory/client"):
-        most = float(trial.history[name].max()) if name in trial.history else 0.0
-        if most > 0:
-            return most
-    return math.nan
+    names = ("memory/peak/gpu", "memory/peak/actor", "memory/client")
+    peaks = (float(trial.history[name].max()) for name in names if name in trial.history)
+    return next((most for most in peaks if most > 0), math.nan)
 
 
 def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Series[float]:
@@ -105,17 +103,16 @@ def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Ser
         found = (series(trial, one.strip(), client) for one in measure.split(" | "))
         return next((one for one in found if len(one)), pd.Series(dtype=float))
     metric = resolve(trial, measure)
-    kind, _, name = metric.partition("/")
-    if kind == "own":
-        name = f"{trial.view}/local/{name}"
-    elif kind == "others":
-        if f"personal/others/{name}" not in trial.history and trial.view == "global":
-            return _mean_of_others(trial, f"{trial.view}/local/{name}", client)
-        name = f"personal/others/{name}"
-    elif kind == "pooled":
-        name = f"{'global/common' if trial.view == 'global' else 'personal/pooled'}/{name}"
-    else:
-        name = metric
+    kind, _, of = metric.partition("/")
+    own = f"{trial.view}/local/{of}"
+    names = {
+        "own": own,
+        "others": f"personal/others/{of}",
+        "pooled": f"{'global/common' if trial.view == 'global' else 'personal/pooled'}/{of}",
+    }
+    name = names.get(kind, metric)
+    if kind == "others" and name not in trial.history and trial.view == "global":
+        return _mean_of_others(trial, own, client)
     column = _column(trial, name) if client == AVERAGE else _client_column(trial, name, client)
     return column.dropna()
 
@@ -138,13 +135,9 @@ def clients(trial: Trial, name: str = "") -> list[str]:
     name : str
         The metric; default: the primary measure of the trial's models on each client's test part.
     """
-    prefix = f"{name or f'{trial.view}/local/{trial.measure}'}/client/"
-    order = list(trial.domains)
-    found = [
-        str(column).removeprefix(prefix)
-        for column in trial.history.columns
-        if str(column).startswith(prefix)
-    ]
+    prefix, order = f"{name or f'{trial.view}/local/{trial.measure}'}/client/", list(trial.domains)
+    columns = map(str, trial.history.columns)
+    found = [one.removeprefix(prefix) for one in columns if one.startswith(prefix)]
     return sorted(found, key=lambda one: order.index(one) if one in order else len(order))
 
 
@@ -196,12 +189,10 @@ def _client_column(trial: Trial, name: str, client: str) -> pd.Series[float]:
 def _mean_of_others(trial: Trial, name: str, client: str) -> pd.Series[float]:
     """Return the score of a common model on the others' test parts: the mean of their values."""
     known = clients(trial, name)
-    if len(known) < 2:
+    if len(known) < 2 or client not in (AVERAGE, *known):
         return pd.Series(dtype=float)
     table = pd.concat([_column(trial, f"{name}/client/{one}") for one in known], axis=1).to_numpy()
     others = (table.sum(axis=1, keepdims=True) - table) / (len(known) - 1)
-    if client != AVERAGE and client not in known:
-        return pd.Series(dtype=float)
     chosen = others.mean(axis=1) if client == AVERAGE else others[:, known.index(client)]
     return pd.Series(np.asarray(chosen, dtype=float), index=trial.history["round"])
 
