@@ -110,8 +110,8 @@ class TrialFolder:
         return (self.path / "run.json").is_file()
 
     def stop(self) -> None:
-        """Record that a paused trial does not continue."""
-        if self.status in TERMINAL_STATUSES:
+        """Record that a paused trial does not continue; one that failed stays failed."""
+        if self.status in ENDED_STATUSES:
             return
         with Journal(self.path / JOURNAL) as journal:
             journal.tags({"trial.status": "stopped", "stopped_early": "true"})

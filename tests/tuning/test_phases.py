@@ -185,6 +185,26 @@ def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
     assert tuned_settings(load_folder(tmp_path))[0].chosen == {"local.lr": best}
 
 
+def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_path: Path) -> None:
+    tuned["arms"]["method"] = {"fedavg": {}}
+    tuned["space"] = {"local.lr": {"grid": [0.02, 0.1, 0.5]}}
+    tuned["sweep"]["tune"] |= {"samples": 3, "seeds": [100]}
+    config = resolve_sweep(load(tuned))
+    begin(config, tmp_path)
+    first = Phases(config).next(tmp_path)
+    assert first is not None and first.until == 1
+    for point in first.points:
+        trial = TrialFolder(tmp_path, point.number)
+        trial.create(point, config)
+        run(trial, point, config, 1, quality)
+    failed = TrialFolder(tmp_path, "0002")  # the best so far
+    directory.update(failed.path, status="failed", failure="ValueError: no")
+    assert go(config, tmp_path, quality)[0].endswith("1 trials to round 3")
+    (fedavg,) = tuned_settings(load_folder(tmp_path))
+    assert fedavg.chosen in ({"local.lr": 0.02}, {"local.lr": 0.5})
+    assert (fedavg.failed, fedavg.whole, failed.status) == (1, 1, "failed")
+
+
 def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path: Path) -> None:
     def late(point: TrialSpec, round_: int) -> float:
         return quality(point, round_) if round_ >= 3 else math.nan
