@@ -205,6 +205,34 @@ def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_pa
     assert (fedavg.failed, fedavg.whole, failed.status) == (1, 1, "failed")
 
 
+def test_a_rung_that_was_decided_stays_so_if_a_setting_fails_later(
+    tuned: dict[str, Any], tmp_path: Path
+) -> None:
+    tuned["arms"]["method"] = {"fedavg": {}}
+    tuned["space"] = {"local.lr": {"grid": [0.1, 0.2, 0.3, 0.4]}}
+    tuned["sweep"]["tune"] |= {"samples": 4, "seeds": [100]}
+    config = resolve_sweep(load(tuned))
+    begin(config, tmp_path)
+
+    def falling(point: TrialSpec, round_: int) -> float:
+        return 0.9 - point.experiment.local.lr - round_ / 10
+
+    for rung, count in ((1, 4), (3, 2)):
+        batch = Phases(config).next(tmp_path)
+        assert batch is not None and (batch.until, len(batch.points)) == (rung, count)
+        for point in batch.points:
+            trial = TrialFolder(tmp_path, point.number)
+            trial.create(point, config)
+            run(trial, point, config, rung if point.number != "0001" else 1, falling)
+    directory.update(tmp_path / "trials" / "0001", status="failed", failure="ValueError: no")
+    go(config, tmp_path, falling)
+    (fedavg,) = tuned_settings(load_folder(tmp_path))
+    assert fedavg.chosen == {"local.lr": 0.2}
+    ends = {f.number: (f.status, f.rounds_recorded()) for f in trial_folders(tmp_path)}
+    assert ends["0001"] == ("failed", 1) and ends["0002"] == ("finished", 9)
+    assert ends["0003"] == ends["0004"] == ("stopped", 1)
+
+
 def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path: Path) -> None:
     def late(point: TrialSpec, round_: int) -> float:
         return quality(point, round_) if round_ >= 3 else math.nan
