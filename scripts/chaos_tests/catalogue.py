@@ -1,12 +1,12 @@
 """What is killed: small federations of every kind. Their settings are in catalogue.yaml."""
 
-import copy
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from digest_cases import Configuration
+from digest_cases import Configuration, merged
 
 SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 METHODS: dict[str, dict[str, Any]] = SETTINGS["methods"]
@@ -27,11 +27,10 @@ class Federation(Configuration):
     reference: dict[str, Any] | None = None  # what to compare with if not the content itself
 
 
-def experiment(method: str = "fedavg", **changes: Any) -> dict[str, Any]:
+def experiment(method: str, *changes: dict[str, Any]) -> dict[str, Any]:
     """Return the experiment of a small federation."""
-    own = METHODS[method]
-    algorithm = {"name": method, **own.get("algorithm", {})}
-    return copy.deepcopy({**SETTINGS["experiment"], **own, "algorithm": algorithm, **changes})
+    base = {**SETTINGS["experiment"], "algorithm": {"name": method}}
+    return functools.reduce(merged, (METHODS[method], *changes), base)
 
 
 def catalogue() -> list[Federation]:
@@ -41,11 +40,10 @@ def catalogue() -> list[Federation]:
         about = {name: how[name] for name in ("victims", "place", "served") if name in how}
         for method in METHODS if how["methods"] == "all" else how["methods"]:
             alone = {"resources": {"executor": "inline"}, **how.get("settings", {})}
-            content = {"experiment": experiment(method, **alone)}
+            content = {"experiment": experiment(method, alone)}
             if "resources" in how:
                 about["reference"] = content
-                beside = {**alone, "resources": how["resources"]}
-                content = {"experiment": experiment(method, **beside)}
+                content = {"experiment": content["experiment"] | {"resources": how["resources"]}}
             found.append(Federation(f"{method} {how['name']}", content, group, **about))
     return found + sweeps()
 
@@ -54,7 +52,7 @@ def sweeps() -> list[Federation]:
     """Return the sweeps."""
 
     def content(sweep: dict[str, Any], space: dict[str, Any]) -> dict[str, Any]:
-        return {"experiment": experiment(rounds=6), "space": space, "sweep": sweep}
+        return {"experiment": experiment("fedavg", {"rounds": 6}), "space": space, "sweep": sweep}
 
     found = []
     for name, how in SETTINGS["sweeps"].items():

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from digests import VARIES, leaves, rows
 
+from flray.records.journal import read_events
 from flray.tracking.background import run_directories
 
 MORE = 5
@@ -27,29 +28,19 @@ def steady(metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    """Return all whole events of a journal."""
-    path = folder / "journal.jsonl"
-    data = path.read_bytes() if path.exists() else b""
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
-
-
 def recorded(folder: Path) -> int:
     """Return how many rounds a run or a sweep's trials have in their journals."""
-    count = 0
-    for path in [folder / "journal.jsonl", *folder.glob("trials/*/journal.jsonl")]:
-        if path.exists() and not (path.parent / "sweep.json").exists():
-            count += path.read_bytes().count(b'"type":"round"')
-    return count
+    sweep = (folder / "sweep.json").exists()
+    journals = folder.glob("trials/*/journal.jsonl" if sweep else "journal.jsonl")
+    return sum(path.read_bytes().count(b'"type":"round"') for path in journals)
 
 
 def run_facts(folder: Path) -> dict[str, Any]:
     """Return what a finished run is: digest, status, and each round's metrics."""
     identity = json.loads((folder / "run.json").read_text())
-    rounds = [event for event in events(folder) if event["type"] == "round"]
+    rounds = [event for event in read_events(folder) if event["type"] == "round"]
     return {
-        "sha256": identity.get("sha256"),
-        "status": identity["status"],
+        **{name: identity.get(name) for name in ("sha256", "status", "setting", "seed")},
         "rounds": [event["round"] for event in rounds],
         "metrics": {str(event["round"]): steady(event["metrics"]) for event in rounds},
     }
@@ -57,21 +48,12 @@ def run_facts(folder: Path) -> dict[str, Any]:
 
 def sweep_facts(folder: Path) -> dict[str, Any]:
     """Return what a finished sweep is: its trials, its table and its choice."""
-    trials = {}
-    for path in sorted(folder.glob("trials/*/run.json")):
-        identity = json.loads(path.read_text())
-        trials[path.parent.name] = {
-            **run_facts(path.parent),
-            "setting": identity["setting"],
-            "seed": identity["seed"],
-        }
     status = json.loads((folder / "sweep.json").read_text())["status"]
-    tables = {
-        name: list(rows(folder / name)) if (folder / name).exists() else []
-        for name in ("results.csv", "summary.csv")
-    }
-    best = [event["tags"]["best"] for event in events(folder) if "best" in event.get("tags", {})]
-    return {"status": status, "trials": trials, "best": best[-1:], **tables}
+    trials = {path.parent.name: run_facts(path.parent) for path in folder.glob("trials/*/run.json")}
+    files = [folder / name for name in ("results.csv", "summary.csv")]
+    tables = {file.name: list(rows(file)) for file in files if file.exists()}
+    best = [event.get("tags", {}).get("best") for event in read_events(folder)]
+    return {"status": status, "trials": trials, "best": [one for one in best if one][-1:], **tables}
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -113,15 +95,11 @@ def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list
 
     The database holds nothing else than this run or sweep; `artifacts` is where a tracking server keeps files.
     """
-    lines: list[str] = []
-    with contextlib.closing(
-        sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
-    ) as db:
-        above = dict(run_directories(folder))
-        runs = {
-            uid: rest
-            for uid, *rest in db.execute("select run_uuid, status, artifact_uri from runs")
-        }
+    lines, above = [], dict(run_directories(folder))
+    reading = f"{database.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(reading, uri=True)) as db:
+        found = db.execute("select run_uuid, status, artifact_uri from runs")
+        runs = {uid: rest for uid, *rest in found}
         if len(runs) != len(above):
             lines.append(f"MLflow: {len(runs)} runs for {len(above)} journals")
         tags = "select run_uuid, value from tags where key = ?"
@@ -131,15 +109,18 @@ def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list
             named[uid].append(run)
         own: dict[Path, str] = {}
         for journal in above:
-            happened = events(journal)
-            uid = next(event["uid"] for event in happened if event["type"] == "start")
-            if len(named[uid]) != 1:
-                lines.append(f"MLflow: {len(named[uid])} runs of {journal.name} ({uid})")
+            happened = read_events(journal)
+            start = next(event for event in happened if event["type"] == "start")
+            found_runs = named[start["uid"]]
+            if len(found_runs) != 1:
+                lines.append(f"MLflow: {len(found_runs)} runs of {journal.name} ({start['uid']})")
                 continue
-            own[journal] = named[uid][0]
+            (own[journal],) = found_runs
             status, uri = runs[own[journal]]
-            lines += _one(db, journal, happened, own[journal], str(status))
-            lines += _files(journal, happened, str(uri), artifacts)
+            said = [] if status == "FINISHED" else [f"is {status}"]
+            said += _one(db, happened, own[journal], len(start["params"]))
+            said += _files(happened, str(uri), artifacts)
+            lines += [f"MLflow: {journal.name}: {line}" for line in said]
     lines += [
         f"MLflow: the run of {journal.name} is not shown under its parent's"
         for journal, run in own.items()
@@ -150,17 +131,17 @@ def tracked(folder: Path, database: Path, artifacts: Path | None = None) -> list
 
 
 def _one(
-    db: sqlite3.Connection, journal: Path, happened: list[dict[str, Any]], run: str, status: str
+    db: sqlite3.Connection, happened: list[dict[str, Any]], run: str, settings: int
 ) -> list[str]:
-    """Compare a run of MLflow with its journal."""
-    lines = [] if status == "FINISHED" else [f"is {status}"]
+    """Compare the numbers, tags and settings of a run of MLflow with its journal."""
+    lines = []
     wanted: dict[tuple[str, int], float] = {}
     sha256 = None
     for event in happened:
         sha256 = event.get("tags", {}).get("model.sha256", sha256)
         if event["type"] == "round":
             number, metrics = event["round"], event["metrics"]
-            wanted |= {(name, number): float(value) for name, value in metrics.items()}
+            wanted |= {(name, number): value for name, value in metrics.items()}
     there: dict[tuple[str, int], list[float]] = defaultdict(list)
     found = "from metrics where run_uuid = ?"
     for name, step, value, is_nan in db.execute(f"select key, step, value, is_nan {found}", (run,)):
@@ -176,29 +157,26 @@ def _one(
         if keys:
             steps = sorted({step for _, step in keys})
             lines.append(f"{len(keys)} points {what}, of rounds {steps[:20]}")
-    (latest,) = db.execute(
-        "select count(*) from latest_metrics where run_uuid = ?", (run,)
-    ).fetchone()
+    kept = ("latest_metrics", "tags", "params")
+    latest, tags, params = (
+        dict(db.execute(f"select key, value from {table} where run_uuid = ?", (run,)))
+        for table in kept
+    )
     names = {name for name, _ in wanted}
-    if latest != len(names):
-        lines.append(f"{latest} latest metrics, {len(names)} names")
-    tags = dict(db.execute("select key, value from tags where run_uuid = ?", (run,)))
+    if len(latest) != len(names):
+        lines.append(f"{len(latest)} latest metrics, {len(names)} names")
     if sha256 is not None and tags.get("model.sha256") != sha256:
         lines.append(f"model.sha256 is {tags.get('model.sha256')}")
-    start = next(event for event in happened if event["type"] == "start")
-    params = dict(db.execute("select key, value from params where run_uuid = ?", (run,)))
-    if len(params) != len(start["params"]):
-        lines.append(f"{len(params)} settings of {len(start['params'])}")
-    return [f"MLflow: {journal.name}: {line}" for line in lines]
+    if len(params) != settings:
+        lines.append(f"{len(params)} settings of {settings}")
+    return lines
 
 
 def _differ(a: float, b: float) -> bool:
     return a != b and not math.isnan(a + b)
 
 
-def _files(
-    journal: Path, happened: list[dict[str, Any]], uri: str, artifacts: Path | None
-) -> list[str]:
+def _files(happened: list[dict[str, Any]], uri: str, artifacts: Path | None) -> list[str]:
     parts = urlsplit(uri)
     if parts.scheme in ("", "file"):
         place = Path(unquote(parts.path))
@@ -210,4 +188,4 @@ def _files(
     sent = [event for event in happened if event["type"] == "artifact"]
     names = {str(Path(event["to"] or "", Path(event["path"]).name)) for event in sent}
     missing = sorted(name for name in names if not (place / name).exists())
-    return [f"MLflow: {journal.name}: the file {name} is missing" for name in missing[:MORE]]
+    return [f"the file {name} is missing" for name in missing[:MORE]]

@@ -1,7 +1,6 @@
 """One case: a federation, killed at random moments and resumed until it ends, and compared with one nobody killed."""
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -19,6 +18,7 @@ import yaml
 from catalogue import Federation
 from digests import leaves
 from place import BUCKET, Place
+from pyarrow.fs import FileSelector, S3FileSystem, copy_files
 
 from tests import services
 
@@ -79,17 +79,14 @@ class Case:
     ) -> None:
         self._place, self._federation, self._seed, self._index = place, federation, seed, index
         self._random = random.Random(f"{seed}/{index}")
-        few = 3 if federation.ray else 5
-        self._wanted = kills or self._random.randint(2, few)
+        self._wanted = kills or self._random.randint(2, 3 if federation.ray else 5)
         self.folder = place.folder / "cases" / f"{seed}-{index}"
         self._said = place.folder / "cases" / f"{seed}-{index}.txt"
         self._mark = f"case-{seed}-{index}-{os.getpid()}"
         self._outcome = Outcome(federation.name, federation.group, seed, index)
         self._tracking: services.Service | None = None
         self._threads: list[threading.Thread] = []
-        experiment = federation.content["experiment"]
-        self._rounds = int(experiment["rounds"])
-        self._pace = 0.15
+        self._rounds = int(federation.content["experiment"]["rounds"])
 
     def run(self) -> Outcome:
         """Run it; the folder stays where something differs."""
@@ -119,8 +116,11 @@ class Case:
 
     def _clear(self) -> None:
         """Empty the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
 
     def _extra(self) -> dict[str, Any]:
         """Return what a warm process does beside obeying."""
@@ -150,7 +150,7 @@ class Case:
         if self._federation.place == "bucket":
             self._output = experiment["output"] = f"s3://{BUCKET}/{self._mark}"
             self._environment |= {
-                "AWS_ENDPOINT_URL": self._place.bucket().uri,
+                "AWS_ENDPOINT_URL": self._place.bucket.uri,
                 "AWS_ACCESS_KEY_ID": "one",
                 "AWS_SECRET_ACCESS_KEY": "two",
                 "AWS_REGION": "us-east-1",
@@ -169,23 +169,20 @@ class Case:
     def _arguments(self) -> list[str]:
         sweep, place, address = self._federation.sweep, self._federation.place, []
         if place == "nodes":
-            address = ["--address", self._place.nodes().address]
+            address = ["--address", self._place.nodes.address]
         there = self._run() is not None
         if not there and place == "bucket":
-            file = "sweep.json" if sweep else "run.json"
-            there = any(info.base_name == file for info in self._stored()[1])
+            whole = FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True)
+            stored = {info.base_name for info in self._store().get_file_info(whole)}
+            there = ("sweep.json" if sweep else "run.json") in stored
         if there:
             return ["resume", "case", "--output", self._output, *address]
         return ["tune" if sweep else "run", "x.yaml", *address]
 
-    def _stored(self) -> tuple[Any, list[Any]]:
-        """Return the file system of the bucket, and what lies there of this case."""
-        from pyarrow.fs import FileSelector, S3FileSystem
-
+    def _store(self) -> Any:
+        """Return the file system of the bucket."""
         keys = {"access_key": "one", "secret_key": "two", "region": "us-east-1"}
-        system = S3FileSystem(endpoint_override=self._place.bucket().uri, **keys)
-        whole = FileSelector(f"{BUCKET}/{self._mark}", allow_not_found=True, recursive=True)
-        return system, system.get_file_info(whole)
+        return S3FileSystem(endpoint_override=self._place.bucket.uri, **keys)
 
     def _draw(self, number: int) -> Kill:
         """Return the so many-th kill: at the start, between rounds, at the end, or at a file operation."""
@@ -193,7 +190,7 @@ class Case:
         victims = self._federation.victims
         victim = draw.choices(list(victims), list(victims.values()))[0]
         start = 12.0 if self._federation.sweep else 8.0 if self._federation.ray else 1.5
-        kind, pace = draw.random(), self._pace * (1 if not self._federation.ray else 2)
+        kind, pace = draw.random(), 0.3 if self._federation.ray else 0.15
         if kind < 0.2 and (victim in ("driver", "head", "tracking") or victim in SIGNALS):
             return Kill(victim, 0, draw.uniform(0, start))
         if kind < 0.35 and victim in ("driver", "head"):
@@ -202,19 +199,8 @@ class Case:
             return Kill(victim, self._all - self._done(), draw.uniform(0, 1.5))
         return Kill(victim, draw.randint(0, max(1, self._all // 3)), draw.uniform(0, pace * 1.5))
 
-    def _grown(self, journals: dict[Path, tuple[int, int]]) -> int:
-        """Return how many rounds are recorded; reads only what has grown."""
-        run = self._run()
-        if run is None:
-            return 0
-        for path in run.glob(f"{'trials/*/' if self._federation.sweep else ''}journal.jsonl"):
-            with contextlib.suppress(OSError):
-                size = path.stat().st_size
-                if journals.get(path, (-1, 0))[0] != size:
-                    journals[path] = size, path.read_bytes().count(b'"type":"round"')
-        return sum(count for _, count in journals.values())
-
     def _done(self) -> int:
+        """Return how many rounds are recorded."""
         run = self._run()
         return 0 if run is None else facts.recorded(run)
 
@@ -222,9 +208,8 @@ class Case:
         """Start and resume until it ends by itself."""
         failed = 0
         while failed < 4:
-            kill = self._draw(len(self._outcome.kills)) if self._more() else None
             before = len(self._outcome.kills)
-            code, text = self._session(kill)
+            code, text = self._session(self._next())
             self._outcome.sessions += 1
             if TRACEBACK in text:
                 self._different(f"a traceback: {last_lines(text)}", keep=True)
@@ -238,11 +223,6 @@ class Case:
                 latest = "; ".join(map(str, self._outcome.kills[-2:]))
                 self._different(f"exit code {code} after [{latest}]: {last_lines(text)}", keep=True)
         self._different("given up after four failures")
-
-    def _more(self) -> bool:
-        """Return whether more kills are wanted; there is an end to those that reach nothing."""
-        hits = sum(bool(kill.hit) for kill in self._outcome.kills)
-        return hits < self._wanted and len(self._outcome.kills) < 3 * self._wanted
 
     def _asked(self, kill: Kill, code: int | None, text: str) -> None:
         """Check what a driver said and returned that was asked to end."""
@@ -272,13 +252,9 @@ class Case:
         moved = time.monotonic()
         first = done = self._done()
         reached: float | None = None
-        if kill is not None:
-            self._outcome.kills.append(kill)
-        journals: dict[Path, tuple[int, int]] = {}
         while (code := driver.wait(0.008)) is None:
             now = time.monotonic()
-            count = self._grown(journals)
-            if count != done:
+            if (count := self._done()) != done:
                 done, moved = count, now
             if kill is not None and not kill.hit and kill.operation is None:
                 if reached is None and done - first >= kill.rounds:
@@ -286,8 +262,8 @@ class Case:
                 due = reached is not None and now - reached >= kill.seconds
                 if due and self._strike(kill, driver):
                     moved = now
-                    if kill.victim not in FATAL:
-                        first, reached, kill = done, None, self._next()
+                    if kill.victim not in FATAL and (kill := self._next()) is not None:
+                        first, reached, kill.operation = done, None, None
             if now - moved > IDLE:
                 where = f"after {done} of {self._all}; {driver.text[-300:]!r}"
                 self._different(f"hung: no round for {IDLE:g} s {where}", keep=True)
@@ -311,17 +287,15 @@ class Case:
     def _start(self, arguments: list[str], said: Path, **extra: Any) -> processes.Driver:
         """Begin a command of this case."""
         begin = self._place.drivers().start
-        driver: processes.Driver = begin(arguments, self.folder, self._environment, said, **extra)
-        return driver
+        return begin(arguments, self.folder, self._environment, said, **extra)
 
     def _next(self) -> Kill | None:
-        """Return the kill that follows in the same session."""
-        if not self._more():
+        """Return the next kill, noted, if more are wanted; there is an end to those that reach nothing."""
+        kills = self._outcome.kills
+        if sum(bool(kill.hit) for kill in kills) >= self._wanted or len(kills) >= 3 * self._wanted:
             return None
-        kill = self._draw(len(self._outcome.kills))
-        kill.operation = None
-        self._outcome.kills.append(kill)
-        return kill
+        kills.append(self._draw(len(kills)))
+        return kills[-1]
 
     def _strike(self, kill: Kill, driver: processes.Driver) -> bool:
         """Kill the victim; False if it is not there yet."""
@@ -335,19 +309,13 @@ class Case:
             for thread in self._threads:  # one that is only starting has nothing to lose
                 thread.join()
             self._tracking.kill()
-            service, pause = self._tracking, draw.uniform(0, 2)
-
-            def start_later() -> None:
-                time.sleep(pause)
-                service.start()
-
-            self._threads.append(threading.Thread(target=start_later))
+            self._threads.append(threading.Timer(draw.uniform(0, 2), self._tracking.start))
             self._threads[-1].start()
         elif kill.victim == "node":
-            if not self._place.nodes().replace():
+            if not self._place.nodes.replace():
                 return False
         else:
-            mark = self._place.nodes().mark if self._federation.place == "nodes" else self._mark
+            mark = self._place.nodes.mark if self._federation.place == "nodes" else self._mark
             found = processes.titled(mark, *TITLES[kill.victim])
             if not found:
                 return False
@@ -363,7 +331,7 @@ class Case:
         run = self._run()
         if run is None:
             return ["no run is there"]
-        lines = self._sync(run)
+        lines = self._sync()
         if self._federation.place == "bucket":
             run = self._downloaded(run)
         found = facts.facts_of(run)
@@ -377,25 +345,12 @@ class Case:
 
     def _downloaded(self, run: Path) -> Path:
         """Return a copy of what the bucket holds."""
-        copy, root = self.folder / "downloaded", f"{BUCKET}/{self._mark}/case/{run.name}/"
-        system, found = self._stored()
-        for info in found:
-            if info.is_file and info.path.startswith(root) and "/tune/" not in info.path:
-                target = copy / info.path.removeprefix(root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with system.open_input_stream(info.path) as source:
-                    target.write_bytes(source.read())
+        copy, root = self.folder / "downloaded", f"{BUCKET}/{self._mark}/case/{run.name}"
+        copy_files(root, str(copy), source_filesystem=self._store())
         return copy
 
-    def _sync(self, run: Path) -> list[str]:
+    def _sync(self) -> list[str]:
         """Send what could not be sent while the server was away, as the user is told to."""
-        waiting = False
-        for path in [run, *run.glob("trials/*")]:
-            cursor, journal = path / "tracking.json", path / "journal.jsonl"
-            sent = json.loads(cursor.read_text())["offset"] if cursor.exists() else 0
-            waiting |= journal.exists() and sent < journal.stat().st_size
-        if not waiting:
-            return []
         arguments = ["sync", "case", "--output", self._output]
         driver = self._start(arguments, self._said.with_suffix(".sync.txt"))
         code = driver.wait(120)

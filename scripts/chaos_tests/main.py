@@ -12,12 +12,12 @@ import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from catalogue import Federation, catalogue
-from killing import SIGNALS, Case, Outcome
+from killing import SIGNALS, Case
 from modes import MODES
 from place import Place
 
@@ -79,22 +79,20 @@ def run(options: argparse.Namespace) -> bool:
         sys.exit("no federation has such a name")
     place, good, kills, index = Place(options.folder, options.cold), True, 0, options.case or 0
     end = time.monotonic() + options.hours * 3600 if options.hours else None
-    before = None
     try:
         while True:
             federation = order(federations, options.seed, index)
-            if before is not None and before.place == "nodes" and federation.place != "nodes":
+            if federation.place != "nodes":
                 place.leave_nodes()
-            before = federation
             outcome = MODES.get(options.mode, Case)(place, federation, options.seed, index).run()
-            hits = sum(bool(k.hit) for k in outcome.kills)
-            kills += hits
+            victims = [k.victim for k in outcome.kills if k.hit]
+            kills += len(victims)
             good &= not outcome.differences
-            log(options.folder, outcome)
-            victims = ", ".join(k.victim for k in outcome.kills if k.hit)
+            with (options.folder / "log.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
             print(
-                f"[{kills}] seed {options.seed} case {index}: {federation.name}, {hits} kills "
-                f"({victims}), {outcome.sessions} sessions, {outcome.seconds:.0f} s: "
+                f"[{kills}] seed {options.seed} case {index}: {federation.name}, {len(victims)} kills "
+                f"({', '.join(victims)}), {outcome.sessions} sessions, {outcome.seconds:.0f} s: "
                 f"{'DIFFERENT' if outcome.differences else 'the same'}",
                 flush=True,
             )
@@ -109,13 +107,6 @@ def run(options: argparse.Namespace) -> bool:
                 return good
     finally:
         place.close()
-
-
-def log(folder: Path, outcome: Outcome) -> None:
-    """Add a line to the log."""
-    with (folder / "log.jsonl").open("a") as file:
-        kills = [{**vars(k)} for k in outcome.kills]
-        file.write(json.dumps({**vars(outcome), "kills": kills}) + "\n")
 
 
 def table(folder: Path) -> None:
@@ -147,11 +138,7 @@ def main() -> None:
         for federation in chosen(options):
             print(f"{federation.group:10} {federation.name:28} {', '.join(federation.victims)}")
         return
-    if options.table:
-        table(options.folder)
-        return
-    options.folder.mkdir(parents=True, exist_ok=True)
-    good = run(options)
+    good = options.table or run(options)
     table(options.folder)
     sys.exit(not good)
 

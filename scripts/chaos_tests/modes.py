@@ -31,13 +31,6 @@ class Disk(Case):
         finally:
             subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
-    def _clear(self) -> None:
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
     def _sessions(self) -> None:
         draw = random.Random(f"{self._seed}/{self._index}/disk")
         for _ in range(self._wanted):
@@ -90,7 +83,7 @@ class Two(Case):
         arguments = [command, "case", "--output", self._output]
         said = self._said.with_suffix(f".{self._outcome.sessions}.{command}.txt")
         said.unlink(missing_ok=True)
-        other = self._place.second().start(arguments, self.folder, self._environment, said)
+        other = self._place.second.start(arguments, self.folder, self._environment, said)
         code = other.wait(200)
         text = other.text
         lines = [line for line in text.splitlines() if line.strip()]

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +29,52 @@ class Place:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.token = hashlib.sha256(os.urandom(16)).hexdigest()
         os.environ["RAY_AUTH_TOKEN"] = self.token
+        self._started = ExitStack()
         # Ray's sockets need short paths
         self.ray = tempfile.mkdtemp(prefix="flray-chaos-", dir="/tmp")
+        self._started.callback(shutil.rmtree, self.ray, ignore_errors=True)
         self._warm: processes.Warm | None = None
         self._cold, self._used = cold, 0
-        self._second: Any = None
-        self._bucket: services.Service | None = None
-        self._nodes: processes.Nodes | None = None
         self._version = _version()
 
-    def drivers(self) -> Any:
+    def drivers(self) -> processes.Warm | processes.Cold:
         """Return what starts commands; another interpreter, so another order of sets, now and then."""
         if self._cold:
             return processes.Cold()
-        if self._warm is not None and self._used >= 40:
-            self._warm.close()
-            self._warm = None
-        if self._warm is None:
-            self._warm, self._used = processes.Warm(self.folder / "warm.log"), 0
+        if self._warm is None or self._used % 40 == 0:
+            if self._warm is not None:
+                self._warm.close()
+            self._warm = processes.Warm(self.folder / "warm.log")
+            self._started.callback(self._warm.close)
         self._used += 1
         return self._warm
 
-    def second(self) -> Any:
-        """Return what starts commands beside those of `drivers`."""
-        if self._second is None:
-            self._second = processes.Warm(self.folder / "second.log")
-        return self._second
+    @cached_property
+    def second(self) -> processes.Warm:
+        """What starts commands beside those of `drivers`."""
+        warm = processes.Warm(self.folder / "second.log")
+        self._started.callback(warm.close)
+        return warm
 
+    @cached_property
     def bucket(self) -> services.Service:
-        """Return the S3-compatible server."""
-        if self._bucket is None:
-            self._bucket = services.bucket_server(self.folder / "bucket", BUCKET).start()
-        return self._bucket
+        """The S3-compatible server."""
+        server = services.bucket_server(self.folder / "bucket", BUCKET)
+        self._started.callback(server.kill)
+        return server.start()
 
+    @cached_property
     def nodes(self) -> processes.Nodes:
-        """Return the cluster of two nodes."""
-        if self._nodes is None:
-            self._nodes = processes.Nodes(self.folder / "nodes", f"nodes-{os.getpid()}")
-        return self._nodes
+        """The cluster of two nodes."""
+        nodes = processes.Nodes(self.folder / "nodes" / "log.txt", f"nodes-{os.getpid()}")
+        self._started.callback(nodes.close)
+        return nodes
 
     def leave_nodes(self) -> None:
         """End the cluster; the next case that needs one gets a new one."""
-        if self._nodes is not None:
-            self._nodes.close()
-            self._nodes = None
+        if "nodes" in vars(self):
+            self.nodes.close()
+            del self.nodes
 
     def reference(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the facts of the undisturbed run or sweep, which a new interpreter runs once."""
@@ -104,19 +108,13 @@ class Place:
 
     def close(self) -> None:
         """End all that was started."""
-        for warm in (self._warm, self._second):
-            if warm is not None:
-                warm.close()
-        if self._bucket is not None:
-            self._bucket.kill()
-        self.leave_nodes()
-        shutil.rmtree(self.ray, ignore_errors=True)
+        self._started.close()
 
 
 def _version() -> str:
     """Return what tells one state of the code from another."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for path in sorted((root / "flray").rglob("*.py")):
+    package = sorted((Path(__file__).parents[2] / "flray").rglob("*.py"))
+    digest = hashlib.sha256(Path(facts.__file__).read_bytes())
+    for path in package:
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 
@@ -21,28 +21,18 @@ COLD = "import sys; from flray.cli.main import main; main()"
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes whose environment carries a mark."""
-    found = []
-    needle = f"{MARK}={mark}\0".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError, psutil.Error):
-                if needle in (entry / "environ").read_bytes():
-                    process = psutil.Process(int(entry.name))
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-    return found
+    """Return the processes whose environment carries a mark, by their number."""
+    return [
+        process
+        for process in psutil.process_iter(["environ", "status"])
+        if (process.info["environ"] or {}).get(MARK) == mark
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
 
 
 def titled(mark: str, *titles: str) -> list[psutil.Process]:
-    """Return those whose command line begins with one of the titles, or is a program of that name."""
-    found = []
-    for process in marked(mark):
-        with contextlib.suppress(psutil.Error):
-            line = process.cmdline()
-            if line and (line[0].startswith(titles) or Path(line[0]).name in titles):
-                found.append(process)
-    return sorted(found, key=lambda p: p.pid)
+    """Return those whose command line begins with one of the titles."""
+    return [process for process in marked(mark) if _title(process).startswith(titles)]
 
 
 SLOW = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard/agent.py", "agent/main.py")
@@ -72,59 +62,61 @@ def _title(process: psutil.Process) -> str:
     return "a process that ended"
 
 
-def _obeying(
-    script: str, log: BinaryIO, environment: dict[str, str], **how: Any
-) -> subprocess.Popen[str]:
-    """Start a script of this folder that is told what to do through pipes."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=environment,
-        text=True,
-        bufsize=1,
-        **how,
-    )
+class Obeying:
+    """A script of this folder that is told what to do through pipes; its first line says that it is ready."""
+
+    def __init__(self, script: str, log: Path, **how: Any) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                bufsize=1,
+                **how,
+            )
+        self.first = self.said(300) or ""
+        assert self.first, f"{script} did not start: {log}"
+
+    def tell(self, line: str) -> None:
+        """Give an order."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+
+    def said(self, seconds: float) -> str | None:
+        """Return the next line, empty if the script is gone; None if there is none within so many seconds."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        return self._process.stdout.readline().strip() if ready else None
+
+    def close(self) -> None:
+        """End it; it may have ended."""
+        self._process.kill()
+        self._process.wait()
 
 
-class Warm:
+class Warm(Obeying):
     """Starts commands as forks of a process that has imported everything."""
 
     def __init__(self, log: Path) -> None:
-        environment = {**os.environ, "PYTHONHASHSEED": "random"}
-        environment.pop(MARK, None)
-        self._log = log.open("ab")
-        self._process = _obeying("warm.py", self._log, environment)
-        assert self._say(300) == ["ready"], f"no warm process: {log}"
-
-    def _say(self, seconds: float) -> list[Any] | None:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
-        return json.loads(self._process.stdout.readline() or "null") if ready else None
+        super().__init__("warm.py", log, env={**os.environ, "PYTHONHASHSEED": "random"})
 
     def start(
         self, arguments: list[str], folder: Path, environment: Variables, output: Path, **extra: Any
     ) -> "Driver":
         """Begin a command; what else the process does: see `warm.obey`."""
-        assert self._process.stdin is not None
         places = {"folder": str(folder), "output": str(output)}
         order = {"arguments": arguments, "environment": environment, **places, **extra}
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        answer = self._say(60)
-        assert answer and len(answer) == 1, answer
-        return Driver(int(answer[0]), output, self._wait)
+        self.tell(json.dumps(order))
+        pid = self.said(60)
+        assert pid, "the warm process does not answer"
+        return Driver(int(pid), output, self._wait)
 
     def _wait(self, seconds: float) -> int | None:
-        answer = self._say(seconds)
-        return None if answer is None else int(answer[1])
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        status = self.said(seconds)
+        return None if status is None else int(status)
 
 
 class Cold:
@@ -154,9 +146,6 @@ class Cold:
 
         return Driver(process.pid, output, wait)
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 class Driver:
     """A command under way: its process, which leads a process group, and the file that gets what it prints.
@@ -185,29 +174,20 @@ class Driver:
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
 
-class Nodes:
+class Nodes(Obeying):
     """A Ray cluster on this machine: a head and a worker node, which may be lost and replaced."""
 
-    def __init__(self, folder: Path, mark: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, log: Path, mark: str) -> None:
         self.mark = mark
-        environment = {**os.environ, MARK: mark}
-        self._log = (folder / "log.txt").open("ab")
-        self._process = _obeying("nodes.py", self._log, environment, start_new_session=True)
-        assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().strip()
-        assert self.address, folder / "log.txt"
+        super().__init__("nodes.py", log, env={**os.environ, MARK: mark}, start_new_session=True)
+        self.address = self.first
 
     def replace(self) -> bool:
         """Lose the worker node and have another one."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("replace\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip() == "replaced"
+        self.tell("replace")
+        return self.said(300) == "replaced"
 
     def close(self) -> None:
         """End all of it."""
-        self._process.kill()
-        self._process.wait()
+        super().close()
         gone(self.mark, 0, last=True)
-        self._log.close()

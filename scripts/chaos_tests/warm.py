@@ -2,7 +2,7 @@
 
 A command then begins within milliseconds instead of seconds, and is otherwise what the `flray`
 script does: the fork sets the arguments and calls `flray.cli.main.main`. One order per line of JSON
-comes in, `[pid]` and later `[pid, status]` go out.
+comes in, its process and later its exit code go out.
 """
 
 import importlib
@@ -72,8 +72,8 @@ def serve() -> bool:
         if pid == 0:
             obey(json.loads(line))
             return True
-        print(json.dumps([pid]), flush=True)
-        print(json.dumps([pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]), flush=True)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     return False
 
 
@@ -90,7 +90,7 @@ def prepare() -> None:
 if __name__ == "__main__":
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     prepare()
-    print(json.dumps(["ready"]), flush=True)
+    print("ready", flush=True)
     if serve():
         from flray.cli.main import main
 

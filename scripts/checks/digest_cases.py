@@ -3,6 +3,7 @@
 The settings are in digest_cases.yaml. Of the package it names the registry alone.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,10 +54,8 @@ class Case(Configuration):
 
 def experiment(method: str, *changes: dict[str, Any]) -> dict[str, Any]:
     """Return a small experiment with changes, those of the method first."""
-    content = {**SETTINGS["base"], "algorithm": {"name": method}}
-    for change in (METHODS[method], *changes):
-        content = _merged(content, change)
-    return content
+    base = {**SETTINGS["base"], "algorithm": {"name": method}}
+    return functools.reduce(merged, (METHODS[method], *changes), base)
 
 
 def cases() -> list[Case]:
@@ -84,15 +83,11 @@ def cases() -> list[Case]:
     return made
 
 
-def _merged(content: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+def merged(content: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """Return a tree with the leaves of another; what another component is named for takes no options over."""
     made = dict(content)
     for key, value in change.items():
-        old = made.get(key)
-        named = isinstance(value, dict) and "name" in value
-        made[key] = (
-            _merged(old, value)
-            if isinstance(old, dict) and isinstance(value, dict) and not named
-            else value
-        )
+        old: Any = made.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict) and "name" not in value
+        made[key] = merged(old, value) if both else value
     return made

@@ -15,16 +15,18 @@ import contextlib
 import csv
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import ray
 from digest_cases import Case, cases
+
+import flray
 
 VARIES = ("time/", "memory/", "system/", "train/seconds")
 """Metrics that tell of the machine and not of the run: seconds and bytes of memory are never the same twice."""
@@ -34,6 +36,9 @@ NAME, FILE = "digests", "digests.yaml"
 KILLED_AFTER = 2
 """The round whose checkpoint has a run killed."""
 SHOWN = 5
+FLRAY = (sys.executable, "-m", "flray")
+QUIET: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+QUIET["stdin"] = subprocess.DEVNULL
 Facts = dict[str, Any]
 
 
@@ -55,11 +60,8 @@ def main() -> int:
     parser.add_argument("--no-ray", action="store_true", help="only what one process runs")
     options = parser.parse_args()
     before = json.loads(options.compare.read_text()) if options.compare else None
-    chosen = [
-        case
-        for case in cases()
-        if not (options.no_ray and case.ray) and any(text in case.name for text in options.only)
-    ]
+    named_so = [case for case in cases() if any(text in case.name for text in options.only)]
+    chosen = [case for case in named_so if not (options.no_ray and case.ray)]
     began = time.monotonic()
     found = run(chosen)
     say(f"{len(chosen)} configurations in {time.monotonic() - began:.0f} s")
@@ -68,8 +70,7 @@ def main() -> int:
     lines = [f"{name}: {case['error']}" for name, case in found["cases"].items() if "error" in case]
     lines += unlike(chosen, found["cases"])
     if before is not None:
-        whole = len(chosen) == len(cases())
-        lines += compare(found, before, whole)
+        lines += compare(found, before, whole=len(chosen) == len(cases()))
     for line in lines:
         say(line)
     if before is not None and not lines:
@@ -99,12 +100,12 @@ def run(chosen: list[Case]) -> Facts:
                 # One that fails keeps none of the others from being compared.
                 except Exception as error:
                     made[case.name] = {"error": f"{type(error).__name__}: {error}"}
-                seconds = made[case.name]["seconds"] = round(time.monotonic() - began, 1)
-                said = _short(made[case.name])
+                came = made[case.name]
+                seconds = came["seconds"] = round(time.monotonic() - began, 1)
+                said = came.get("error") or " ".join(one[:12] for one in came["learnt"].values())
                 say(f"[{number}/{len(chosen)}] {case.name}: {said} ({seconds} s)")
         finally:
-            if (ray := sys.modules.get("ray")) is not None:
-                ray.shutdown()
+            ray.shutdown()
     return {"versions": noted.get("versions"), "cpu": noted.get("cpu"), "cases": made}
 
 
@@ -112,10 +113,9 @@ def _played(case: Case) -> Path:
     """Run a case in the current folder and return its own folder."""
     content = {**case.content, "experiment": {**case.content["experiment"], "name": NAME}}
     if case.way == "python":
-        import flray
-
-        if case.ray:
-            _start_ray()
+        if case.ray and not ray.is_initialized():  # one for all; its actors wait most of the time
+            quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+            ray.init(address="local", num_cpus=4, **quiet)
         return flray.run(content).folder
     Path(FILE).write_text(json.dumps(content))  # which is YAML
     folder = Path("runs") / NAME / "001"
@@ -127,42 +127,25 @@ def _played(case: Case) -> Path:
     return folder
 
 
-def _start_ray() -> None:
-    """Start one Ray for all that is run from this process; its actors wait most of the time."""
-    import ray
-
-    if not ray.is_initialized():
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-        ray.init(address="local", num_cpus=4, **quiet)
-
-
 def _command(*arguments: str) -> None:
-    with Path("log").open("w") as log:
-        code = _begin(log, *arguments).wait()
-    if code:
-        last = " | ".join(Path("log").read_text().strip().splitlines()[-3:])
-        raise BrokenCaseError(f"flray {' '.join(arguments)} ended with {code}: {last}")
-
-
-def _begin(log: IO[str], *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flray", *arguments]
-    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    done = subprocess.run([*FLRAY, *arguments], **QUIET)
+    if done.returncode:
+        last = " | ".join(done.stdout.strip().splitlines()[-3:])
+        raise BrokenCaseError(f"flray {' '.join(arguments)} ended with {done.returncode}: {last}")
 
 
 def _kill(folder: Path) -> None:
     """Begin a run and kill its process once it has a checkpoint."""
-    with Path("log").open("w") as log:
-        process = _begin(log, "run", FILE)
+    checkpoint = folder / "checkpoint" / f"round-{KILLED_AFTER:06d}.json"
+    with subprocess.Popen([*FLRAY, "run", FILE], **QUIET) as process:
         try:
-            while not (folder / "checkpoint" / f"round-{KILLED_AFTER:06d}.json").exists():
+            while not checkpoint.exists():
                 if process.poll() is not None:
-                    said = Path("log").read_text()[-300:]
+                    said = process.communicate()[0][-300:]
                     raise BrokenCaseError(f"the run ended before it was killed: {said}")
                 time.sleep(0.005)
-            process.send_signal(signal.SIGKILL)
         finally:
             process.kill()
-            process.wait()
     status = json.loads((folder / "run.json").read_text())["status"]
     if status != "running":
         raise BrokenCaseError(f"it was to be killed while it runs, and is {status}")
@@ -172,14 +155,13 @@ def facts(folder: Path) -> Facts:
     """Return what a finished run or sweep is."""
     if (folder / "sweep.json").exists():
         whole = json.loads((folder / "sweep.json").read_text())
-        trials = sorted(path.parent for path in folder.glob("trials/*/run.json"))
-        tables = {name: list(rows(folder / name)) for name in ("results.csv", "summary.csv")}
-        identities = {trial.name: json.loads((trial / "run.json").read_text()) for trial in trials}
-        learnt = {row["trial"]: row["sha256"] or row["status"] for row in tables["results.csv"]}
+        values: Facts = {name: list(rows(folder / name)) for name in ("results.csv", "summary.csv")}
+        learnt = {row["trial"]: row["sha256"] or row["status"] for row in values["results.csv"]}
         settings = {"sweep": whole["settings"]}
-        for name, identity in identities.items():
+        for file in sorted(folder.glob("trials/*/run.json")):
+            identity, name = json.loads(file.read_text()), file.parent.name
             settings[name] = {key: identity[key] for key in ("setting", "seed")}
-        values: Facts = {**{trial.name: _rounds(trial) for trial in trials}, **tables}
+            values[name] = _rounds(file.parent)
     else:
         whole = json.loads((folder / "run.json").read_text())
         learnt = {"": whole["sha256"]}
@@ -266,10 +248,6 @@ def leaves(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
                 yield f"{place}: {'new' if key in ours else 'gone'}"
     elif ours != theirs:
         yield f"{where}: {ours}, and was {theirs}"
-
-
-def _short(case: Facts) -> str:
-    return str(case.get("error") or " ".join(digest[:12] for digest in case["learnt"].values()))
 
 
 if __name__ == "__main__":
