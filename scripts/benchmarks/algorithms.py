@@ -25,9 +25,7 @@ from flray.metrics.names import primary_metric_name
 from tests.end_to_end.pool import Pool
 
 BASE = "fedavg"
-TWO_PLACES = ("time", "work", "MiB down", "MiB up")
-COLUMNS = {"method": "", **dict.fromkeys(TWO_PLACES, ".2f"), "peak MiB": ".0f", "accuracy": ".1%"}
-COLUMNS["of"] = ""
+COLUMNS = "method | time :.2f | work :.2f | MiB down :.2f | MiB up :.2f | peak MiB :.0f | accuracy :.1% | of"
 # One set-up for all: public samples as many as one client holds, one epoch wherever a method
 # trains.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -56,19 +54,19 @@ class Options:
     json: str | None = json_option()
 
 
-def experiment(name: str, options: Options, executor: str) -> dict[str, Any]:
+def settings(name: str, options: Options, executor: str, rounds: int) -> dict[str, Any]:
     algorithm = {"name": name, **OPTIONS.get(name, {})}
     public = {"public_size": options.public, "public_batch_size": 128}
     declared = registry.algorithms.params(name).model_fields
     algorithm |= {key: value for key, value in public.items() if key in declared}
     return {
-        "rounds": options.rounds,
+        "rounds": rounds,
         "algorithm": algorithm,
         "data": {"name": "digits5-local", "samples": options.samples},
         "partition": {"name": "dirichlet", "clients": options.clients, "alpha": options.alpha},
         "model": {"name": "lenet", "norm": "batch"},
         "local": {"epochs": 1, "batch_size": 32, "lr": 0.02, **LOCAL.get(name, {})},
-        "evaluation": {"every": options.rounds, "validation": 0.1},
+        "evaluation": {"every": rounds, "validation": 0.1},
         "tracking": {"uri": None},
         "resources": {
             "executor": executor,
@@ -80,18 +78,12 @@ def experiment(name: str, options: Options, executor: str) -> dict[str, Any]:
 
 def arithmetic(name: str, options: Options) -> tuple[int, float]:
     """Return the floating-point operations of a round after the first, evaluation apart, and the peak MiB."""
-    federation = inline(experiment(name, options, "inline"))
+    federation = inline(settings(name, options, "inline", options.rounds))
     federation.step()
     with FlopCounterMode(display=False) as counter:
         federation.step()
     federation.close()
     return int(counter.get_total_flops()), peak_bytes() / MIB
-
-
-def counted(name: str, options: Options) -> tuple[int, float]:
-    """Return the same, measured in a process of its own."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(arithmetic, (name, options))
 
 
 def seconds(metrics: dict[str, float]) -> float:
@@ -101,7 +93,7 @@ def seconds(metrics: dict[str, float]) -> float:
 
 def measure(name: str, options: Options, pool: Pool, base: Federation) -> dict[str, Any]:
     """Return one row of the table, without what was counted apart."""
-    federation = pool.federation(spec_of(experiment(name, options, "ray")))
+    federation = pool.federation(spec_of(settings(name, options, "ray", options.rounds)))
     rounds = [(base.step().metrics, federation.step().metrics) for _ in range(options.rounds)]
     timed = rounds[1:]
     main = primary_metric_name(federation.spec.algorithm.views, "accuracy")
@@ -114,32 +106,29 @@ def measure(name: str, options: Options, pool: Pool, base: Federation) -> dict[s
     }
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """Return a row as text."""
-    return [format(row[name], form).removesuffix("%") for name, form in COLUMNS.items()]
-
-
 def main(options: Options) -> None:
     torch.set_num_threads(1)
     names = options.only or registry.algorithms.names()
-    spec_of(experiment(BASE, options, "inline"))  # the forked processes find the data loaded
-    counts = {name: counted(name, options) for name in dict.fromkeys([BASE, *names])}
+    endless = spec_of(settings(BASE, options, "ray", FOREVER))
+    # Each in a process of its own, which finds the data loaded.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as processes:
+        every = [(name, options) for name in dict.fromkeys([BASE, *names])]
+        found = processes.starmap(arithmetic, every, chunksize=1)
+    counts = {name: count for (name, _), count in zip(every, found, strict=True)}
     rows: list[dict[str, Any]] = []
-    endless = experiment(BASE, options, "ray")
-    endless |= {"rounds": FOREVER, "evaluation": {"every": FOREVER, "validation": 0.1}}
     with ray_session(None):
         pool = Pool(options.actors)
-        base = Pool(options.actors).federation(spec_of(endless))
+        base = Pool(options.actors).federation(endless)
         base.step()
         for name in names:
             operations, peak = counts[name]
             work = {"work": operations / counts[BASE][0], "peak MiB": peak}
             rows.append(measure(name, options, pool, base) | work)
-            print("  ".join(cells(rows[-1])))
+            print(*(f"{key} {value}" for key, value in rows[-1].items()), sep=", ")
             write_json(options.json, rows)
     show(
         f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, LeNet with BatchNorm, "
         f"{options.actors} actors, {options.rounds} rounds; time and work: FedAvg = 1",
-        " | ".join(COLUMNS),
-        map(cells, rows),
+        COLUMNS,
+        ([row[part.partition(" :")[0]] for part in COLUMNS.split(" | ")] for row in rows),
     )

@@ -8,49 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from flray import models
 
 Weights = dict[str, Tensor]
+SHAPE, CLASSES = (3, 32, 32), 10
 
 
 def work(options: Any, /, **more: Any) -> dict[str, Any]:
-    """Return what a bare loop is given for a benchmark's options: the same images of 3x32x32 as flray's."""
-    names = ("model", "clients", "cohort", "samples")
-    given = {name: getattr(options, name) for name in names}
-    return {**given, "shape": [3, 32, 32], "classes": 10, "channels_last": True, **more}
+    """Return what a bare loop is given for a benchmark's options."""
+    return {**vars(options), "channels_last": True, **more}
 
 
-def build(spec: dict[str, Any]) -> nn.Module:
-    from flray import models
-
-    torch.manual_seed(0)
-    model = models.build(
-        spec["model"], tuple(spec["shape"]), spec["classes"], spec.get("options", {}), 0
-    )
-    if spec["channels_last"]:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
-
-
-def train(
-    model: nn.Module, weights: Weights, x: Tensor, y: Tensor, batch: int, lr: float, run: Any = None
-) -> Weights:
-    """Train from weights and return the new ones on the CPU; `run` is another way to compute outputs."""
-    model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for rows in torch.randperm(len(y)).to(y.device).split(batch):
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy((run or model)(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return {name: value.cpu().clone() for name, value in model.state_dict().items()}
-
-
-def samples(spec: dict[str, Any], client: int) -> tuple[Tensor, Tensor]:
+def samples(count: int, client: int) -> tuple[Tensor, Tensor]:
+    """Return images like flray's random ones."""
     generator = torch.Generator().manual_seed(client)
-    x = torch.randn(spec["samples"], *spec["shape"], generator=generator)
-    y = torch.randint(spec["classes"], (spec["samples"],), generator=generator)
-    return (x.to(memory_format=torch.channels_last) if spec["channels_last"] else x), y
+    x = torch.randn(count, *SHAPE, generator=generator)
+    return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
 def average(replies: list[Weights]) -> Weights:
@@ -62,29 +37,45 @@ def average(replies: list[Weights]) -> Weights:
     }
 
 
-def drawn(spec: dict[str, Any], number: int) -> list[int]:
-    """Return the clients of a round."""
-    order = np.random.default_rng(number).permutation(spec["clients"])
-    return [int(client) for client in order[: spec["cohort"]]]
-
-
 class OneProcess:
-    """All clients of a round one after another in this process."""
+    """All clients of a round one after another in this process, their samples resident."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        self.spec, self.model = spec, build(spec)
-        self.data = {client: samples(spec, client) for client in range(spec["clients"])}
-        self.weights: Weights = {n: v.clone() for n, v in self.model.state_dict().items()}
+    def __init__(self, spec: dict[str, Any], device: torch.device | str = "cpu") -> None:
+        torch.manual_seed(0)
+        self.spec = spec
+        self.model = models.build(spec["model"], SHAPE, CLASSES, spec.get("options", {}), 0)
+        layout = torch.channels_last if spec["channels_last"] else torch.contiguous_format
+        self.model.to(device, memory_format=layout)  # type: ignore[call-overload]
+        every = (samples(spec["samples"], client) for client in range(spec["clients"]))
+        self.data = [(x.to(device, memory_format=layout), y.to(device)) for x, y in every]
+        self.weights: Weights = {n: v.cpu().clone() for n, v in self.model.state_dict().items()}
         self.round_number = 0
 
+    def outputs(self, x: Tensor) -> Tensor:
+        found: Tensor = self.model(x)
+        return found
+
+    def train(self, weights: Weights, client: int) -> Weights:
+        """Train from weights and return the new ones on the CPU."""
+        self.model.load_state_dict(weights)
+        self.model.train()
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=self.spec["lr"])
+        x, y = self.data[client]
+        for rows in torch.randperm(len(y)).to(y.device).split(self.spec["batch"]):
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(self.outputs(x[rows]), y[rows]).backward()
+            optimizer.step()
+        return {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def trained(self, cohort: list[int]) -> list[Weights]:
+        """Return what the clients of a round send back."""
+        return [self.train(self.weights, client) for client in cohort]
+
     def round(self) -> float:
+        """Run a round, and return its seconds."""
         started = time.perf_counter()
-        cohort = drawn(self.spec, self.round_number)
-        replies = [
-            train(self.model, self.weights, *self.data[c], self.spec["batch"], self.spec["lr"])
-            for c in cohort
-        ]
-        self.weights = average(replies)
+        order = np.random.default_rng(self.round_number).permutation(self.spec["clients"])
+        self.weights = average(self.trained(order[: self.spec["cohort"]].tolist()))
         self.round_number += 1
         return time.perf_counter() - started
 
@@ -96,17 +87,16 @@ def _serve(connection: Connection, spec: dict[str, Any]) -> None:
     while (order := connection.recv()) is not None:
         weights, cohort = order
         tensors = {n: torch.from_numpy(v) for n, v in weights.items()}
-        replies = [
-            train(worker.model, tensors, *worker.data[c], spec["batch"], spec["lr"]) for c in cohort
-        ]
+        replies = [worker.train(tensors, client) for client in cohort]
         connection.send([{n: v.numpy() for n, v in reply.items()} for reply in replies])
 
 
-class SeveralProcesses:
+class SeveralProcesses(OneProcess):
     """The clients of a round dealt out to resident processes of one thread each; weights travel through pipes."""
 
     def __init__(self, spec: dict[str, Any], processes: int) -> None:
-        self.spec, self.processes, self.pipes = spec, [], []
+        super().__init__({**spec, "samples": 1})  # the others have the samples
+        self.processes, self.pipes = [], []
         context = multiprocessing.get_context("spawn")
         for _ in range(processes):
             here, there = context.Pipe()
@@ -116,19 +106,13 @@ class SeveralProcesses:
             self.pipes.append(here)
         for pipe in self.pipes:
             pipe.recv()
-        self.weights = {n: v.numpy().copy() for n, v in build(spec).state_dict().items()}
-        self.round_number = 0
 
-    def round(self) -> float:
-        started = time.perf_counter()
-        cohort = drawn(self.spec, self.round_number)
+    def trained(self, cohort: list[int]) -> list[Weights]:
+        weights = {n: v.numpy() for n, v in self.weights.items()}
         for i, pipe in enumerate(self.pipes):
-            pipe.send((self.weights, cohort[i :: len(self.pipes)]))
+            pipe.send((weights, cohort[i :: len(self.pipes)]))
         replies = [reply for pipe in self.pipes for reply in pipe.recv()]
-        mean = average([{n: torch.from_numpy(v) for n, v in reply.items()} for reply in replies])
-        self.weights = {n: v.numpy() for n, v in mean.items()}
-        self.round_number += 1
-        return time.perf_counter() - started
+        return [{n: torch.from_numpy(v) for n, v in reply.items()} for reply in replies]
 
     def close(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
@@ -136,8 +120,8 @@ class SeveralProcesses:
             process.join(10)
 
 
-def train_trials(spec: dict[str, Any], rounds: int, trials: list[tuple[float, int]]) -> None:
-    """Train with learning rates and seeds one after another; print the seconds."""
+def train_trials(spec: dict[str, Any], rounds: int, trials: list[tuple[float, int]]) -> float:
+    """Train with learning rates and seeds one after another; return the seconds."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
     for rate, seed in trials:
@@ -145,4 +129,4 @@ def train_trials(spec: dict[str, Any], rounds: int, trials: list[tuple[float, in
         worker = OneProcess({**spec, "lr": rate})
         for _ in range(rounds):
             worker.round()
-    print(time.perf_counter() - begun)
+    return time.perf_counter() - begun

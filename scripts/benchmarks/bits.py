@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runner import Steps, begin, inline, number_of, option, show, take_turns
+from runner import Steps, begin, inline, option, returned, show, take_turns
 
 from flray.bits import VARIABLES
 
@@ -24,8 +24,8 @@ class Options:
     samples: int = option(250, "per client, of four")
 
 
-def time_rounds(network: str, precision: str, rounds: int, samples: int) -> None:
-    """Print the seconds of the fastest round but the first."""
+def fastest(network: str, precision: str, rounds: int, samples: int) -> float:
+    """Return the seconds of the fastest round but the first."""
     federation = inline(
         {
             "rounds": rounds + 1,
@@ -37,7 +37,7 @@ def time_rounds(network: str, precision: str, rounds: int, samples: int) -> None
             "evaluation": {"every": rounds + 1},
         }
     )
-    print(min(take_turns({"": Steps(federation)}, rounds - 1, 1)[""]))
+    return min(take_turns({"": Steps(federation)}, rounds - 1, 1)[""])
 
 
 def rows(options: Options) -> Iterator[tuple[object, ...]]:
@@ -48,8 +48,8 @@ def rows(options: Options) -> Iterator[tuple[object, ...]]:
         for _ in range(options.repetitions):
             for name, environment in environments.items():
                 given = (*case, options.rounds, options.samples)
-                process = begin("bits", "time_rounds", *given, environment=environment)
-                best[name] = min(best[name], number_of(process))
+                process = begin("bits", "fastest", *given, environment=environment)
+                best[name] = min(best[name], returned(process))
         yield *case, *best.values(), best["portable"] / best["native"]
 
 

@@ -25,43 +25,32 @@ def main(options: Options) -> None:
     sizes = {options.few: min(cohort, options.few), options.many: cohort}
     with ray_session(None) as available:
         available = {**available, "CPU": available["CPU"] / 2}
-        steps = {
-            str(clients): Steps(
-                on_actors(
-                    experiment(
-                        clients,
-                        options.samples,
-                        algorithm=options.algorithm,
-                        model={"name": options.model, "norm": "batch"},
-                        local={"epochs": 1, "batch_size": 50},
-                        participation={"clients": size},
-                        # both pools stay resident and take turns
-                        resources={"actors": options.actors, "cpus_per_actor": 0.5},
-                    ),
-                    available,
-                )
+        steps = {}
+        for clients, size in sizes.items():
+            content = experiment(
+                clients,
+                options.samples,
+                algorithm=options.algorithm,
+                model={"name": options.model, "norm": "batch"},
+                local={"epochs": 1, "batch_size": 50},
+                participation={"clients": size},
+                # both pools stay resident and take turns
+                resources={"actors": options.actors, "cpus_per_actor": 0.5},
             )
-            for clients, size in sizes.items()
-        }
+            steps[clients] = Steps(on_actors(content, available))
         times = take_turns(steps, options.rounds)
         for one in steps.values():
             one.federation.close()
-    tasks = {
-        str(clients): [seconds * options.actors / size for seconds in times[str(clients)]]
-        for clients, size in sizes.items()
-    }
+    tasks, rows = {}, []
+    for clients, size in sizes.items():
+        tasks[clients] = [seconds * options.actors / size for seconds in times[clients]]
+        held = (steps[clients].metrics[-1][f"memory/{who}"] / MIB for who in ("server", "client"))
+        rows.append((clients, size, median(tasks[clients]), *held))
     show(
         f"{options.algorithm}, {options.samples} images per client, {options.model}, "
         f"{options.actors} actors",
         "clients | per round | median s per task and actor :.4f | server MiB :.0f | largest client actor MiB :.0f",
-        [
-            (
-                *(clients, size, median(tasks[str(clients)])),
-                steps[str(clients)].metrics[-1]["memory/server"] / MIB,
-                steps[str(clients)].metrics[-1]["memory/client"] / MIB,
-            )
-            for clients, size in sizes.items()
-        ],
+        rows,
     )
-    found = ratio(tasks[str(options.many)], tasks[str(options.few)])
+    found = ratio(tasks[options.many], tasks[options.few])
     print(f"time per task, {options.many} clients against {options.few}: {found:.3f} (limit 1.15)")

@@ -9,6 +9,7 @@ between epochs and works on tensors, not on files. Exits with 1 if a ratio is be
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,13 +44,10 @@ class Options:
 
 @register_dataset("bytes")
 def random_bytes(root: Path, *, samples: int, side: int) -> DataSet:
-    generator = np.random.default_rng(0)
+    draw = partial(np.random.default_rng(0).integers, dtype=np.uint8)
     parts: list[Any] = []
     for n in (samples, 10):
-        parts += [
-            generator.integers(0, 256, (n, 3, side, side), dtype=np.uint8),
-            np.arange(n, dtype=np.int64) % 10,
-        ]
+        parts += [draw(0, 256, (n, 3, side, side)), np.arange(n, dtype=np.int64) % 10]
     return DataSet("bytes", (Domain("bytes", "random", *parts),), tuple("0123456789"), MEAN, STD)
 
 
@@ -60,25 +58,30 @@ class Images(Dataset[tuple[Tensor, int]]):
         # After flray, which makes it importable beside a torch without CUDA.
         from torchvision.transforms import v2
 
-        side = x.shape[-1]
-        flip = v2.RandomHorizontalFlip()
+        side, flip = x.shape[-1], v2.RandomHorizontalFlip()
         weak = [v2.RandomResizedCrop(side, (0.2, 1.0), antialias=False), flip]
         jitter = v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
-        steps: list[Any] = {
+        steps: dict[str, list[Any]] = {
             "none": [],
             "crop": [v2.RandomCrop(side, padding=4), flip],
             "weak": weak,
             "strong": [*weak, jitter, v2.RandomGrayscale(0.2)],
-        }[how]
-        self.x, self.y = x, y
-        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-        self.transform = v2.Compose(steps)
+        }
+        scaled = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        self.x, self.y, self.transform = x, y, v2.Compose([*steps[how], *scaled])
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.transform(self.x[index]), int(self.y[index])
+
+
+def finished(last: Tensor, started: float) -> float:
+    """Return the seconds until the last batch is ready."""
+    if last.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 class Resident:
@@ -107,9 +110,7 @@ class Resident:
             if self.how != "none":
                 numbers = rng.torch_generator(0, "augmentation", round=self.epochs, extra=step)
                 augment_batch(x, self.how, numbers, self.samples.normalisation)
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return finished(x, started)
 
 
 class Loaded:
@@ -132,9 +133,7 @@ class Loaded:
         started = time.perf_counter()
         for batch, _ in self.loader:
             x = batch.to(self.device, non_blocking=True)
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return finished(x, started)
 
 
 def main(options: Options) -> bool:

@@ -1,6 +1,5 @@
 """An evaluation of personal models: on all clients' test parts against on their own, and by the number of clients."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -40,16 +39,12 @@ def federation(options: Options, clients: int, *, others: bool) -> Federation:
     return made
 
 
-def seconds(one: Federation) -> float:
-    began = time.process_time()
-    one.evaluate()
-    return time.process_time() - began
-
-
 def main(options: Options) -> bool:
     torch.set_num_threads(1)
     turns: dict[tuple[int, bool], Callable[[], float]] = {
-        (clients, others): partial(seconds, federation(options, clients, others=others))
+        (clients, others): partial(
+            runner.cpu_seconds, federation(options, clients, others=others).evaluate
+        )
         for clients in options.clients
         for others in (False, True)
     }

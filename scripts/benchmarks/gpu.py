@@ -10,7 +10,6 @@ of both passes.
 
 import platform
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -18,10 +17,10 @@ from typing import Any
 
 import runner
 import torch
-from bare import average, build, train
-from torch import nn
+from bare import CLASSES, SHAPE, OneProcess, work
 from torch.utils.flop_counter import FlopCounterMode
 
+from flray import models
 from flray.errors import brief
 from flray.federation.federation import Federation
 
@@ -68,37 +67,18 @@ class Options:
     json: str | None = runner.json_option()
 
 
-def network(model: str) -> nn.Module:
-    return build({"model": model, "shape": [3, 32, 32], "classes": 10, "channels_last": False})
-
-
-class Bare:
-    """One process, everything resident, nothing but PyTorch."""
+class Bare(OneProcess):
+    """One process with a technique, and nothing but PyTorch."""
 
     def __init__(self, options: Options, model: str, local: Local, device: torch.device) -> None:
-        self.batch, self.device = options.batch, device
-        self.lowered = local.get("precision") == "bfloat16"
-        plain = local.get("memory_format") == "contiguous"
-        layout = torch.contiguous_format if plain else torch.channels_last
-        self.model = network(model).to(device)
-        self.model.to(memory_format=layout)  # type: ignore[call-overload]
+        last = local.get("memory_format") != "contiguous"
+        given = {"model": model, "cohort": options.clients, "lr": 0.01, "channels_last": last}
+        super().__init__(work(options, **given), device)
+        self.device, self.lowered = device, local.get("precision") == "bfloat16"
         self.run: Any = self.model
         if mode := local.get("compile", False):
             mode = "default" if mode is True else mode
             self.run = torch.compile(self.model, dynamic=False, mode=mode)
-        shape = (options.clients or 0, options.samples or 0, 3, 32, 32)
-        self.x = [x.to(memory_format=layout) for x in torch.randn(shape, device=device)]
-        self.y = torch.randint(10, shape[:2], device=device)
-        self.weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-
-    def round(self) -> float:
-        started = time.perf_counter()
-        replies = [
-            train(self.model, self.weights, x, y, self.batch, 0.01, self.outputs)
-            for x, y in zip(self.x, self.y, strict=True)
-        ]
-        self.weights = average(replies)
-        return time.perf_counter() - started
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.lowered):
@@ -130,8 +110,9 @@ def federation(options: Options, model: str, local: Local) -> Federation:
 
 def flops(model: str) -> int:
     """Return the operations of one image's forward and backward pass."""
+    network = models.build(model, SHAPE, CLASSES, {}, 0)
     with FlopCounterMode(display=False) as counter:
-        network(model)(torch.randn(2, 3, 32, 32)).sum().backward()
+        network(torch.randn(2, *SHAPE)).sum().backward()
     return int(counter.get_total_flops()) // 2
 
 
@@ -142,13 +123,9 @@ def measure(given: Options, name_of_row: str, device: torch.device) -> list[dict
     clients, samples = sizes[0] if on_gpu else sizes[1]
     clients, samples = given.clients or clients, given.samples or samples
     options = replace(given, clients=clients, samples=samples)
-    names = [
-        name
-        for name in TECHNIQUES
-        if name in (options.techniques or TECHNIQUES) and (on_gpu or name not in ON_GPU_ONLY)
-    ]
+    names = [name for name in TECHNIQUES if on_gpu or name not in ON_GPU_ONLY]
     turns: dict[tuple[str, str], Any] = {}
-    for name in names.copy():
+    for name in [name for name in names if name in (options.techniques or names)]:
         pair: dict[tuple[str, str], Any] = {
             (name, "flray"): runner.Steps(federation(options, model, TECHNIQUES[name])),
             (name, "bare"): Bare(options, model, TECHNIQUES[name], device).round,
@@ -157,30 +134,26 @@ def measure(given: Options, name_of_row: str, device: torch.device) -> list[dict
             runner.take_turns(pair, 0, 1)
         except Exception as error:
             print(f"{name_of_row}, {name}: {brief(error)}", file=sys.stderr)
-            names.remove(name)
             continue
         turns |= pair
     times = runner.take_turns(turns, options.rounds, options.warmup)
-    for name in names:
-        turns[name, "flray"].federation.close()
-    images, work = clients * samples, flops(model)
+    images, operations = clients * samples, flops(model)
+    about = {"row": name_of_row, "model": model, "clients": clients, "samples": samples}
     rows = []
-    for name in names:
+    for name in dict.fromkeys(name for name, _ in turns):
+        turns[name, "flray"].federation.close()
         ours, bare = times[name, "flray"], times[name, "bare"]
         row = {
-            "row": name_of_row,
-            "model": model,
-            "clients": clients,
-            "samples": samples,
+            **about,
             "technique": name,
             "flray": images / median(ours),
             "bare": images / median(bare),
             "of_bare": runner.ratio(bare, ours),
             "seconds": ours,
             "bare_seconds": bare,
+            "tflops": images / median(ours) * operations / 1e12,
         }
-        row["tflops"] = images / median(ours) * work / 1e12
-        if PLAIN in names:
+        if (PLAIN, "flray") in times:
             row["gain"] = runner.ratio(times[PLAIN, "flray"], ours)
         rows.append(row)
     return rows

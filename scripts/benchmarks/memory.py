@@ -5,7 +5,6 @@ by round; then what several federations in one process leave behind: processes, 
 Exits with 1 if a limit is passed.
 """
 
-import contextlib
 import ctypes
 import gc
 import threading
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from runner import MIB, experiment, on_actors, option, show
+from runner import MIB, actors, experiment, on_actors, option, show
 
 from flray.federation.ray_backend.session import ray_session
 
@@ -52,16 +51,6 @@ def plasma() -> int:
     return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
 
 
-def actors() -> list[psutil.Process]:
-    """Server and client actors that this process has started and that are alive."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if any("ServerActor" in part or "ClientActor" in part for part in process.cmdline()):
-                found.append(process)
-    return found
-
-
 def rounds_are_flat(options: Options, available: dict[str, float]) -> bool:
     """Show the memory by round; return whether it stays that of round 5."""
     federation = on_actors(settings(options), available)
@@ -69,8 +58,8 @@ def rounds_are_flat(options: Options, available: dict[str, float]) -> bool:
     for number in range(1, options.rounds + 1):
         found = federation.step().metrics
         if number in (1, 5) or number % 5 == 0:
-            actors = (int(found[f"memory/{who}"]) for who in ("server", "client"))
-            seen[number] = psutil.Process().memory_info().rss, *actors, plasma()
+            others = (int(found[f"memory/{who}"]) for who in ("server", "client"))
+            seen[number] = psutil.Process().memory_info().rss, *others, plasma()
     federation.close()
     show(
         f"resident MiB, {options.algorithm}, {options.clients} clients, {options.model}",
@@ -96,7 +85,7 @@ def nothing_is_left(options: Options, available: dict[str, float]) -> bool:
         gc.collect()
         # What the allocator merely keeps for later is not left behind.
         ctypes.CDLL(None).malloc_trim(0)
-        _, alive = psutil.wait_procs(actors(), timeout=10)
+        _, alive = psutil.wait_procs(actors("ServerActor", "ClientActor"), timeout=10)
         # Without pages shared with the object store, which are listed apart.
         own = psutil.Process().memory_full_info().uss / MIB
         rows.append((own, threading.active_count(), len(alive), plasma() / MIB))

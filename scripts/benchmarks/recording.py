@@ -12,14 +12,15 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
-from runner import MIB, option, show
+from runner import MIB, cpu_seconds, experiment, option, show
 
 from flray.config.loader import load
 from flray.records import directory
@@ -53,25 +54,11 @@ class Options:
 def round_of(clients: int) -> dict[str, float]:
     """Return the metrics of the second round of a small run."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "rounds": 2,
-            "data": {"name": "random", "samples": 20 * clients, "shape": [8], "classes": 2},
-            "partition": {"name": "iid", "clients": clients},
-            "model": "linear",
-            "algorithm": "fedavg",
-            "resources": {"executor": "inline"},
-            "tracking": {"uri": None},
-            "output": folder,
-        }
+        data = {"name": "random", "samples": 20 * clients, "shape": [8], "classes": 2}
+        how: dict[str, Any] = {"rounds": 2, "evaluation": {}, "resources": {"executor": "inline"}}
+        settings = experiment(clients, 20, data=data, model="linear", output=folder, **how)
         last = run({"experiment": settings}).history.iloc[-1]
     return {str(name): float(value) for name, value in last.items() if name != "round"}
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Return the processor seconds of this process's threads."""
-    begun = time.process_time()
-    work()
-    return time.process_time() - begun
 
 
 def measured(clients: int, rounds: int) -> tuple[object, ...]:
@@ -86,11 +73,11 @@ def measured(clients: int, rounds: int) -> tuple[object, ...]:
             sender.flush()  # the store and the run are made
             written = alone = together = 0.0
             for number in range(1, rounds + 1):
-                written += seconds_of(partial(journal.record_round, number, metrics))
+                written += cpu_seconds(partial(journal.record_round, number, metrics))
                 if number <= half:
-                    alone += seconds_of(sender.flush)
+                    alone += cpu_seconds(sender.flush)
                 elif number % 20 == 0:
-                    together += seconds_of(sender.flush)
+                    together += cpu_seconds(sender.flush)
     costs = (written / rounds, alone / half, together / (rounds - half))
     return clients, len(metrics), *(1000 * cost for cost in costs)
 
@@ -101,24 +88,18 @@ def held(process: psutil.Process) -> float:
     return float(sum(one.memory_full_info().pss for one in every) / MIB)
 
 
-class Trial:
+class Trial(SimpleNamespace):
     """A trial as Tune shows it to its callbacks."""
 
-    error_file: str | None = None
-    status: str = "RUNNING"
-
-    def __init__(self, number: str) -> None:
-        self._number = number
-        self.config: dict[str, Any] = {}
-        self.last_result: dict[str, Any] | None = None
-
     def __str__(self) -> str:
-        return self._number
+        return str(self.number)
 
 
 def record(recorder: TrialRecorder, number: str, metrics: dict[str, float]) -> None:
     """Record a trial from its start to its end."""
-    trial = Trial(number)
+    trial: Any = Trial(
+        number=number, config={}, status="RUNNING", error_file=None, last_result=None
+    )
     recorder.on_trial_start(0, [], trial)
     for done in range(1, ROUNDS + 1):
         report = {"metric": "global/accuracy", "lines": [], "carried": [], "sha256": "0" * 64}
@@ -137,7 +118,7 @@ def booked(options: Options) -> tuple[float, ...]:
         uri = service.start().uri
         server = psutil.Process(service.pid)
         idle, folder = held(server), Path(place) / "sweep"
-        experiment = {
+        settings = {
             "rounds": ROUNDS,
             "data": {"name": "random", "samples": 20, "shape": [8], "classes": 2},
             "model": "linear",
@@ -146,7 +127,7 @@ def booked(options: Options) -> tuple[float, ...]:
         }
         sweep = {"samples": options.trials // SEEDS, "seeds": list(range(SEEDS))}
         lr = {"local.lr": {"loguniform": [0.001, 0.5]}}
-        config = load({"experiment": experiment, "space": lr, "sweep": sweep})
+        config = load({"experiment": settings, "space": lr, "sweep": sweep})
         specs = space.trial_specs(config, space.enumerate_settings(config))
         points = {point.number: point for point in specs}
         directory.save_config(folder, config)

@@ -21,6 +21,7 @@ from flray.federation.ray_backend.session import local_resources, ray_session
 
 PHASES = ("send", "train", "receive", "aggregate", "evaluate")
 RATE = 0.01
+Turns = dict[str, Callable[[], float]]
 
 
 @dataclass
@@ -51,7 +52,7 @@ def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
     return runner.experiment(
         options.clients,
         options.samples,
-        model={"name": options.model, **network(options)},
+        model={"name": options.model, **layers(options)},
         local=local,
         participation={"clients": options.cohort},
         resources=resources,
@@ -59,7 +60,7 @@ def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def network(options: Options) -> dict[str, Any]:
+def layers(options: Options) -> dict[str, Any]:
     """Return the options of the network."""
     return {"hidden": options.hidden} if options.hidden else {}
 
@@ -67,8 +68,7 @@ def network(options: Options) -> dict[str, Any]:
 def bare(options: Options) -> dict[str, Any]:
     """Return the same work as the bare loop gets it."""
     last = options.format == "channels_last"
-    more = {"batch": options.batch, "options": network(options), "lr": RATE}
-    return work(options, channels_last=last, **more)
+    return work(options, channels_last=last, options=layers(options), lr=RATE)
 
 
 class Busy:
@@ -99,10 +99,7 @@ def seconds_of_peer(given: str, options: Options) -> tuple[str, float]:
     script = runner.HERE / "peers" / f"{name}.py"
     if not script.is_file():
         raise SystemExit(f"--peer {given}: no {script.name} in {script.parent}")
-    spec = {
-        name: getattr(options, name) for name in ("clients", "cohort", "samples", "batch", "warmup")
-    }
-    spec |= {"rounds": options.rounds + options.warmup, "processes": options.actors}
+    spec = {**vars(options), "rounds": options.rounds + options.warmup}
     command = [python, str(script), json.dumps(spec)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -116,10 +113,7 @@ def main(options: Options) -> None:
     flray_many = f"flray, {options.actors} actors"
     bare_one, flray_one = "bare PyTorch, one process", "flray, inline"
     here = runner.Steps(runner.inline(settings(options, {"executor": "inline"})))
-    turns: dict[str, Callable[[], float]] = {
-        bare_one: OneProcess(bare(options)).round,
-        flray_one: here,
-    }
+    turns: Turns = {bare_one: OneProcess(bare(options)).round, flray_one: here}
     there = None
     with contextlib.ExitStack() as stack:
         stack.callback(here.federation.close)
@@ -144,7 +138,7 @@ def main(options: Options) -> None:
         [
             *((name, median(one), min(one), ratios.get(name)) for name, one in times.items()),
             *(
-                (name, one, None, one / median(times.get(bare_many, times[bare_one])))
+                (name, one, None, one / median(next(iter(times.values()))))
                 for name, one in peers.items()
             ),
         ],

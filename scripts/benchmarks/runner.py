@@ -5,6 +5,7 @@ and returns False if a limit is passed.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -12,11 +13,13 @@ import resource
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import ray
 from rich.console import Console
 from rich.table import Table
@@ -104,6 +107,16 @@ def client_pids(federation: RayFederation) -> list[int]:
     return found
 
 
+def actors(*kinds: str) -> list[psutil.Process]:
+    """Return the living actors of some classes that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if " ".join(process.cmdline()).startswith(tuple(f"ray::{kind}" for kind in kinds)):
+                found.append(process)
+    return found
+
+
 class Steps:
     """Runs a round at each call, returns its seconds, and keeps what was measured of every round."""
 
@@ -134,21 +147,33 @@ def ratio(over: Iterable[float], under: Iterable[float]) -> float:
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that work takes."""
+    began = clock()
+    work()
+    return clock() - began
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the processor seconds that work takes the threads of this process."""
+    return seconds(work, time.process_time)
+
+
 def begin(
     module: str, function: str, *arguments: Any, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Begin a function in a process of its own; the arguments go there as JSON, and what it prints comes back."""
-    code = f"import {module}, json, sys; {module}.{function}(*json.loads(sys.argv[1]))"
+    """Begin a function in a process of its own; the arguments go there as JSON, and what it returns comes back."""
+    code = f"import {module}, json, sys; print(json.dumps({module}.{function}(*json.loads(sys.argv[1]))))"
     command = [sys.executable, "-c", code, json.dumps(arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def number_of(process: subprocess.Popen[str]) -> float:
-    """Wait for what `begin` returned, and return the number that it printed."""
+def returned(process: subprocess.Popen[str]) -> Any:
+    """Wait for what `begin` began, and return what its function returned."""
     said = process.communicate()[0]
     if process.returncode:
         raise SystemExit(f"a process of the benchmark ended with {process.returncode}")
-    return float(said)
+    return json.loads(said.splitlines()[-1])
 
 
 def flray(*arguments: str) -> list[str]:

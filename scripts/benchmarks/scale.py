@@ -11,24 +11,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
+import runner
 import torch
-from runner import (
-    MIB,
-    Steps,
-    client_pids,
-    experiment,
-    json_option,
-    on_actors,
-    option,
-    show,
-    spec_of,
-    write_json,
-)
 
 from flray.federation.ray_backend.session import ray_session
 from flray.federation.spec import FederationSpec
@@ -41,18 +31,18 @@ BYTES = ("bytes/down", "bytes/up")
 
 @dataclass
 class Options:
-    cohorts: Sequence[int] = option((10, 100, 1000, 10000))
-    block: Sequence[int] = option((0,), "clients per sum (aggregation.block); 0: none")
-    rounds: int = option(3, "measured, after one of warm-up")
-    model: str = option("lenet", "alexnet has 57 million parameters: use few clients")
-    size: int = option(32, "of the images")
-    algorithm: str = option("fedavg", "local keeps a whole model for every client")
+    cohorts: Sequence[int] = runner.option((10, 100, 1000, 10000))
+    block: Sequence[int] = runner.option((0,), "clients per sum (aggregation.block); 0: none")
+    rounds: int = runner.option(3, "measured, after one of warm-up")
+    model: str = runner.option("lenet", "alexnet has 57 million parameters: use few clients")
+    size: int = runner.option(32, "of the images")
+    algorithm: str = runner.option("fedavg", "local keeps a whole model for every client")
     actors: int = 2
-    json: str | None = json_option()
+    json: str | None = runner.json_option()
 
 
 def settings(clients: int, block: int, options: Options) -> dict[str, Any]:
-    return experiment(
+    return runner.experiment(
         clients,
         2,
         options.size,
@@ -73,16 +63,16 @@ def main(options: Options) -> None:
                 found = measured(content, available, options.rounds)
                 rows.append({"block": block, "cohort": cohort, **found})
                 show_rows(rows, options)
-    one = reduction(spec_of(content))
+    one = reduction(runner.spec_of(content))
     print(f"reduction alone, one reply after another: {one * 1e6:.0f} us per client")
     if len(options.cohorts) > 1:
-        show(
+        runner.show(
             f"10^6 clients a round on {options.actors} actors, by the last slopes",
             "block | h a round :.2f | server CPU min :.1f | server GiB :,.2f | GiB to the server :,.2f"
             " | checkpoint GiB :,.2f | files :,.0f | saving min :.1f",
             extrapolated(rows, options),
         )
-    write_json(options.json, {"rows": rows, "reduction": one})
+    runner.write_json(options.json, {"rows": rows, "reduction": one})
 
 
 def measured(content: dict[str, Any], available: dict[str, float], rounds: int) -> Row:
@@ -90,43 +80,25 @@ def measured(content: dict[str, Any], available: dict[str, float], rounds: int) 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         begun = time.perf_counter()
-        federation = on_actors(content, available)
-        client_pids(federation)  # waits until all have started
-        started = time.perf_counter() - begun
-        servers = (
-            process
-            for process in psutil.Process().children(recursive=True)
-            if " ".join(process.cmdline()).startswith("ray::ServerActor")
-        )
-        server = max(servers, key=psutil.Process.create_time)
-        opened = own_bytes(server)
-        step = Steps(federation)
+        federation = runner.on_actors(content, available)
+        runner.client_pids(federation)  # waits until all have started
+        found = {"start": time.perf_counter() - begun}
+        server = max(runner.actors("ServerActor"), key=psutil.Process.create_time)
+        found["opened"] = own_bytes(server)
+        step = runner.Steps(federation)
         step()
         busy = sum(server.cpu_times()[:2])
         for _ in range(rounds):
             step()
-        busy = (sum(server.cpu_times()[:2]) - busy) / rounds
-        held = own_bytes(server)
-        begun = time.perf_counter()
-        federation.save(folder, 1)
-        saving = time.perf_counter() - begun
-        begun = time.perf_counter()
-        federation.restore(folder)
-        restoring = time.perf_counter() - begun
+        found["busy"] = (sum(server.cpu_times()[:2]) - busy) / rounds
+        found["server"] = own_bytes(server)
+        found["saving"] = runner.seconds(partial(federation.save, folder, 1))
+        found["restoring"] = runner.seconds(partial(federation.restore, folder))
         kept = [file.stat().st_size for file in folder.iterdir()]
         federation.close()
-    return {
-        "start": started,
-        **{name: median(one[name] for one in step.metrics[1:]) for name in TIMES + BYTES},
-        "busy": busy,
-        "opened": opened,
-        "server": held,
-        "saving": saving,
-        "restoring": restoring,
-        "checkpoint": sum(kept),
-        "files": len(kept),
-        "journal": len(json.dumps(step.metrics[-1])),
-    }
+    found |= {name: median(one[name] for one in step.metrics[1:]) for name in TIMES + BYTES}
+    journal = len(json.dumps(step.metrics[-1]))
+    return {**found, "checkpoint": sum(kept), "files": len(kept), "journal": journal}
 
 
 def own_bytes(process: psutil.Process) -> float:
@@ -139,12 +111,9 @@ def reduction(spec: FederationSpec) -> float:
     """Seconds to add one client's weights to the mean."""
     torch.set_num_threads(1)
     tree = spec.build(next(iter(spec.architectures))).state_dict()
-    mean = WeightedMean()
+    add = partial(WeightedMean().add, tree, 1.0)
     count = 20 if sum(v.numel() for v in tree.values()) > 10**7 else 500
-    begun = time.perf_counter()
-    for _ in range(count):
-        mean.add(tree, 1.0)
-    return (time.perf_counter() - begun) / count
+    return sum(runner.seconds(add) for _ in range(count)) / count
 
 
 def extrapolated(rows: list[Row], options: Options) -> Iterator[tuple[object, ...]]:
@@ -165,7 +134,7 @@ def extrapolated(rows: list[Row], options: Options) -> Iterator[tuple[object, ..
 
 
 def show_rows(rows: list[Row], options: Options) -> None:
-    show(
+    runner.show(
         f"{options.algorithm}, {options.model}, {options.actors} actors",
         "clients :, | block | start s :.1f | round s :.3f | waiting s :.3f | receive s :.3f"
         " | aggregate s :.3f | server CPU s :.2f | MiB down :,.1f | MiB up :,.1f"
@@ -175,7 +144,7 @@ def show_rows(rows: list[Row], options: Options) -> None:
             (
                 *(row["cohort"], str(row["block"] or "-"), row["start"]),
                 *(row[name] for name in (*TIMES, "busy")),
-                *(row[name] / MIB for name in (*BYTES, "opened", "server", "checkpoint")),
+                *(row[name] / runner.MIB for name in (*BYTES, "opened", "server", "checkpoint")),
                 *(row[name] for name in ("files", "saving", "restoring")),
                 row["journal"] / 1024,
             )

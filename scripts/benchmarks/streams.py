@@ -4,35 +4,21 @@ A folder has parquet files of one row group each. Loading takes place in a proce
 resident memory is compared. Exits with 1 if the larger folder takes more.
 """
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from runner import MIB, option, show
+from runner import MIB, begin, option, returned, show
+
+from flray.data import load_dataset
+from flray.devices import peak_bytes
 
 LIMIT = 1.15
-LOAD = """
-import json, sys, time
-from pathlib import Path
-from flray.data import load_dataset
-import datasets, pyarrow.dataset, pyarrow.parquet
-
-def peak():  # of this program: ru_maxrss may be that of the process which started it
-    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in one]
-    return 1024 * int(line.split()[1])
-
-started = time.perf_counter()
-options = {"path": sys.argv[1], "samples": int(sys.argv[2]), "splits": ["train", "test"]}
-load_dataset("huggingface", options, Path(sys.argv[3]))
-print(json.dumps([peak(), time.perf_counter() - started]))
-"""
 
 
 @dataclass
@@ -64,6 +50,19 @@ def write(folder: Path, options: Options, files: int) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
+def load(folder: str, samples: int, cache: str) -> tuple[int, float]:
+    """Load a part of the set; return the largest resident memory of this process, and the seconds."""
+    import datasets
+    import pyarrow.dataset
+    import pyarrow.parquet
+
+    assert datasets and pyarrow
+    started = time.perf_counter()
+    given = {"path": folder, "samples": samples, "splits": ["train", "test"]}
+    load_dataset("huggingface", given, Path(cache))
+    return peak_bytes(), time.perf_counter() - started
+
+
 def main(options: Options) -> bool:
     rows: list[tuple[object, ...]] = []
     peaks: list[float] = []
@@ -72,20 +71,11 @@ def main(options: Options) -> bool:
             folder = Path(place, "set")
             folder.mkdir()
             size = write(folder, options, files)
-            command = [
-                sys.executable,
-                "-c",
-                LOAD,
-                str(folder),
-                str(options.samples),
-                f"{place}/cache",
-            ]
-            told = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
-            peak, seconds = json.loads(told)
+            cache = Path(place, "cache")
+            given = (str(folder), options.samples, str(cache))
+            peak, seconds = returned(begin("streams", "load", *given))
             peaks.append(peak)
-            cached = sum(
-                one.stat().st_size for one in Path(place, "cache").rglob("*") if one.is_file()
-            )
+            cached = sum(one.stat().st_size for one in cache.rglob("*") if one.is_file())
         rows.append((files * options.rows, size / MIB, peak / MIB, cached / MIB, seconds))
     ratio = peaks[1] / peaks[0]
     show(

@@ -8,7 +8,6 @@ follow.
 """
 
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from bare import work
-from runner import FOREVER, begin, experiment, number_of, option, show
+from runner import FOREVER, begin, experiment, flray, option, returned, show
 
 LIMIT = 0.85
 SHOWN = "the values above are final"
@@ -77,13 +76,13 @@ def settings(size: Size, options: Options) -> dict[str, Any]:
     return {"experiment": content, "space": space, "sweep": {"seeds": [*SEEDS]}}
 
 
-def flray(size: Size, options: Options) -> tuple[float, float]:
+def swept(size: Size, options: Options) -> tuple[float, float]:
     """Return the seconds of the sweep until its values are shown, and until its end."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.yaml"
         file.write_text(yaml.safe_dump(settings(size, options)))
-        given = [f"output={folder}/runs", f"tracking.uri=sqlite:///{folder}/mlflow.db"]
-        command = [sys.executable, "-m", "flray.tune", str(file), *given]
+        given = (f"output={folder}/runs", f"tracking.uri=sqlite:///{folder}/mlflow.db")
+        command = flray("tune", str(file), *given)
         begun, shown = time.perf_counter(), 0.0
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -105,7 +104,7 @@ def bare(size: Size, options: Options) -> tuple[float, float]:
     begun = time.perf_counter()
     shares = [trials[i::2] for i in range(2)]
     processes = [begin("bare", "train_trials", spec, size.rounds, share) for share in shares]
-    training = max([number_of(process) for process in processes])
+    training = max([returned(process) for process in processes])
     return time.perf_counter() - begun - training, training
 
 
@@ -114,12 +113,9 @@ def measure(sizes: list[Size], options: Options) -> list[Seconds]:
     found: list[list[Seconds]] = [[] for _ in sizes]
     for number in range(options.passes):
         for size, seconds in zip(sizes, found, strict=True):
-            if number % 2:
-                sweep = flray(size, options)
-                seconds.append(Seconds(*sweep, *bare(size, options)))
-            else:
-                alone = bare(size, options)
-                seconds.append(Seconds(*flray(size, options), *alone))
+            order = (swept, bare) if number % 2 else (bare, swept)
+            took = {who: who(size, options) for who in order}
+            seconds.append(Seconds(*took[swept], *took[bare]))
     return [Seconds(*np.mean(seconds, axis=0)) for seconds in found]
 
 

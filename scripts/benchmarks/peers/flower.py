@@ -59,7 +59,7 @@ if __name__ == "__main__":
         client_app=ClientApp(client_fn=client),
         num_supernodes=SPEC["clients"],
         backend_config={
-            "init_args": {"num_cpus": SPEC["processes"], "include_dashboard": False},
+            "init_args": {"num_cpus": SPEC["actors"], "include_dashboard": False},
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,11 +14,10 @@ sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 
 def under_torchrun() -> None:
     """Start this script again in several processes."""
-    count = f"--nproc_per_node={json.loads(sys.argv[1])['processes']}"
+    count = f"--nproc_per_node={json.loads(sys.argv[1])['actors']}"
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", count, __file__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*run, *sys.argv[1:]], env=environment, check=False)
-    raise SystemExit(done.returncode)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.execv(sys.executable, [*run, *sys.argv[1:]])
 
 
 def run() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def specification() -> dict[str, Any]:
-    """Return clients, cohort, samples, rounds, warmup and processes, as scripts/benchmarks/round.py hands them over."""
+    """Return the options of scripts/benchmarks/round.py, its rounds with those of warm-up."""
     spec: dict[str, Any] = json.loads(sys.argv[1])
     return spec
 
