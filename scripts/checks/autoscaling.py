@@ -23,50 +23,59 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
+import yaml
 from ray.util import get_node_ip_address
 
-WORKERS = 3
-_COMMANDS = (
-    "initialization",
-    "setup",
-    "head_setup",
-    "worker_setup",
-    "head_start_ray",
-    "worker_start_ray",
-)
-_LISTS = (
-    "cluster_synced_files",
-    "rsync_exclude",
-    "rsync_filter",
-    *(f"{one}_commands" for one in _COMMANDS),
-)
-"""What a cluster's file has to name; a fake one has nothing to do there."""
+from flray.tuning.trial_store import trial_folders
+
+CLUSTER = """
+cluster_name: fake
+max_workers: 3
+upscaling_speed: 1.0
+idle_timeout_minutes: 5
+provider: {type: fake_multinode, disable_node_updaters: true}
+available_node_types:
+  ray.head.default: {resources: {CPU: 0}, max_workers: 0, node_config: {}}
+  worker: {resources: {CPU: 1}, min_workers: 0, max_workers: 3, node_config: {}}
+head_node_type: ray.head.default
+file_mounts_sync_continuously: false
+auth: {}
+head_node: {}
+worker_nodes: {}
+file_mounts: {}
+cluster_synced_files: []
+rsync_exclude: []
+rsync_filter: []
+initialization_commands: []
+setup_commands: []
+head_setup_commands: []
+worker_setup_commands: []
+head_start_ray_commands: []
+worker_start_ray_commands: []
+"""
+SWEEP = """
+experiment:
+  rounds: 20
+  data: {name: digits-sklearn, samples: 400}
+  partition: domains
+  model: lenet
+  algorithm: fedavg
+  local: {batch_size: 16}
+  tracking: {uri: null}
+sweep: {seeds: [0], reuse: false}
+"""
+"""FedAvg on small digits, a learning rate per trial."""
 
 
 @contextlib.contextmanager
 def cluster(place: Path) -> Iterator[str]:
     """Start a head with the autoscaler, yield its address, and end all its processes."""
-    workers = {"min_workers": 0, "max_workers": WORKERS, "resources": {"CPU": 1}, "node_config": {}}
-    head = {"resources": {"CPU": 0}, "max_workers": 0, "node_config": {}}
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     address = f"{get_node_ip_address()}:{port}"
-    provider = {"type": "fake_multinode", "disable_node_updaters": True, "gcs_address": address}
-    content = {
-        "cluster_name": "fake",
-        "max_workers": WORKERS,
-        "upscaling_speed": 1.0,
-        "idle_timeout_minutes": 5,
-        "provider": provider,
-        "auth": {},
-        "available_node_types": {"ray.head.default": head, "worker": workers},
-        "head_node_type": "ray.head.default",
-        "head_node": {},
-        "worker_nodes": {},
-        "file_mounts": {},
-        "file_mounts_sync_continuously": False,
-        **{name: [] for name in _LISTS},
-    }
+    content = yaml.safe_load(CLUSTER)
+    content["provider"]["gcs_address"] = address
     (place / "cluster.json").write_text(json.dumps(content))
     options = [f"--port={port}", "--num-cpus=0", "--include-dashboard=false"]
     options += [f"--autoscaling-config={place / 'cluster.json'}", f"--temp-dir={place / 'ray'}"]
@@ -91,30 +100,8 @@ def cluster(place: Path) -> Iterator[str]:
                     other.kill()
 
 
-def sweep_of(trials: int, output: Path, name: str, executor: str) -> dict[str, Any]:
-    """Return the sweep: FedAvg on small digits, a learning rate per trial."""
-    return {
-        "experiment": {
-            "name": name,
-            "rounds": 20,
-            "data": {"name": "digits-sklearn", "samples": 400},
-            "partition": "domains",
-            "model": "lenet",
-            "algorithm": "fedavg",
-            "local": {"batch_size": 16},
-            "resources": {"executor": executor},
-            "tracking": {"uri": None},
-            "output": str(output),
-        },
-        "space": {"local.lr": {"grid": [round(0.01 * 1.1**i, 6) for i in range(trials)]}},
-        "sweep": {"seeds": [0], "reuse": False},
-    }
-
-
 def digests(folder: Path) -> dict[str, Any]:
     """Return the status and the digest of each trial."""
-    from flray.tuning.trial_store import trial_folders
-
     return {
         trial.number: (trial.identity["status"], trial.identity.get("sha256"))
         for trial in trial_folders(folder)
@@ -127,27 +114,24 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--executor", choices=["inline", "ray"], default="inline")
     options = parser.parse_args()
-    import ray
-
-    from flray import api
-
+    rates = [round(0.01 * 1.1**i, 6) for i in range(options.trials)]
+    content = {**yaml.safe_load(SWEEP), "space": {"local.lr": {"grid": rates}}}
     # Sockets' paths may have about a hundred characters.
     with tempfile.TemporaryDirectory(prefix="fl", ignore_cleanup_errors=True) as name:
         place = Path(name)
+        (place / "sweep.yaml").write_text(json.dumps(content))
+        command = [sys.executable, "-m", "flray", "tune", str(place / "sweep.yaml")]
+        command += [f"output={place}", f"resources.executor={options.executor}"]
         with cluster(place) as address:
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-            counts = [_workers(ray)]
-            content = sweep_of(options.trials, place, "cluster", options.executor)
-            (place / "sweep.yaml").write_text(json.dumps(content))
-            command = [sys.executable, "-m", "flray", "tune", str(place / "sweep.yaml")]
-            begun = time.monotonic()
-            with subprocess.Popen([*command, "--address", address]) as process:
+            counts, begun = [_workers()], time.monotonic()
+            with subprocess.Popen([*command, "name=cluster", "--address", address]) as process:
                 while process.poll() is None:
                     time.sleep(0.5)
-                    counts.append(_workers(ray))
+                    counts.append(_workers())
             seconds = time.monotonic() - begun
             ray.shutdown()
-        api.tune(sweep_of(options.trials, place, "alone", options.executor))
+        subprocess.run([*command, "name=alone"], check=False)
         found, alone = (digests(place / kind / "001") for kind in ("cluster", "alone"))
     right = found == alone and {status for status, _ in found.values()} == {"finished"}
     print(
@@ -157,7 +141,7 @@ def main() -> int:
     return 0 if right and counts[0] == 0 and max(counts) > 1 else 1
 
 
-def _workers(ray: Any) -> int:
+def _workers() -> int:
     return sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.nodes())
 
 

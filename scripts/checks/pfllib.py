@@ -82,9 +82,8 @@ def theirs(root: Path, method: str, rounds: int, times: int, more: list[str]) ->
     command = [sys.executable, "-c", RUN, *words.split(), *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with (root / f"{method}.log").open("w") as log:
-        subprocess.run(
-            command, cwd=root / "system", env=environment, stdout=log, stderr=log, check=True
-        )
+        how: dict[str, Any] = {"cwd": root / "system", "env": environment, "stdout": log}
+        subprocess.run(command, **how, stderr=log, check=True)
     found = []
     for time in range(times):
         with h5py.File(root / "results" / f"{NAME}_{method}_test_{time}.h5") as file:
@@ -102,23 +101,18 @@ def main() -> int:
     Path("fedavg_cnn.py").write_text(NETWORK)
     settings = experiment(given.rounds)
     data = divide(load({"experiment": settings}).experiment)
-    clients = {
-        one.name: {"train": one.train.tolist(), "test": one.test.tolist()} for one in data.clients
-    }
-    Path("split.json").write_text(json.dumps({"clients": clients}))
+    split = {c.name: {"train": c.train.tolist(), "test": c.test.tolist()} for c in data.clients}
+    Path("split.json").write_text(json.dumps({"clients": split}))
     write(data, given.pfllib / "dataset" / NAME)
     differ = False
     for method, (algorithm, more) in METHODS.items():
         other = theirs(given.pfllib, method, given.rounds, given.times, more)
-        own = [
-            flray.run(
-                {"experiment": settings},
-                partition={"name": "file", "path": "split.json"},
-                algorithm=algorithm,
-                seed=seed,
-            ).metrics["global/common/accuracy"]
+        changed = {"partition": {"name": "file", "path": "split.json"}, "algorithm": algorithm}
+        runs = [
+            flray.run({"experiment": {**settings, **changed, "seed": seed}})
             for seed in range(given.times)
         ]
+        own = [run.metrics["global/common/accuracy"] for run in runs]
         welch = stats.ttest_ind(own, other, equal_var=False).confidence_interval(0.95)
         differ |= not welch.low <= 0 <= welch.high
         shown = [
