@@ -24,11 +24,9 @@ ENTRY_POINTS = ("flray.run", "flray.tune")
 """Not imported here: a module ``flray.run`` would hide the function of that name."""
 OTHER_KINDS = tuple(kind for kind in registry.ALL if kind not in ("algorithms", "datasets"))
 """Those of which all share a page."""
-SETTINGS = (
-    "As ``flray list settings`` shows them. In a file they stand below ``experiment:``, except ``arms``, ``space``, "
-    "``sweep`` and ``paper``.",
-    "",
-)
+SETTINGS = """As ``flray list settings`` shows them. In a file they stand below ``experiment:``, except ``arms``,
+``space``, ``sweep`` and ``paper``.
+"""
 
 
 def write_pages(folder: Path) -> list[str]:
@@ -38,7 +36,7 @@ def write_pages(folder: Path) -> list[str]:
     modules = modules_of_flray()
     for name in modules:
         _module_page(folder, name, [one for one in modules if one.rpartition(".")[0] == name])
-    put(folder / "settings.rst", [*title("Settings"), *SETTINGS, *_sections()])
+    put(folder / "settings.rst", [*title("Settings"), SETTINGS, *_sections()])
     commands = _commands(typer.main.get_command(main.app), "flray")
     put(folder / "commands.rst", [*title("Commands"), *commands])
     return ["settings", "commands", *cards, *kinds, "modules/flray"]
@@ -91,15 +89,11 @@ def _component_page(folder: Path, kind: str) -> str:
     for name in entries.names():
         item, params = entries.get(name), entries.params(name)
         where = f"{item.__module__}.{item.__qualname__.split('.<locals>')[0]}"
-        lines += [*labelled(entries.kind, name, "-"), *plain(_summary(item)), ""]
+        summary = (inspect.getdoc(item) or "").split("\n\n")[0]
+        lines += [*labelled(entries.kind, name, "-"), *plain(summary), ""]
         lines += [f":py:obj:`{where}`", "", *option_table(params), ""]
     put(folder / f"{kind}.rst", lines)
     return kind
-
-
-def _summary(item: Any) -> str:
-    """Return the first paragraph of a docstring."""
-    return (inspect.getdoc(item) or "").split("\n\n")[0]
 
 
 def _sections() -> Iterator[str]:
