@@ -58,6 +58,8 @@ def evaluate(federation: FederationState) -> dict[str, float]:
         metrics.update(_global(federation) if one else _with_own_statistics(federation))
     if "personal" in views:
         metrics.update(_personal(federation))
+    # One that no test samples define, such as R2 of one, was not lost.
+    metrics.setdefault(federation.spec.primary_metric, np.nan)
     return metrics
 
 
