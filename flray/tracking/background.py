@@ -52,11 +52,10 @@ class Tracker:
         self._pause = _FIRST_PAUSE
         self._retry_at = self._rested_at = 0.0
         self._grown: set[Path] = set()
-        self._deaf: Callable[[], None] | None = None
         self._deadline: float | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._limits = contextlib.ExitStack()
+        self._ends = contextlib.ExitStack()
 
     def register(self, run_dir: Path, parent_dir: Path | None = None) -> None:
         """Send the journal of `run_dir` from now on, its run shown under that of `parent_dir`.
@@ -73,11 +72,10 @@ class Tracker:
                 self._senders[run_dir] = MlflowExporter(
                     run_dir, self._address, parent_dir=parent_dir, every=self._every
                 )
-            if self._deaf is None:
-                self._deaf = listen(self._on_event)
             if self._thread is None:
+                self._ends.callback(listen(self._on_event))
                 if self.uri.startswith("http"):
-                    self._limits.enter_context(http_limits())
+                    self._ends.enter_context(http_limits())
                 self._thread = threading.Thread(None, self._work, "flray-tracking", daemon=True)
                 self._thread.start()
         self._on_event(run_dir / JOURNAL)
@@ -100,13 +98,10 @@ class Tracker:
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + timeout
-            if self._deaf is not None:
-                self._deaf()
-                self._deaf = None
             self._changed.notify()
         if self._thread is not None:
             self._thread.join(timeout + HTTP_TIMEOUT + 1)
-        self._limits.close()
+        self._ends.close()
         left = 0
         for sender in self._senders.values():
             with contextlib.suppress(OSError, DataError):  # a journal that cannot be read was said
