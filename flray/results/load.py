@@ -41,30 +41,27 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
     """
     config = directory.read_config(folder)
     identity = directory.read(folder)
-    tuning: list[Trial] = []
     registered: dict[str, str] = {}
     if directory.folder_kind(folder) == "sweep":
         found = [file.parent for file in (folder / "trials").glob("*/run.json")]
         found.sort(key=lambda trial: (len(trial.name), trial.name))
-        every = [_load_trial(one, config.get("sweep") or {}) for one in found]
-        trials = [trial for trial in every if trial.phase == COMPARISON]
-        tuning = [trial for trial in every if trial.phase != COMPARISON]
+        trials = [_load_trial(one, config.get("sweep") or {}) for one in found]
         registered = registered_question(identity.get("settings", {}))
     else:
         known = {"seed": config["experiment"]["seed"], **identity, "phase": COMPARISON}
         trials = [_trial(folder, folder.name, {}, {}, config, known)]
-    if not allow_empty and not any(len(trial.history) for trial in trials):
-        raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
-    return ResultSet(
+    source = ResultSet(
         str(config["experiment"]["name"]),
         trials,
         config,
         dict(identity.get("versions", {})),
         str(folder),
-        tuning,
-        code_notes(folder),
-        registered,
+        registered=registered,
     )
+    if not allow_empty and not any(len(trial.history) for trial in source.trials):
+        raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
+    source.notes = code_notes(folder)
+    return source
 
 
 def _load_trial(folder: Path, sweep: Mapping[str, Any]) -> Trial:
@@ -206,21 +203,19 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
     except tracking.TrackingUnavailableError as error:
         raise FlrayError(f"tracking at {shown}: {error}") from None
     trials.sort(key=lambda trial: trial.number)
-    tuning = [trial for trial in trials if trial.phase != COMPARISON]
-    trials = [trial for trial in trials if trial.phase == COMPARISON]
-    if not any(len(trial.history) for trial in trials):
-        raise FlrayError(
-            f"{what} at {shown}: no round has been tracked, so there is nothing to report"
-        )
-    return ResultSet(
+    source = ResultSet(
         str(config["experiment"]["name"]),
         trials,
         config,
         _versions(run.data.tags),
         f"{shown} run {run.info.run_id}",
-        tuning,
         registered=registered_question(run.data.params),
     )
+    if not any(len(trial.history) for trial in source.trials):
+        raise FlrayError(
+            f"{what} at {shown}: no round has been tracked, so there is nothing to report"
+        )
+    return source
 
 
 def _trials(client: Any, parent: Any) -> list[Any]:

@@ -381,8 +381,10 @@ class ResultSet:
     registered: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Have all trials judged on the same test data."""
-        self.trials, self.tuning = judge_alike(self.trials, self.tuning)
+        """Set those apart that only helped to choose, and have all judged on the same test data."""
+        self.tuning = [*self.tuning, *(one for one in self.trials if one.phase != COMPARISON)]
+        compared = [one for one in self.trials if one.phase == COMPARISON]
+        self.trials, self.tuning = judge_alike(compared, self.tuning)
 
     @property
     def metric(self) -> str:
@@ -407,10 +409,11 @@ class ResultSet:
         """The axis whose arms are the rows of the table; empty without arms."""
         given: Mapping[str, Mapping[str, Any]] = self.config.get("arms") or {}
         named = [self.paper.rows] if self.paper is not None else []
-        for axis, arms in given.items():
-            named += [axis] * (
-                not any(is_place(path) for arm in arms.values() for path in arm or ())
-            )
+        named += [
+            axis
+            for axis, arms in given.items()
+            if not any(is_place(path) for arm in arms.values() for path in arm or ())
+        ]
         return next((axis for axis in (*named, *given) if axis in given), "")
 
     @property
