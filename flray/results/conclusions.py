@@ -72,10 +72,11 @@ def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
             margin,
         )
         if answer is not None:
+            better, equivalent, worse = answer
             yield (
                 f"in a further place like these {len(pairs)}: {best} better than {other} by more than "
-                f"{margin:g} point{'s' * (margin != 1)} with probability {answer.better:.2f}, within that "
-                f"{answer.equivalent:.2f}, worse {answer.worse:.2f}"
+                f"{margin:g} point{'s' * (margin != 1)} with probability {better:.2f}, within that "
+                f"{equivalent:.2f}, worse {worse:.2f}"
             )
 
 

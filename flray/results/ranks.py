@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import scipy  # its parts are imported when they are used
@@ -135,23 +134,9 @@ def permutation_p(ranks: NDArray[np.float64]) -> float:
     return (1 + seen) / (1 + _DRAWS)
 
 
-class Elsewhere(NamedTuple):
-    """Probabilities for the difference of two settings in a further place like these.
-
-    Attributes
-    ----------
-    better, equivalent, worse : float
-        That it is above the margin, within it, and below it on the other side.
-    """
-
-    better: float
-    equivalent: float
-    worse: float
-
-
 def elsewhere(
     means: Sequence[float], stds: Sequence[float], seeds: Sequence[int], margin: float
-) -> Elsewhere | None:
+) -> tuple[float, float, float] | None:
     """Return the posterior of the difference in a further place, from a hierarchical normal model.
 
     The places' differences are normal about a common mean, both that and their deviation with flat
@@ -171,8 +156,9 @@ def elsewhere(
 
     Returns
     -------
-    Elsewhere or None
-        None with fewer than three places, or without a spread.
+    tuple of three floats or None
+        The probabilities that the difference is above the margin, within it, and below it on the other
+        side; None with fewer than three places, or without a spread.
     """
     count, freedom = np.array(seeds), sum(seeds) - len(seeds)
     if len(means) < _FEWEST_PLACES or freedom < 1 or min(seeds) < 1:
@@ -196,7 +182,7 @@ def elsewhere(
     std = np.sqrt(spread + between[:, 0] ** 2)
     above = float(posterior @ scipy.special.ndtr((center - margin) / std))
     below = float(posterior @ scipy.special.ndtr((-margin - center) / std))
-    return Elsewhere(above, 1 - above - below, below)
+    return above, 1 - above - below, below
 
 
 def win_matrix(ranks: Ranks) -> list[list[str]]:

@@ -189,7 +189,7 @@ def test_a_further_place_needs_three_and_a_spread() -> None:
     assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None
     assert elsewhere([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3, 3, 3], 1.0) is None
     clear = elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)
-    assert clear is not None and clear.better > 0.98
+    assert clear is not None and clear[0] > 0.98
 
 
 # One per kind of sentence.
