@@ -12,24 +12,16 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from flray.drawing.canvas import (
-    INK,
-    LIGHT,
-    MAIN,
-    MARKED,
-    PAPER,
-    RULE,
-    SOFT,
-    create_figure,
-    name_legend,
-    name_ticks,
-    plain_text,
-    set_title,
-)
+from flray.drawing import canvas
 
-_CLEAR_AT_ZERO = [(0.0, MARKED), (0.5, f"{MARKED}00"), (0.5, f"{MAIN}00"), (1.0, MAIN)]
+_CLEAR_AT_ZERO = [
+    (0.0, canvas.MARKED),
+    (0.5, f"{canvas.MARKED}00"),
+    (0.5, f"{canvas.MAIN}00"),
+    (1.0, canvas.MAIN),
+]
 _BLUE_ORANGE = LinearSegmentedColormap.from_list("blue-orange", _CLEAR_AT_ZERO)
-_BLUES = LinearSegmentedColormap.from_list("blues", [f"{MAIN}10", f"{MAIN}90"])
+_BLUES = LinearSegmentedColormap.from_list("blues", [f"{canvas.MAIN}10", f"{canvas.MAIN}90"])
 
 
 @dataclass(frozen=True)
@@ -62,25 +54,29 @@ def draw_table(panel: GridPanel) -> Figure:
     """Draw values by row and column as shaded cells; larger values are darker."""
     rows, columns = panel.values.shape
     longest = max(map(len, panel.rows), default=0)
-    figure, (axes,) = create_figure(1, 1.0 + 0.062 * longest + 0.52 * columns, 1.1 + 0.27 * rows)
+    figure, (axes,) = canvas.create_figure(
+        1, 1.0 + 0.062 * longest + 0.52 * columns, 1.1 + 0.27 * rows
+    )
     axes.imshow(panel.values, cmap=_BLUES, aspect="auto", interpolation="none")
     for row, texts in enumerate(panel.texts):
         for column, text in enumerate(texts):
-            cell = axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=INK)
+            cell = axes.text(
+                column, row, text, ha="center", va="center", fontsize=7.5, color=canvas.INK
+            )
             if (row, column) in panel.marked:
-                cell.set(color=MARKED, fontweight="bold")
-    axes.set_yticks(range(rows), list(map(plain_text, panel.rows)))
-    name_ticks(axes, panel.columns)
+                cell.set(color=canvas.MARKED, fontweight="bold")
+    axes.set_yticks(range(rows), list(map(canvas.plain_text, panel.rows)))
+    canvas.name_ticks(axes, panel.columns)
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
-    set_title(axes, panel.title)
+    canvas.set_title(axes, panel.title)
     return figure
 
 
 def draw_matrices(panels: Sequence[GridPanel]) -> Figure:
     """Draw matrices with entries between -1 and 1: blue above 0, orange below, clear at 0."""
-    figure, axes = create_figure(len(panels), 2.6, 2.9, columns=4)
+    figure, axes = canvas.create_figure(len(panels), 2.6, 2.9, columns=4)
     for one, panel in zip(axes, panels, strict=True):
         colours: Any = {"cmap": _BLUE_ORANGE, "vmin": -1, "vmax": 1, "interpolation": "none"}
         one.imshow(np.nan_to_num(panel.values), **colours)
@@ -117,18 +113,18 @@ class PointPanel:
 
 def draw_points(panels: Sequence[PointPanel]) -> Figure:
     """Draw points in the colours of their classes, and the centres as diamonds."""
-    figure, axes = create_figure(len(panels), 3.6, 3.6)
+    figure, axes = canvas.create_figure(len(panels), 3.6, 3.6)
     for one, panel in zip(axes, panels, strict=True):
         colours = np.array(_class_colours(len(panel.centres)))
         x, y = panel.points.T
         one.scatter(x, y, s=9, c=colours[panel.labels], linewidths=0, alpha=0.8)
-        diamonds: Any = {"marker": "D", "edgecolors": PAPER, "linewidths": 1}
+        diamonds: Any = {"marker": "D", "edgecolors": canvas.PAPER, "linewidths": 1}
         x, y = panel.centres.T
         one.scatter(x, y, s=55, c=colours, **diamonds)
         for point, name in zip(panel.centres.tolist(), panel.names, strict=False):
             at = (point[0], point[1])
-            text = one.annotate(plain_text(name), at, (5, 3), textcoords="offset points")
-            text.set(fontsize=8, fontweight="bold", color=INK)
+            text = one.annotate(canvas.plain_text(name), at, (5, 3), textcoords="offset points")
+            text.set(fontsize=8, fontweight="bold", color=canvas.INK)
         _frame(one, panel.title)
     return figure
 
@@ -138,14 +134,14 @@ def _frame(axes: Axes, title: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(True)
-    axes.spines[:].set_color(RULE)
-    set_title(axes, title)
+    axes.spines[:].set_color(canvas.RULE)
+    canvas.set_title(axes, title)
 
 
 def _class_colours(count: int) -> list[str]:
     """Return a colour per class: the palette, or for many classes evenly spaced hues."""
-    if count <= len(LIGHT):
-        return list(LIGHT[:count])
+    if count <= len(canvas.LIGHT):
+        return list(canvas.LIGHT[:count])
     lights = [(0.48, 0.6)[number % 2] for number in range(count)]
     shades = [colorsys.hls_to_rgb(n / count, light, 0.62) for n, light in enumerate(lights)]
     return ["#" + "".join(f"{round(255 * part):02x}" for part in shade) for shade in shades]
@@ -187,22 +183,26 @@ def draw_partition(held: Mapping[str, Any], title: str = "") -> Figure:
     points = (0.95 * 72 * min(cell, width / num_clients)) ** 2
     handles = []
     for number, domain in enumerate(domains):
-        colour = LIGHT[number % len(LIGHT)]
+        colour = canvas.LIGHT[number % len(canvas.LIGHT)]
         client, label = np.nonzero(counts * (owners == domain)[:, None])
         sizes = points * counts[client, label] / largest
         axes.scatter(client, label, s=sizes, color=colour, linewidths=0)
         handles += axes.plot([], [], "o", color=colour, markersize=5)
     axes.set_xlim(-0.5, num_clients - 0.5)
     axes.set_ylim(-0.5, num_classes - 0.5)
-    axes.set_xticks(range(num_clients), list(map(plain_text, clients)), rotation=90)
-    axes.set_yticks(range(num_classes), list(map(plain_text, classes)))
-    axes.set_ylabel("class" if held.get("has_classes", True) else "", fontsize=8, color=SOFT)
-    axes.tick_params(length=2, labelsize=7, colors=SOFT)
+    axes.set_xticks(range(num_clients), list(map(canvas.plain_text, clients)), rotation=90)
+    axes.set_yticks(range(num_classes), list(map(canvas.plain_text, classes)))
+    axes.set_ylabel("class" if held.get("has_classes", True) else "", fontsize=8, color=canvas.SOFT)
+    axes.tick_params(length=2, labelsize=7, colors=canvas.SOFT)
     axes.spines[:].set_visible(False)
-    axes.grid(color=RULE, linewidth=0.5)
+    axes.grid(color=canvas.RULE, linewidth=0.5)
     axes.set_axisbelow(True)
     few = f" of the first {num_clients} clients" if num_clients < len(held["clients"]) else ""
-    set_title(axes, f"{title or held['dataset']}: training samples{few} (largest bubble {largest})")
+    canvas.set_title(
+        axes, f"{title or held['dataset']}: training samples{few} (largest bubble {largest})"
+    )
     place = {"loc": "upper left", "bbox_to_anchor": (1 + 0.1 / width, 1), "borderaxespad": 0}
-    name_legend(axes, handles, domains, fontsize=7, title="domain", title_fontsize=7, **place)
+    canvas.name_legend(
+        axes, handles, domains, fontsize=7, title="domain", title_fontsize=7, **place
+    )
     return figure

@@ -1,5 +1,6 @@
 """``flray report``: read results, build the tables, draw the figures, write the files."""
 
+import html
 import itertools
 import json
 import math
@@ -21,16 +22,8 @@ from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
+from flray.results import formatting
 from flray.results.export import export_runs, kept_results, read_export
-from flray.results.formatting import (
-    CONCLUSIONS,
-    csv_text,
-    format_measured,
-    legend,
-    listings,
-    notes,
-    printed_reference,
-)
 from flray.results.load import load_folder, load_mlflow
 from flray.results.measures import Cost, costs
 from flray.results.result_set import ResultSet, beside
@@ -60,14 +53,14 @@ def head_rows(table: Table) -> list[list[tuple[str, int]]]:
 
 def markdown(table: Table, costs: Sequence[Cost]) -> str:
     """Return the tables as Markdown."""
-    return _render("report.md", table, listings=listings(table, costs)).rstrip() + "\n"
+    return _render("report.md", table, listings=formatting.listings(table, costs)).rstrip() + "\n"
 
 
 def render_latex(table: Table) -> str:
     """Return the table as LaTeX (needs booktabs); one wider than a line is set smaller, across both columns."""
     width = max(map(len, (table.heading, *table.rows)), default=0)
     for position, column in enumerate(table.columns):
-        cells = (format_measured(row[position]) for row in table.rows.values())
+        cells = (formatting.format_measured(row[position]) for row in table.rows.values())
         width += max(map(len, (*column.head, *cells))) + 2
     wide = width > _LINE
     label = re.sub("[^a-z0-9]+", "-", table.title.lower()).strip("-")[:60]
@@ -105,7 +98,7 @@ def render_page(
         source=source,
         seeds=sorted({trial.seed for trial in source.trials}),
         data=_describe_data(source),
-        listings=listings(table, costs),
+        listings=formatting.listings(table, costs),
         sections=[
             (one, [canvas.theme_svg(vectors[name], one.title) for name in one.figures])
             for one in sections
@@ -138,8 +131,8 @@ def _render(template: str, table: Table, **values: object) -> str:
         trim_blocks=True,
     )
     environment.filters |= {
-        "measured": format_measured,
-        "printed": printed_reference,
+        "measured": formatting.format_measured,
+        "printed": formatting.printed_reference,
         "comment": lambda text: Markup(one_line(text)),
         "in_print": _in_print,
     }
@@ -147,9 +140,9 @@ def _render(template: str, table: Table, **values: object) -> str:
         values,
         table=table,
         heads=head_rows(table),
-        legend=legend(table),
-        notes=notes(table),
-        concluded=CONCLUSIONS,
+        legend=formatting.legend(table),
+        notes=formatting.notes(table),
+        concluded=formatting.CONCLUSIONS,
     )
 
 
@@ -173,9 +166,7 @@ _AT_THE_START = re.compile(r"^(\d*)([#+\-=.):])(?=\s|$|[#=\-])")
 
 def _escape_markdown(text: str) -> str:
     """Return a text of one line that Markdown shows as it is, also within a table and where HTML is let through."""
-    text = _MARKUP.sub(r"\\\g<0>", one_line(text).strip())
-    for character, name in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        text = text.replace(character, name)
+    text = html.escape(_MARKUP.sub(r"\\\g<0>", one_line(text).strip()), quote=False)
     return _AT_THE_START.sub(lambda found: f"{found[1]}\\{found[2]}", text)
 
 
@@ -260,7 +251,7 @@ def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) ->
         ],
         "comparisons": json.loads(compared),
         "costs": [{name: _finite(value) for name, value in vars(one).items()} for one in costs],
-        "notes": notes(table),
+        "notes": formatting.notes(table),
         "files": list(map(str, files)),
     }
 
@@ -419,7 +410,7 @@ def _write(
 ) -> tuple[Path, ...]:
     """Write files by name, and a table's comparisons if it has any; return the paths."""
     if table.studies.each:
-        contents = {**contents, comparisons: csv_text(table.studies.frame())}
+        contents = {**contents, comparisons: formatting.csv_text(table.studies.frame())}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_text(content, encoding="utf-8")
