@@ -92,11 +92,9 @@ class ReportedRounds:
 
     def value(self, values: pd.Series[float]) -> float:
         """Return the value to report of a metric by round; NaN if these rounds did not measure it."""
-        measured = values.dropna()
-        if self.rounds is not None:
-            measured = measured[measured.index.isin(self.rounds)]
-            return float(np.mean(measured.to_numpy())) if len(measured) else math.nan
-        return float(measured.iloc[-1]) if len(measured) else math.nan
+        known = values.dropna()
+        counted = known.tail(1) if self.rounds is None else known[known.index.isin(self.rounds)]
+        return float(np.mean(counted.to_numpy())) if len(counted) else math.nan
 
 
 def reported_rounds(

@@ -329,12 +329,11 @@ def _versions(tags: Mapping[str, str]) -> dict[str, str]:
 
 def _history(client: Any, run: str, metrics: Mapping[str, float]) -> pd.DataFrame:
     """Return the rounds of a run."""
-    columns: dict[str, dict[int, float]] = {}
-    for name in metrics:
-        if not name.startswith(_SKIPPED):
-            columns[name] = {
-                point.step: point.value for point in client.get_metric_history(run, name)
-            }
+    columns = {
+        name: {point.step: point.value for point in client.get_metric_history(run, name)}
+        for name in metrics
+        if not name.startswith(_SKIPPED)
+    }
     table = pd.DataFrame(columns).sort_index()
     table.insert(0, "round", table.index)
     return table.reset_index(drop=True)

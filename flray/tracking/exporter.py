@@ -236,9 +236,7 @@ class MlflowExporter:
 
     def _filter_unsent(self, cursor: client.Cursor, metrics: list[_Point]) -> list[_Point]:
         """Return the values that MLflow lacks; a round counts as sent if its first metric is there."""
-        first: dict[int, str] = {}
-        for name, _, _, round_ in metrics:
-            first.setdefault(round_, name)
+        first = {round_: name for name, _, _, round_ in reversed(metrics)}
         sent = {name: self._sent_rounds(cursor, name) for name in set(first.values())}
         there = {round_ for round_, name in first.items() if round_ in sent[name]}
         if not there:
