@@ -300,8 +300,8 @@ def predict(
         If a task fails and failing clients are not left out.
     """
     found: list[tuple[messages.ClientTask, Mapping[str, Predictions]]] = []
-    faults = federation.spec.config.faults
-    for result in federation.executor.run_tasks(jobs, idle=faults.round_timeout):
+    idle = federation.spec.config.faults.round_timeout
+    for result in federation.executor.run_tasks(jobs, idle=idle):
         federation.usage.add(result)
         failure, task = result.outcome.failure, result.client_task
         if failure is None:
@@ -311,10 +311,8 @@ def predict(
         who = "the global model" if task.client < 0 else f"client {task.client} ({name})"
         asked = task.kind == "ask"
         when = "asked before round" if asked else "evaluation after round"
-        line = f"{who}, {when} {task.round + asked}: {failure}"
-        if task.client < 0 or not (faults.on_client_error == "skip" or failure.kind == "timeout"):
-            raise messages.ClientError(f"{line}\n{failure.trace}".rstrip())
-        federation.warn(f"left out: {line}")
+        line = f"{who}, {when} {task.round + asked}"
+        federation.leave_out(line, failure, needed=task.client < 0)
     return found
 
 

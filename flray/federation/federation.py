@@ -13,7 +13,7 @@ from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_
 from flray.federation.messages import NobodyAnsweredError, TaskInput
 from flray.federation.replies import Cohort, RoundMetrics, aggregate
 from flray.federation.spec import FederationSpec, work_share
-from flray.federation.state import FederationState, Notify, iterate_hook
+from flray.federation.state import FederationState, Notify, each_within
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
 from flray.samplers import Sampling, check_clients, choose
@@ -166,7 +166,7 @@ class Federation(FederationState):
         """Yield the stages of the round."""
         with self.hook("exchanges"):
             stages = iter(self.spec.algorithm.exchanges(self.server))
-        return iterate_hook(stages, partial(self.hook, "exchanges"))
+        return each_within(partial(self.hook, "exchanges"), stages)
 
     def _send(self, stage: Stage, cohort: Cohort) -> list[TaskInput]:
         """Return the tasks of a stage with their messages."""

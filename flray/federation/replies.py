@@ -5,8 +5,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from flray import bits, trees
 from flray.algorithms.common.aggregation import InBlocks
@@ -14,7 +15,7 @@ from flray.algorithms.server import Server
 from flray.algorithms.types import Reply, Stage
 from flray.errors import RunFailedError
 from flray.federation import messages
-from flray.federation.state import MAX_CLIENT_METRICS, FederationState
+from flray.federation.state import MAX_CLIENT_METRICS, FederationState, each_within
 from flray.trees import Packed, Tree
 
 ADDITIVE_METRICS = ("steps", "samples")
@@ -160,9 +161,6 @@ class RoundMetrics:
         return summary
 
 
-Item = TypeVar("Item")
-
-
 class StageReplies(Sequence[messages.ClientReply]):
     """A stage's replies in client order; see `flray.algorithms.types.Replies`.
 
@@ -183,9 +181,9 @@ class StageReplies(Sequence[messages.ClientReply]):
         round_metrics: RoundMetrics,
     ) -> None:
         self._federation, self._stage, self._metrics = federation, stage, round_metrics
-        faults = federation.spec.config.faults
-        self._skip = faults.on_client_error == "skip"
-        self._results = federation.executor.run_blocks(blocks, faults.round_timeout)
+        self._awaited = partial(each_within, partial(round_metrics.timed, "train"))
+        timeout = federation.spec.config.faults.round_timeout
+        self._results = federation.executor.run_blocks(blocks, timeout)
         self._kept: list[messages.ClientReply] | None = None
         self._started = False
         self.states: dict[int, messages.Ref] = {}
@@ -222,7 +220,7 @@ class StageReplies(Sequence[messages.ClientReply]):
 
     def _arrivals(self) -> Iterator[messages.ClientReply]:
         self._started = True
-        for block in self._await(self._results):
+        for block in self._awaited(self._results):
             for result in filter(self._take, block.results):
                 self._metrics.bytes["up"] += self._received(result)
                 samples = self._federation.server.clients[result.client_task.client].num_samples
@@ -232,38 +230,23 @@ class StageReplies(Sequence[messages.ClientReply]):
         """Return the bytes of a reply that reach the server."""
         return result.outcome.up
 
-    def _await(self, results: Iterator[Item]) -> Iterator[Item]:
-        while True:
-            with self._metrics.timed("train"):
-                result = next(results, None)
-            if result is None:
-                return
-            yield result
-
     def _take(self, result: messages.TaskResult) -> bool:
         """Record one client's outcome and state; return whether it succeeded."""
-        if result.outcome.failure is not None:
-            self._failed(result)
+        failure, task = result.outcome.failure, result.client_task
+        if failure is not None:
+            name = self._federation.server.clients[task.client].name
+            who = f"client {task.client} ({name}), round {task.round + 1}, {self._stage.name}"
+            self._federation.leave_out(who, failure)
+            self._metrics.left_out.add(task.client)
             return False
         self._metrics.add(result)
         self._federation.usage.add(result)
-        self.states[result.client_task.client] = result.state
+        self.states[task.client] = result.state
         return True
 
     def _fetch(self, handle: messages.Ref) -> Packed:
         with self._metrics.timed("receive"):
             return self._federation.executor.fetch(handle)
-
-    def _failed(self, result: messages.TaskResult) -> None:
-        failure, client_task = result.outcome.failure, result.client_task
-        assert failure is not None
-        name = self._federation.server.clients[client_task.client].name
-        line = f"client {client_task.client} ({name}), round {client_task.round + 1}"
-        line += f", {self._stage.name}: {failure}"
-        if not (self._skip or failure.kind == "timeout"):
-            raise messages.ClientError(f"{line}\n{failure.trace}".rstrip())
-        self._metrics.left_out.add(client_task.client)
-        self._federation.warn(f"left out: {line}")
 
 
 class BlockwiseReplies(StageReplies, InBlocks):
@@ -285,7 +268,7 @@ class BlockwiseReplies(StageReplies, InBlocks):
             for _, block in groupby(self.wait(), lambda reply: reply.client // size)
         ]
         tasks = [self._federation.sum_task(entry, parts) for parts in blocks if parts]
-        for result in self._await(self._federation.executor.run_tasks(tasks)):
+        for result in self._awaited(self._federation.executor.run_tasks(tasks)):
             if (failure := result.outcome.failure) is not None:
                 raise RunFailedError(
                     f"{self._stage.name}: replies could not be added up: {failure.what}\n{failure.trace}".rstrip()
@@ -306,7 +289,7 @@ class SummedReplies(StageReplies, InBlocks):
 
     def block_sums(self, weigh: Callable[[Reply], float], entry: str) -> Iterator[Tree]:
         """Yield the sums of each block, which its process weighed as `Algorithm.weigh` does."""
-        for block in self._await(self._results):
+        for block in self._awaited(self._results):
             for result in block.results:
                 self._take(result)
             self._metrics.bytes["up"] += block.up

@@ -35,49 +35,13 @@ MAX_CLIENT_METRICS = 100
 Item = TypeVar("Item")
 
 
-@contextlib.contextmanager
-def method_hook(method: str, name: str, round_: int) -> Iterator[None]:
-    """Run a hook of a method at the server.
-
-    Parameters
-    ----------
-    method : str
-        The registered name.
-    name : str
-        The hook's.
-    round_ : int
-        The round, from 1.
-
-    Raises
-    ------
-    MethodError
-        The first line names method, round, hook, exception, file and line; the traceback follows.
-        An error of the machine is its cause.
-    """
-    try:
-        yield
-    except FlrayError:
-        raise
-    except Exception as error:
-        if disk_is_full(error) or _of_ray(error):
-            raise  # while the hook waited for client replies
-        failure = messages.describe_failure(error)
-        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        # The default of `aggregate` calls `apply`, which the method may have as its only hook.
-        if name == "aggregate" and ("aggregate", "apply") in pairwise(names):
-            name = "apply"
-        line = f"{method} at the server, round {round_}, {name}: {failure}"
-        machine = error if isinstance(error, messages.MACHINE_ERRORS) else None
-        raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
-
-
-def iterate_hook(
-    items: Iterable[Item], hook: Callable[[], contextlib.AbstractContextManager[None]]
+def each_within(
+    context: Callable[[], contextlib.AbstractContextManager[None]], items: Iterable[Item]
 ) -> Iterator[Item]:
-    """Yield a hook's items, each in a new context; see `method_hook`."""
+    """Yield items; each is computed or awaited in a new context."""
     left = iter(items)
     while True:
-        with hook():
+        with context():
             try:
                 item = next(left)
             except StopIteration:
@@ -485,6 +449,42 @@ class FederationState:
         ]
         self.versions = list(versions)
 
-    def hook(self, name: str, owner: str = "") -> contextlib.AbstractContextManager[None]:
-        """Return a context that adds hook and round to errors of the method, or of another owner of the hook."""
-        return method_hook(owner or self.spec.config.algorithm.name, name, self.number)
+    @contextlib.contextmanager
+    def hook(self, name: str, owner: str = "") -> Iterator[None]:
+        """Run a hook at the server.
+
+        Parameters
+        ----------
+        name : str
+            The hook's name.
+        owner : str
+            Whose hook it is; default: the method's.
+
+        Raises
+        ------
+        MethodError
+            The first line names owner, round, hook, exception, file and line; the traceback follows.
+            An error of the machine is its cause.
+        """
+        try:
+            yield
+        except FlrayError:
+            raise
+        except Exception as error:
+            if disk_is_full(error) or _of_ray(error):
+                raise  # while the hook waited for client replies
+            failure = messages.describe_failure(error)
+            names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            # The default of `aggregate` calls `apply`, which the method may have as its only hook.
+            if name == "aggregate" and ("aggregate", "apply") in pairwise(names):
+                name = "apply"
+            line = f"{owner or self.spec.config.algorithm.name} at the server, round {self.number}, {name}: {failure}"
+            machine = error if isinstance(error, messages.MACHINE_ERRORS) else None
+            raise MethodError(f"{line}\n{failure.trace}".rstrip()) from machine
+
+    def leave_out(self, who: str, failure: messages.Failure, *, needed: bool = False) -> None:
+        """Continue without a failed client; raise a `ClientError` if it is needed, or `faults` say so."""
+        skipped = self.spec.config.faults.on_client_error == "skip" or failure.kind == "timeout"
+        if needed or not skipped:
+            raise messages.ClientError(f"{who}: {failure}\n{failure.trace}".rstrip())
+        self.warn(f"left out: {who}: {failure}")
