@@ -69,7 +69,7 @@ class Algorithm:
         Whether images are normalised by the data set's mean and deviation, or only scaled to [0,
         1].
     averages_waited : bool
-        Whether `aggregate` uses the replies' weights only in means over all replies, which
+        Whether `aggregate`, with `after_average`, uses the replies' weights only in means over all replies, which
         `flray.algorithms.common.aggregation.average` takes after ``replies.wait()``. The means'
         coefficients may depend on the other entries of every reply.
     hp : Params
@@ -130,7 +130,10 @@ class Algorithm:
 
         Only then can ``aggregation.block`` add the weights up as the clients train.
         """
-        return cls.aggregate is Algorithm.aggregate and cls.weigh is Algorithm.weigh
+        return all(
+            getattr(cls, hook) is getattr(Algorithm, hook)
+            for hook in ("aggregate", "weigh", "after_average")
+        )
 
     @classmethod
     def adds_up(cls) -> Literal["as clients train", "when all have replied", "at the server"]:
@@ -276,13 +279,22 @@ class Algorithm:
         return weight_of(server.weighting, reply.num_samples)
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Take in a stage's replies, which come in client order. Default: the weighted mean of the weights."""
+        """Take in a stage's replies, which come in client order. Default: the weighted mean of the weights.
+
+        A method with `after_average` has all of them wait for it; without, one is in memory at a time.
+        """
+        if type(self).after_average is not Algorithm.after_average:
+            replies.wait()
         for architecture, mean in average(replies, lambda reply: self.weigh(server, reply)).items():
             self.apply(server, architecture, mean)
+        self.after_average(server, replies)
 
     def apply(self, server: Server, architecture: str, mean: dict[str, Tensor]) -> None:
         """Turn the mean of the clients' weights into the server's new ones. Default: take the mean."""
         server.models[architecture] = {**server.models[architecture], **mean}
+
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Take in the other entries of a stage's replies, once the weights are averaged. Default: nothing."""
 
     def refine(self, server: Server) -> None:
         """Train or review at the server after aggregation. Default: nothing."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.client_parts import classifier_of, heads_of
-from flray.algorithms.types import Message, Predictor, Replies, Stage, View
+from flray.algorithms.types import Message, Predictor, Replies, View
 from flray.models import as_split
 from flray.registry import register_algorithm
 
@@ -61,9 +61,7 @@ class COPA(Algorithm):
         head = classifier_of(server.model)
         server.state["heads"] = {str(client): head for client in range(len(server.clients))}
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the bodies, collect the heads."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        collected = {str(reply.client): trees.clone(reply["head"]) for reply in arrived}
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Collect the heads."""
+        collected = {str(reply.client): trees.clone(reply["head"]) for reply in replies}
         server.state["heads"] = {**server.state["heads"], **collected}

@@ -10,7 +10,7 @@ from flray import functional, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.client_parts import classifier_of, heads_of
 from flray.algorithms.common.variants import VariantParams, either, require
-from flray.algorithms.types import Message, Phase, Predictor, Replies, Stage, View
+from flray.algorithms.types import Message, Phase, Predictor, Replies, View
 from flray.registry import hyper, register_algorithm
 
 Which = Literal["online", "offline"]
@@ -180,12 +180,10 @@ class FedCO2(Algorithm):
             head = classifier_of(server.model)
             server.state["heads"] = {str(client): head for client in range(len(server.clients))}
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the online models' shared part; collect the offline classifiers."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Collect the offline classifiers."""
         if self.hp.inter != "none":
             server.state["heads"] = {
                 **server.state["heads"],
-                **{str(reply.client): trees.clone(reply["head"]) for reply in arrived},
+                **{str(reply.client): trees.clone(reply["head"]) for reply in replies},
             }

@@ -6,7 +6,7 @@ from torch import Tensor
 from flray import devices, functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.client_parts import features_of, keep_class_means
-from flray.algorithms.types import Message, Predictor, Replies, Stage, View
+from flray.algorithms.types import Message, Predictor, Replies, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -111,8 +111,6 @@ class FedHKD(Algorithm):
                 "fedavg; lower the threshold",
             )
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the weights, and the hyper-knowledge by counts."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        keep_class_means(server, arrived, "knowledge", "samples")
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Average the hyper-knowledge by counts."""
+        keep_class_means(server, replies, "knowledge", "samples")

@@ -246,15 +246,13 @@ class FedMatch(Algorithm):
         nearest = sorted(distances, key=lambda other: (distances[other], other))
         return [str(other) for other in nearest[: self.hp.helpers]]
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the models and psi; keep the values that make each client a helper."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        for psi in average(arrived, lambda reply: self.weigh(server, reply), "psi").values():
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Average psi; keep the values that make each client a helper."""
+        for psi in average(replies, lambda reply: self.weigh(server, reply), "psi").values():
             server.state["psi"] = psi
         helpers = dict(server.state.get("helpers", {}))
         predictions = dict(server.state.get("predictions", {}))
-        for reply in arrived:
+        for reply in replies:
             helpers[str(reply.client)] = (
                 trees.clone(reply["psi"])
                 if self.hp.average

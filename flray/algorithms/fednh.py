@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Client, Server
 from flray.algorithms.common.client_parts import features_of
-from flray.algorithms.types import Message, Predictor, Replies, Stage, View
+from flray.algorithms.types import Message, Predictor, Replies, View
 from flray.functional.numerics import unit
 from flray.models import linear_classifier
 from flray.registry import hyper, register_algorithm
@@ -97,13 +97,11 @@ class FedNH(Algorithm):
         client.load(client.state.get("trained", {}))
         return super().predictor(client, view)
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average body and scale, then move W towards the classes' directions."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        if not arrived:
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Move W towards the classes' directions."""
+        if not replies:
             return
-        sent = [reply["directions"] for reply in arrived]
+        sent = [reply["directions"] for reply in replies]
         directions, counts = (
             torch.stack([one[name] for one in sent]) for name in ("vectors", "counts")
         )

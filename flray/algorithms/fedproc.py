@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server
 from flray.algorithms.common.client_parts import class_features, keep_class_means
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -58,8 +58,6 @@ class FedProc(Algorithm):
         """Send the weights and the class means of the trained model's features."""
         return {**super().report(client), "prototypes": class_features(client)}
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the weights; the prototypes become the means over all samples."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        keep_class_means(server, arrived, "prototypes", "samples")
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Let the prototypes be the means over all samples."""
+        keep_class_means(server, replies, "prototypes", "samples")

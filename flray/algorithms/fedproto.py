@@ -7,7 +7,7 @@ from torch import Tensor
 from flray import functional, registry
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.client_parts import class_features, keep_class_means
-from flray.algorithms.types import Message, Predictor, Replies, Stage, View
+from flray.algorithms.types import Message, Predictor, Replies, View
 from flray.models import as_split
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -93,8 +93,6 @@ class FedProto(Algorithm):
             model.features(x), known["vectors"], candidates
         )
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
+    def after_average(self, server: Server, replies: Replies) -> None:
         """Average the prototypes over the clients that hold the class."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        keep_class_means(server, arrived, "prototypes", self.hp.weighting)
+        keep_class_means(server, replies, "prototypes", self.hp.weighting)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage
+from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server
 from flray.algorithms.common.aggregation import average
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
@@ -88,12 +88,10 @@ class Scaffold(Algorithm):
         client.state["c"] = new
         return {**super().report(client), "c": {name: new[name] - c_i[name] for name in c}}
 
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Average the weights, and move c by the sum of the changes over all N clients, sampled or not."""
-        arrived = replies.wait()
-        super().aggregate(server, stage, replies)
-        for change in average(arrived, lambda reply: 1.0, "c").values():
-            share = len(arrived) / len(server.clients)
+    def after_average(self, server: Server, replies: Replies) -> None:
+        """Move c by the sum of the changes over all N clients, sampled or not."""
+        for change in average(replies, lambda reply: 1.0, "c").values():
+            share = len(replies) / len(server.clients)
             server.state["c"] = {
                 name: value + share * change[name] for name, value in server.state["c"].items()
             }

@@ -77,6 +77,7 @@ class Replies(Protocol):
     """A stage's replies in client order. Iterating waits for each in turn and can be repeated after `wait`."""
 
     def __iter__(self) -> Iterator[Reply]: ...
+    def __len__(self) -> int: ...
 
     def wait(self) -> Sequence[Reply]:
         """Return all replies once the last has arrived, their large entries not yet fetched."""
