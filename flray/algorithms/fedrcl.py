@@ -1,7 +1,7 @@
 """FedRCL: contrast at several depths, relaxed for classes that collapse (Seo, Kim, Kim, Han, CVPR 2024)."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 from torch import Tensor, nn
@@ -63,12 +63,9 @@ class FedRCL(Algorithm):
 def collect_taps(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the outputs of the model's tapped layers, shallow to deep, during a forward pass."""
     outputs: list[Tensor] = []
-    handles = [
-        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        for _, layer in layer_taps(model)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for _, layer in layer_taps(model):
+            hooks.enter_context(
+                layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+            )
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()

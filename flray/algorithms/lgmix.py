@@ -1,7 +1,8 @@
 """LG-Mix: every client mixes its local and the global update by their expected convergence (LG-Mix, Algorithm 1)."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -207,25 +208,20 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
     """
     seen = [torch.empty(0)] * len(models)
 
-    def keep(position: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[position] = inputs[0].detach()
+    def keep(position: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[position] = inputs[0].detach()
 
-        return hook
-
-    handles = []
-    for position, model in enumerate(models):
-        head = getattr(model, "classifier", model)
-        layers = [
-            layer for layer in head.modules() if any(True for _ in layer.parameters(recurse=False))
-        ]
-        last = layers[-1] if layers else head  # few-shot: no classifier
-        handles.append(last.register_forward_pre_hook(keep(position)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for position, model in enumerate(models):
+            head = getattr(model, "classifier", model)
+            layers = [
+                layer
+                for layer in head.modules()
+                if any(True for _ in layer.parameters(recurse=False))
+            ]
+            last = layers[-1] if layers else head  # few-shot: no classifier
+            hooks.enter_context(last.register_forward_pre_hook(partial(keep, position)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _floating_entries(weights: Mapping[str, Tensor]) -> Weights:
