@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flray import devices, registry, rng, trees
 from flray.algorithms.common.optimizers import SGD, Adam
-from flray.algorithms.common.samples import Batch, ResidentModel, Samples, TaskRecord, batch_indices
+from flray.algorithms.common.samples import Batch, ResidentModel, Samples, batch_indices
 from flray.algorithms.types import Message, Phase
 from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment, Local
@@ -23,7 +23,7 @@ from flray.trees import Tree
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Client(TaskRecord):
+class Client:
     """One client during one task: a stage of a round, or an evaluation.
 
     Attributes
@@ -46,6 +46,10 @@ class Client(TaskRecord):
         Share of the local steps to do; below 1 for stragglers, above 1 for a client with more epochs.
     residents : callable
         Returns the resident model of another architecture.
+    steps : int
+        Optimiser steps done so far.
+    samples_seen : int
+        Samples in the batches of the phases so far, each as often as it came.
     scratch : dict
         Values that hooks hand to each other within the task; gone afterwards.
     """
@@ -67,7 +71,13 @@ class Client(TaskRecord):
     residents: Callable[[str], ResidentModel]
 
     def __post_init__(self) -> None:
-        super().__init__(self.device)
+        self._logged: dict[str, float | Tensor] = {}
+        self._loss_sum: float | Tensor = (
+            0.0
+            if self.device.type == "cpu"
+            else torch.zeros((), dtype=torch.float64, device=self.device)
+        )
+        self.steps = self.samples_seen = 0
         given = {"message": self.message, "state": self.state}
         self._given = [
             (name, one, one._version)
@@ -304,6 +314,26 @@ class Client(TaskRecord):
         if self._clip_norm is not None:
             chosen = self._trainable if parameters is None else parameters
             nn.utils.clip_grad_norm_(chosen, self._clip_norm)
+
+    def log(self, name: str, value: float | Tensor) -> None:
+        """Track a number of this client in this round; one of a device is copied when the task ends."""
+        if isinstance(value, Tensor) and value.device.type != "cpu":
+            self._logged[name] = value.detach().clone()
+        else:
+            self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
+
+    def record_loss(self, loss: Tensor) -> None:
+        """Add a step's loss to the task's mean."""
+        self._loss_sum += loss.item() if loss.device.type == "cpu" else loss.detach()
+        self.steps += 1
+
+    def numbers(self) -> tuple[float, dict[str, float]]:
+        """Return the mean loss and the logged numbers, copied from a device at once."""
+        values = [self._loss_sum, *self._logged.values()]
+        held = iter(devices.to_host([value for value in values if isinstance(value, Tensor)]))
+        total, *logged = (float(next(held)) if isinstance(v, Tensor) else v for v in values)
+        loss = total / self.steps if self.steps else math.nan
+        return loss, dict(zip(self._logged, logged, strict=True))
 
     def check(self) -> None:
         """Assert that the task has set all values of the model, and has written to no tensor that it was given."""

@@ -1,4 +1,4 @@
-"""The parts of a task: batches, samples and their order, its record, and the resident model of its process."""
+"""The parts of a task: batches, samples and their order, and the resident model of its process."""
 
 import copy
 import math
@@ -284,51 +284,6 @@ def number_of_steps(per_epoch: int, epochs: float | None, steps: int | None) -> 
     # Rounded first: 0.1 * 30 is a little more than 3.
     most = math.inf if epochs is None else math.ceil(round(epochs * per_epoch, 9))
     return min(most, math.inf if steps is None else steps)
-
-
-class TaskRecord:
-    """Numbers of one client's task.
-
-    Parameters
-    ----------
-    device : torch.device
-        Where losses are; they are added up there.
-
-    Attributes
-    ----------
-    steps : int
-        Optimiser steps done so far.
-    samples_seen : int
-        Samples in the batches of the phases so far, each as often as it came.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._logged: dict[str, float | Tensor] = {}
-        on_host = device.type == "cpu"
-        self._loss_sum: float | Tensor = (
-            0.0 if on_host else torch.zeros((), dtype=torch.float64, device=device)
-        )
-        self.steps = self.samples_seen = 0
-
-    def log(self, name: str, value: float | Tensor) -> None:
-        """Track a number of this client in this round; one of a device is copied when the task ends."""
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            self._logged[name] = value.detach().clone()
-        else:
-            self._logged[name] = float(value.detach() if isinstance(value, Tensor) else value)
-
-    def record_loss(self, loss: Tensor) -> None:
-        """Add a step's loss to the task's mean."""
-        self._loss_sum += loss.item() if loss.device.type == "cpu" else loss.detach()
-        self.steps += 1
-
-    def numbers(self) -> tuple[float, dict[str, float]]:
-        """Return the mean loss and the logged numbers, copied from a device at once."""
-        values = [self._loss_sum, *self._logged.values()]
-        held = iter(devices.to_host([value for value in values if isinstance(value, Tensor)]))
-        total, *logged = (float(next(held)) if isinstance(v, Tensor) else v for v in values)
-        loss = total / self.steps if self.steps else math.nan
-        return loss, dict(zip(self._logged, logged, strict=True))
 
 
 class ResidentModel:
