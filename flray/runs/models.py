@@ -15,7 +15,6 @@ from flray.federation.evaluation import personal_tasks
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
-from flray.federation.worker.resources import thread_count
 from flray.files import storage
 from flray.records import directory
 from flray.runs import resume_checks
@@ -123,7 +122,7 @@ class TrainedModels:
         if not self.personal:
             return self.global_models()[architecture]
         # A new one: what it returns holds until its next task.
-        runner = ClientRunner(self.spec, self._device, thread_count(self.spec.config))
+        runner = ClientRunner(self.spec, self._device)
         job = self._tasks[number]
         before = torch.get_num_threads()
         with torch.random.fork_rng(devices=[]):

@@ -96,7 +96,7 @@ class Resident:
                 "local": {"augment": how, "batch_size": options.batch},
             }
         )
-        runner = ClientRunner(self.spec, torch.device(options.device), 1)
+        runner = ClientRunner(self.spec, torch.device(options.device))
         self.samples = runner._resources.samples(self.spec.data.clients[0].train)
         self.batch, self.how, self.epochs = options.batch, how, 0
 

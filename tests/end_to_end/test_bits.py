@@ -163,7 +163,7 @@ def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools:
     other = ray.remote(ClientActor).options(
         runtime_env={"env_vars": {"ATEN_CPU_CAPABILITY": instructions}}
     )
-    worker.actor = other.remote(executor._spec, 1)
+    worker.actor = other.remote(executor._spec)
     worker.starting = worker.actor.describe.remote()
     lines: list[str] = []
     federation = Federation(spec, executor, lines.append)

@@ -33,7 +33,7 @@ from tests.messages import refused
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_normalised_per_channel(digits: dict[str, Any], layout: str, precision: str) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
-    runner = ClientRunner(built(digits), torch.device("cpu"), 1)
+    runner = ClientRunner(built(digits), torch.device("cpu"))
     data, dtype = runner.spec.data, getattr(torch, precision)
     rows = data.clients[1].train[:7]
     x, y = runner._resources.samples(rows).take(torch.arange(7))
@@ -59,7 +59,7 @@ def test_few_samples_are_prepared_at_once_and_give_the_same_batches(
     found = []
     for limit in (0, 2**20):
         monkeypatch.setattr(resources, "FEW_BYTES", limit)
-        runner = ClientRunner(built(digits), torch.device("cpu"), 1)
+        runner = ClientRunner(built(digits), torch.device("cpu"))
         samples = runner._resources.samples(runner.spec.data.clients[0].train)
         assert (samples._ready is None) == (limit == 0)
         found.append([samples.take(torch.tensor(one)) for one in ([3, 1, 4], [5], [0, 0])])
@@ -73,7 +73,7 @@ def test_samples_of_small_clients_stay_prepared_up_to_a_limit(
 ) -> None:
     monkeypatch.setattr(resources, "KEPT_BYTES", limit)
     monkeypatch.setattr(resources, "FEW_BYTES", 2**22)
-    runner = ClientRunner(built(digits), torch.device("cpu"), 1)
+    runner = ClientRunner(built(digits), torch.device("cpu"))
     rows = runner.spec.data.clients
     for client in (0, 1, 0):
         (train, validation), again = (runner._resources.samples_of(client) for _ in range(2))
@@ -255,7 +255,7 @@ class Counting(nn.Linear):
 
 @pytest.fixture
 def runner(digits: dict[str, Any]) -> ClientRunner:
-    return ClientRunner(built(digits), torch.device("cpu"), 1)
+    return ClientRunner(built(digits), torch.device("cpu"))
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -
         finally:
             federation.close()
         blind = {"env_vars": {"FLRAY_FAKE_GPUS": "0"}}
-        actor = ray.remote(ClientActor).options(num_gpus=1, runtime_env=blind).remote(spec, 1)
+        actor = ray.remote(ClientActor).options(num_gpus=1, runtime_env=blind).remote(spec)
         with pytest.raises(DataError, match=r"torch .* sees none: install a build of torch"):
             ray.get(actor.describe.remote())
 

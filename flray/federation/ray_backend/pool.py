@@ -30,7 +30,6 @@ from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
-from flray.federation.worker.resources import thread_count
 from flray.files.atomic import hold_lock
 
 ObjectRef = object
@@ -153,7 +152,7 @@ class ClientActor:
         return f"flray {self._title}: clients"
 
     def reset(
-        self, spec: FederationSpec, threads: int, samples: Pooled | None = None, share: float = 1.0
+        self, spec: FederationSpec, samples: Pooled | None = None, share: float = 1.0
     ) -> None:
         """Switch to another federation; the process and its imports stay."""
         self._title = f"{spec.config.name} {spec.config.algorithm.name}"
@@ -167,7 +166,7 @@ class ClientActor:
             self._lacking = str(error)
         if samples is not None:
             spec = spec.with_samples(samples)
-        self._runner = ClientRunner(spec, device, threads, share, "exit")
+        self._runner = ClientRunner(spec, device, share, "exit")
 
     def run(self, blocks: Sequence[TaskBlock], *objects: Any) -> list[object]:
         """Run blocks in sequence; see `flray.federation.worker.client_runner.ClientRunner.run_block`.
@@ -338,7 +337,7 @@ class ActorPool:
     def _made_of(self) -> tuple[object, ...]:
         """Return the arguments of a client actor."""
         share = self._gpus if 0 < self._gpus < 1 else 1.0
-        return self._spec, thread_count(self.config), self._samples, share
+        return self._spec, self._samples, share
 
     def reset(self, spec: ObjectRef, config: Experiment, samples: ObjectRef | None = None) -> None:
         """Switch the same actors to another federation; dead ones are replaced.

@@ -41,8 +41,6 @@ class ClientRunner:
         The federation.
     device : torch.device
         Device of models and data.
-    threads : int
-        Torch threads; set for the whole process.
     share : float
         Share of the GPU that is this process's.
     exhausted : {"report", "raise", "exit"}
@@ -55,12 +53,11 @@ class ClientRunner:
         self,
         spec: FederationSpec,
         device: torch.device,
-        threads: int,
         share: float = 1.0,
         exhausted: Exhausted = "report",
     ) -> None:
         self._exhausted = exhausted
-        torch.set_num_threads(threads)
+        torch.set_num_threads(thread_count(spec.config))  # for the whole process
         tf32 = spec.config.local.precision == "tf32"
         devices.make_repeatable(device, tf32=tf32, share=share)
         devices.keep_freed_memory(large=True)
@@ -400,7 +397,7 @@ class InlineExecutor(messages.Executor):
     ) -> None:
         self._threads = torch.get_num_threads()
         device = device or default_device(spec)
-        self._runner = ClientRunner(spec, device, thread_count(spec.config), share, exhausted)
+        self._runner = ClientRunner(spec, device, share, exhausted)
 
     def run_blocks(
         self,
