@@ -1,7 +1,7 @@
 """Build a federation's specification from its configuration: data, method, networks, all checked before round 0."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_type_hints
 
 import torch
@@ -376,32 +376,32 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
     return spec
 
 
-def components_of(config: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield kind and name of every component that an experiment uses; the method last."""
-    yield "datasets", config.data.name
-    if config.public is not None:
-        yield "datasets", config.public.name
-    yield "partitions", config.partition.name
+def components_of(config: Experiment) -> list[tuple[str, str]]:
+    """Return kind and name of every component that an experiment uses; the method last."""
+    local, task = config.local, config.data.options.get("task")
     models = config.models if isinstance(config.models, tuple) else config.models.values()
-    for choice in (config.model, *models):
-        yield "models", choice.name
-    for section in (dict(config.local), config.algorithm.options):
-        for steps in map(section.get, AUGMENTS):
-            for step in steps if isinstance(steps, tuple | list) else ():
-                yield "augmentations", step["name"] if isinstance(step, dict) else step.name
-    if config.local.loss is not None:
-        yield "losses", config.local.loss.name
-    if isinstance(config.local.optimizer, OptimizerChoice):
-        yield "optimizers", config.local.optimizer.name
-    for metric in config.evaluation.metrics:
-        yield "metrics", metric.name
-    yield "samplers", config.participation.sampler.name
-    task = config.data.options.get("task")
-    if isinstance(task, str) and registry.tasks.is_own(task):
-        yield "tasks", task
-    for callback in config.callbacks:
-        yield "callbacks", callback.name
-    yield "algorithms", config.algorithm.name
+    used = {
+        "datasets": [one.name for one in (config.data, config.public) if one is not None],
+        "partitions": [config.partition.name],
+        "models": [one.name for one in (config.model, *models)],
+        "augmentations": [
+            step["name"] if isinstance(step, dict) else step.name
+            for section in (dict(local), config.algorithm.options)
+            for steps in map(section.get, AUGMENTS)
+            if isinstance(steps, tuple | list)
+            for step in steps
+        ],
+        "losses": [local.loss.name] if local.loss is not None else [],
+        "optimizers": [local.optimizer.name]
+        if isinstance(local.optimizer, OptimizerChoice)
+        else [],
+        "metrics": [one.name for one in config.evaluation.metrics],
+        "samplers": [config.participation.sampler.name],
+        "tasks": [task] if isinstance(task, str) and registry.tasks.is_own(task) else [],
+        "callbacks": [one.name for one in config.callbacks],
+        "algorithms": [config.algorithm.name],
+    }
+    return [(kind, name) for kind, names in used.items() for name in names]
 
 
 def _own_components(config: Experiment, task: str) -> dict[str, dict[str, Any]]:
