@@ -172,9 +172,9 @@ def _of_each_network(
     for scope, values in scopes.items():
         for _, members, suffix in _by_architecture(federation):
             mine = {i: values[i] for i in members if i in values}
-            metrics |= over_clients(federation, f"global/{scope}", mine, suffix)
+            metrics |= over_clients(federation, {f"global/{scope}": mine}, suffix)
         if len(federation.server.models) > 1:
-            metrics |= over_clients(federation, f"global/{scope}", dict(sorted(values.items())))
+            metrics |= over_clients(federation, {f"global/{scope}": dict(sorted(values.items()))})
     return metrics
 
 
@@ -262,9 +262,7 @@ def _personal(federation: FederationState) -> dict[str, float]:
     }
     for view in sorted(next(iter(found.values())).keys() - {"test", "validation"}):
         views[view] = {i: measure.summarise(one[view]) for i, one in found.items()}
-    metrics: dict[str, float] = {}
-    for view, values in views.items():
-        metrics |= over_clients(federation, view, values)
+    metrics = over_clients(federation, views)
     if wanted.pooled:
         together = measure.summarise(_join(list(own.values())))
         metrics |= {f"personal/pooled/{n}": v for n, v in together.items() if not np.isnan(v)}
@@ -322,16 +320,18 @@ def _join(parts: list[Predictions]) -> Predictions:
 
 def over_clients(
     federation: FederationState,
-    view: str,
-    values: Mapping[int, Mapping[str, float]],
+    views: Mapping[str, Mapping[int, Mapping[str, float]]],
     suffix: str = "",
 ) -> dict[str, float]:
-    """Return mean, std, worst and worst tenth over clients, and the clients' own values, ignoring NaN."""
+    """Return each view's mean, std, worst and worst tenth over clients, and the clients' own values, ignoring NaN."""
     metrics: dict[str, float] = {}
     clients = federation.spec.data.everyone
-    names = next(iter(values.values()), {})
-    for name in names:
-        known = {i: v[name] for i, v in values.items() if not np.isnan(v[name])}
+    columns = {
+        (view, name): {i: v[name] for i, v in values.items() if not np.isnan(v[name])}
+        for view, values in views.items()
+        for name in next(iter(values.values()), {})
+    }
+    for (view, name), known in columns.items():
         if not known:
             continue
         numbers = np.array(list(known.values()))
@@ -359,15 +359,16 @@ def evaluate_unseen(federation: FederationState) -> dict[str, float]:
     ClientError
         If a model raises, unless failing clients are skipped.
     """
-    data, metrics = federation.spec.data, dict[str, float]()
+    data = federation.spec.data
     if not data.unseen:
-        return metrics
+        return {}
     unseen = range(len(data.clients), len(data.everyone))
     found = predict_clients(federation, "unseen", unseen, federation.whole_models(Stage("adapt")))
-    for view in sorted({view for one in found.values() for view in one}, reverse=True):
-        values = {n: federation.spec.task.summarise(one[view]) for n, one in found.items()}
-        metrics |= over_clients(federation, f"{view}/unseen", values)
-    return metrics
+    views = {
+        f"{view}/unseen": {n: federation.spec.task.summarise(one[view]) for n, one in found.items()}
+        for view in sorted({view for one in found.values() for view in one}, reverse=True)
+    }
+    return over_clients(federation, views)
 
 
 def collect_diagnostics(federation: FederationState, final: bool = True) -> Diagnostics:
