@@ -66,6 +66,12 @@ class Params(BaseModel):
         """Return the options with derived values filled in. Default: unchanged."""
         return self
 
+    def filled(self, **values: Any) -> Self:
+        """Return the options with values in place of those that are null."""
+        return self.model_copy(
+            update={name: one for name, one in values.items() if getattr(self, name) is None}
+        )
+
 
 def hyper(default: Any, doc: str, source: str, **limits: Any) -> Any:
     """Declare a hyper-parameter of an algorithm with its default, meaning and the default's source.

@@ -80,13 +80,9 @@ class FedCO2(Algorithm):
             """Fill in the values that follow from form and variant."""
             skewed = self.form == "label_skew"
             released = int(skewed and self.variant == "released")
-            own = {
-                "intra": "none" if skewed else "both",
-                "inter": "none" if skewed else "both",
-                **{name: values[released] for name, values in self.skewed_labels.items()},
-            }
-            chosen = {name: value for name, value in own.items() if getattr(self, name) is None}
-            return super().resolved().model_copy(update=chosen)
+            transfers = "none" if skewed else "both"
+            own = {name: values[released] for name, values in self.skewed_labels.items()}
+            return super().resolved().filled(intra=transfers, inter=transfers, **own)
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})

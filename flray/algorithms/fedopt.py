@@ -52,10 +52,7 @@ class FedOptParams(Params):
     def resolved(self) -> "FedOptParams":
         """Fill in the form's own values."""
         form = self.server_optimizer
-        own = {"server_lr": SERVER_LR[form], "beta1": BETA1[form], "initial": self.tau**2}
-        return self.model_copy(
-            update={name: value for name, value in own.items() if getattr(self, name) is None}
-        )
+        return self.filled(server_lr=SERVER_LR[form], beta1=BETA1[form], initial=self.tau**2)
 
 
 @register_algorithm("fedopt")
@@ -111,8 +108,6 @@ class FedAvgM(FedOpt):
             "avgm", "the server's optimiser", "Hsu et al., 2019"
         )
 
-    hp: Params
-
 
 @register_algorithm("fedadagrad")
 class FedAdagrad(FedOpt):
@@ -122,8 +117,6 @@ class FedAdagrad(FedOpt):
         server_optimizer: Literal["adagrad"] = hyper(
             "adagrad", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
-
-    hp: Params
 
 
 @register_algorithm("fedadam")
@@ -135,8 +128,6 @@ class FedAdam(FedOpt):
             "adam", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
 
-    hp: Params
-
 
 @register_algorithm("fedyogi")
 class FedYogi(FedOpt):
@@ -146,5 +137,3 @@ class FedYogi(FedOpt):
         server_optimizer: Literal["yogi"] = hyper(
             "yogi", "the server's optimiser", "Reddi et al. Algorithm 2"
         )
-
-    hp: Params

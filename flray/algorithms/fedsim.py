@@ -17,5 +17,3 @@ class FedSim(FedPer):
             "v, the group that stays at the client (groups are joined by + and -)",
             "a decision: FedAlt's in LG-Mix, the output layer; Pillutla et al.: input layer, output layer or adapter",
         )
-
-    hp: Params

@@ -107,11 +107,9 @@ def _split(layout: FlatLayout, entries: Mapping[str, Tensor]) -> dict[str, Tenso
 def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
     """Return the plain mean of one entry over all replies, whatever their architectures; nothing without replies."""
     mean = WeightedMean()
-    some = False
     for reply in replies:
         mean.add(reply[entry], 1.0)
-        some = True
-    return mean.result() if some else {}
+    return mean.result() if mean.partial()["count"] else {}
 
 
 class BlockSum:

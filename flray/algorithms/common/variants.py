@@ -37,12 +37,12 @@ class VariantParams(Params):
 
     def resolved(self) -> Self:
         """Fill in the variant's values for settings that are not given."""
-        column, own = ("paper", "released").index(self.variant), {}
-        for name, field in type(self).model_fields.items():
-            both = cast(dict[str, Any], field.json_schema_extra).get("variants")
-            if both is not None and getattr(self, name) is None:
-                own[name] = both[column]
-        return self.model_copy(update=own)
+        column = ("paper", "released").index(self.variant)
+        declared = {
+            name: cast(dict[str, Any], field.json_schema_extra).get("variants")
+            for name, field in type(self).model_fields.items()
+        }
+        return self.filled(**{name: both[column] for name, both in declared.items() if both})
 
 
 def require(value: T | None) -> T:
