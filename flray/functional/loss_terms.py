@@ -11,16 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flray.functional.numerics import (
-    batch_mean,
-    check_choice,
-    check_labels,
-    check_positive,
-    check_shapes,
-    check_share,
-    cross_entropy,
-    unit,
-)
+from flray.functional import numerics
+from flray.functional.numerics import batch_mean, unit
 from flray.trees import check_like
 
 
@@ -50,12 +42,12 @@ def model_contrastive_loss(
     ValueError
         If shapes differ from the above or the temperature is not positive.
     """
-    check_shapes(
+    numerics.check_shapes(
         features=(features, "B d"),
         global_features=(global_features, "B d"),
         previous_features=(previous_features, "B d"),
     )
-    check_positive("temperature", temperature)
+    numerics.check_positive("temperature", temperature)
     pull = unit(previous_features.detach()) - unit(global_features.detach())
     return batch_mean(F.softplus((unit(features) * pull).sum(1) / temperature))
 
@@ -109,15 +101,15 @@ def relaxed_contrastive_loss(
     if not layers:
         raise ValueError("features: no layer, expected at least one")
     for layer in layers:
-        check_shapes(features=(layer, "B d"), labels=(labels, "B"))
+        numerics.check_shapes(features=(layer, "B d"), labels=(labels, "B"))
     size = len(labels)
-    check_positive("temperature", temperature)
-    check_choice("pairs", pairs, ("top", "all"))
+    numerics.check_positive("temperature", temperature)
+    numerics.check_choice("pairs", pairs, ("top", "all"))
     if negatives < 1:
         raise ValueError(f"negatives: {negatives}, expected at least 1")
     if not size:
         return torch.stack([layer.sum() for layer in layers]).sum()
-    labels = check_labels(labels)
+    labels = numerics.check_labels(labels)
     own = torch.eye(size, dtype=torch.bool, device=labels.device)
     directions = [unit(layer) for layer in layers]
     similarity = torch.where(own, 1, torch.stack([d @ d.T for d in directions]))  # [layers, B, B]
@@ -225,10 +217,10 @@ def non_target_distillation_loss(
     ValueError
         If shapes differ from the above or the temperature is not positive.
     """
-    check_shapes(student=(student, "B C"), labels=(labels, "B"))
+    numerics.check_shapes(student=(student, "B C"), labels=(labels, "B"))
     terms = _class_terms(student, teacher, temperature)
     target = torch.zeros_like(terms, dtype=torch.bool).scatter(
-        1, check_labels(labels).unsqueeze(1), True
+        1, numerics.check_labels(labels).unsqueeze(1), True
     )
     return batch_mean(terms.masked_fill(target, 0).sum(1))
 
@@ -251,13 +243,13 @@ def digest_loss(scores: Tensor, consensus: Tensor) -> Tensor:
     ValueError
         If shapes differ.
     """
-    check_shapes(scores=(scores, "B C"), consensus=(consensus, "B C"))
+    numerics.check_shapes(scores=(scores, "B C"), consensus=(consensus, "B C"))
     return batch_mean((scores - consensus.detach()).abs())
 
 
 def _class_terms(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    check_shapes(student=(student, "B C"), teacher=(teacher, "B C"))
-    check_positive("temperature", temperature)
+    numerics.check_shapes(student=(student, "B C"), teacher=(teacher, "B C"))
+    numerics.check_positive("temperature", temperature)
     log_student = torch.log_softmax(student / temperature, dim=1)
     log_teacher = torch.log_softmax(teacher.detach() / temperature, dim=1)
     return log_teacher.exp() * (log_teacher - log_student)
@@ -284,11 +276,13 @@ def balanced_softmax_loss(logits: Tensor, labels: Tensor, class_counts: Tensor) 
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(logits=(logits, "B C"), labels=(labels, "B"), class_counts=(class_counts, "C"))
+    numerics.check_shapes(
+        logits=(logits, "B C"), labels=(labels, "B"), class_counts=(class_counts, "C")
+    )
     counts = class_counts.to(logits.dtype)
     total = counts.sum()
     log_shares = (counts / torch.where(total > 0, total, 1)).clamp(min=1e-12).log()
-    return cross_entropy(logits + log_shares, check_labels(labels))
+    return numerics.cross_entropy(logits + log_shares, numerics.check_labels(labels))
 
 
 def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = False) -> Tensor:
@@ -314,8 +308,8 @@ def restricted_scale(class_counts: Tensor, alpha: float = 0.5, graded: bool = Fa
     ValueError
         If the shape differs from the above or `alpha` is outside [0, 1].
     """
-    check_shapes(class_counts=(class_counts, "C"))
-    check_share("alpha", alpha)
+    numerics.check_shapes(class_counts=(class_counts, "C"))
+    numerics.check_share("alpha", alpha)
     floating = class_counts.is_floating_point()
     counts = class_counts if floating else class_counts.to(torch.get_default_dtype())
     if not graded:
@@ -349,9 +343,9 @@ def restricted_softmax_logits(
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(features=(features, "B d"), weight=(weight, "C d"), scale=(scale, "C"))
+    numerics.check_shapes(features=(features, "B d"), weight=(weight, "C d"), scale=(scale, "C"))
     if bias is not None:
-        check_shapes(weight=(weight, "C d"), bias=(bias, "C"))
+        numerics.check_shapes(weight=(weight, "C d"), bias=(bias, "C"))
     return F.linear(features, weight * scale.to(weight.dtype).unsqueeze(1), bias)
 
 
@@ -377,7 +371,7 @@ def cosine_logits(features: Tensor, weight: Tensor, scale: Tensor | float) -> Te
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(features=(features, "B d"), weight=(weight, "C d"))
+    numerics.check_shapes(features=(features, "B d"), weight=(weight, "C d"))
     return scale * (unit(features) @ weight.T)
 
 

@@ -13,14 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flray.functional.numerics import (
-    batch_mean,
-    check_labels,
-    check_positive,
-    check_shapes,
-    masked_mean,
-    unit,
-)
+from flray.functional import numerics
+from flray.functional.numerics import batch_mean, masked_mean, unit
 
 
 def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
@@ -45,7 +39,7 @@ def cross_correlation(logits: Tensor, mean_logits: Tensor) -> Tensor:
     ValueError
         If shapes differ from the above.
     """
-    sizes = check_shapes(logits=(logits, "B C"), mean_logits=(mean_logits, "B C"))
+    sizes = numerics.check_shapes(logits=(logits, "B C"), mean_logits=(mean_logits, "B C"))
     if not sizes["B"]:
         raise ValueError(f"logits: shape {list(logits.shape)}, expected at least one row")
     return _directions(logits).T @ _directions(mean_logits)
@@ -111,8 +105,8 @@ def instance_similarity(features: Tensor, temperature: float = 0.02) -> Tensor:
     ValueError
         If the shape differs from the above or the temperature is not positive.
     """
-    size = check_shapes(features=(features, "B d"))["B"]
-    check_positive("temperature", temperature)
+    size = numerics.check_shapes(features=(features, "B d"))["B"]
+    numerics.check_positive("temperature", temperature)
     directions = unit(features)
     rows = torch.arange(size, device=features.device).unsqueeze(1)
     columns = torch.arange(max(size - 1, 0), device=features.device).unsqueeze(0)
@@ -140,7 +134,9 @@ def instance_similarity_loss(similarity: Tensor, mean_similarity: Tensor) -> Ten
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(similarity=(similarity, "B B-1"), mean_similarity=(mean_similarity, "B B-1"))
+    numerics.check_shapes(
+        similarity=(similarity, "B B-1"), mean_similarity=(mean_similarity, "B B-1")
+    )
     log_own = torch.log_softmax(similarity, dim=1)
     log_mean = torch.log_softmax(mean_similarity.detach(), dim=1)
     return batch_mean((log_mean.exp() * (log_mean - log_own)).sum(1))
@@ -173,8 +169,8 @@ def peer_classifier_loss(
     ValueError
         If shapes differ from the above or `own` is not an index of `heads`.
     """
-    check_shapes(features=(features, "B d"), labels=(labels, "B"))
-    labels = check_labels(labels)
+    numerics.check_shapes(features=(features, "B d"), labels=(labels, "B"))
+    labels = numerics.check_labels(labels)
     if not 0 <= own < len(heads):
         raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
     outputs = {
@@ -182,7 +178,9 @@ def peer_classifier_loss(
         for index, head in enumerate(heads)
         if index != own
     }
-    check_shapes(labels=(labels, "B"), **{name: (value, "B C") for name, value in outputs.items()})
+    numerics.check_shapes(
+        labels=(labels, "B"), **{name: (value, "B C") for name, value in outputs.items()}
+    )
     if not outputs or not len(labels):
         return features[:0].sum()  # nothing, but part of the graph
     logits = torch.cat(list(outputs.values()))  # the peers' end to end, for a single cross-entropy
@@ -224,7 +222,7 @@ def fuse_predictions(online: Tensor, offline: Tensor) -> Tensor:
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(online=(online, "B C"), offline=(offline, "B C"))
+    numerics.check_shapes(online=(online, "B C"), offline=(offline, "B C"))
     return online + offline
 
 
@@ -258,13 +256,13 @@ def confidence_weights(
     ValueError
         If shapes differ from the above or a loss is negative or not finite.
     """
-    check_shapes(losses=(losses, "K"))
+    numerics.check_shapes(losses=(losses, "K"))
     count = len(losses)
     if count == 1:
         return torch.zeros_like(losses)
     if previous_losses is None:
         return torch.full_like(losses, 1 / (count - 1))
-    check_shapes(losses=(losses, "K"), previous_losses=(previous_losses, "K"))
+    numerics.check_shapes(losses=(losses, "K"), previous_losses=(previous_losses, "K"))
     for name, values in (("losses", losses), ("previous_losses", previous_losses)):
         if not bool((torch.isfinite(values) & (values >= 0)).all()):
             raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
@@ -302,7 +300,7 @@ def peer_distillation_loss(logits: Tensor, peers: Tensor, weights: Tensor, own: 
     ValueError
         If shapes differ from the above or `own` is not an index of `peers`.
     """
-    check_shapes(logits=(logits, "B C"), peers=(peers, "K B C"), weights=(weights, "K"))
+    numerics.check_shapes(logits=(logits, "B C"), peers=(peers, "K B C"), weights=(weights, "K"))
     if not 0 <= own < len(peers):
         raise ValueError(f"own: {own}, expected 0 to {len(peers) - 1}")
     log_own = torch.log_softmax(logits, dim=1)
@@ -330,7 +328,7 @@ def confident(logits: Tensor, threshold: float = 0.75) -> Tensor:
     ValueError
         If the shape differs.
     """
-    check_shapes(logits=(logits, "B C"))
+    numerics.check_shapes(logits=(logits, "B C"))
     return torch.softmax(logits.detach(), dim=1).amax(1) >= threshold
 
 
@@ -352,7 +350,7 @@ def vote(logits: Tensor) -> Tensor:
     ValueError
         If the shape differs from the above or M is 0.
     """
-    classes = check_shapes(logits=(logits, "M B C"))["C"]
+    classes = numerics.check_shapes(logits=(logits, "M B C"))["C"]
     if not len(logits):
         raise ValueError(f"logits: shape {list(logits.shape)}, expected at least one model")
     votes = F.one_hot(logits.detach().argmax(2), classes)
@@ -381,8 +379,10 @@ def pseudo_label_loss(logits: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(logits=(logits, "B C"), labels=(labels, "B"), keep=(keep, "B of bool"))
-    return masked_mean(F.cross_entropy(logits, check_labels(labels), reduction="none"), keep)
+    numerics.check_shapes(logits=(logits, "B C"), labels=(labels, "B"), keep=(keep, "B of bool"))
+    return masked_mean(
+        F.cross_entropy(logits, numerics.check_labels(labels), reduction="none"), keep
+    )
 
 
 def helper_consistency_loss(logits: Tensor, helpers: Tensor, keep: Tensor) -> Tensor:
@@ -405,7 +405,9 @@ def helper_consistency_loss(logits: Tensor, helpers: Tensor, keep: Tensor) -> Te
     ValueError
         If shapes differ from the above or the mask is not boolean.
     """
-    check_shapes(logits=(logits, "B C"), helpers=(helpers, "H B C"), keep=(keep, "B of bool"))
+    numerics.check_shapes(
+        logits=(logits, "B C"), helpers=(helpers, "H B C"), keep=(keep, "B of bool")
+    )
     log_helpers = torch.log_softmax(helpers.detach(), dim=2)
     divergence = (log_helpers.exp() * (log_helpers - torch.log_softmax(logits, dim=1))).sum(2)
     return masked_mean(divergence.sum(0) / max(len(helpers), 1), keep)

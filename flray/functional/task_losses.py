@@ -7,13 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flray import devices
-from flray.functional.numerics import (
-    batch_mean,
-    check_choice,
-    check_labels,
-    check_shapes,
-    cross_entropy,
-)
+from flray.functional import numerics
 
 
 def prototypical_logits(queries: Tensor, prototypes: Tensor) -> Tensor:
@@ -53,11 +47,11 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
     ValueError
         If the shapes differ from the above or `shot` is below 1.
     """
-    check_shapes(embeddings=(embeddings, "B d"), labels=(labels, "B"))
+    numerics.check_shapes(embeddings=(embeddings, "B d"), labels=(labels, "B"))
     if shot < 1:
         raise ValueError(f"shot: {shot}, expected at least 1")
     # Who is support and who a query is found on the host: sizes depend on it.
-    classes, index = torch.unique(check_labels(labels).cpu(), return_inverse=True)
+    classes, index = torch.unique(numerics.check_labels(labels).cpu(), return_inverse=True)
     member = F.one_hot(index, len(classes))
     rank = member.cumsum(0).gather(1, index.unsqueeze(1)).squeeze(1) - 1
     support = rank < shot
@@ -101,7 +95,7 @@ def dice_loss(
     ValueError
         If the shapes differ.
     """
-    check_choice("reduction", reduction, ("mean", "none"))
+    numerics.check_choice("reduction", reduction, ("mean", "none"))
     if logits.shape != masks.shape or logits.dim() < 3:
         raise ValueError(
             f"logits: shape {list(logits.shape)}, masks: shape {list(masks.shape)}, expected both "
@@ -138,10 +132,10 @@ def symmetric_cross_entropy(
     ValueError
         If shapes differ from the above.
     """
-    check_shapes(logits=(logits, "B C"), labels=(labels, "B"))
-    labels = check_labels(labels)
+    numerics.check_shapes(logits=(logits, "B C"), labels=(labels, "B"))
+    labels = numerics.check_labels(labels)
     shares = torch.softmax(logits, dim=1).clamp(min=1e-7, max=1.0)
     # log y is 0 for the label and log 1e-4 for every other class
     wrong = torch.ones_like(shares, dtype=torch.bool).scatter(1, labels.unsqueeze(1), False)
     reverse = -math.log(1e-4) * torch.where(wrong, shares, 0).sum(1)
-    return a * cross_entropy(logits, labels) + b * batch_mean(reverse)
+    return a * numerics.cross_entropy(logits, labels) + b * numerics.batch_mean(reverse)
