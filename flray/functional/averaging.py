@@ -26,8 +26,7 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
-        self._first: dict[str, Tensor] = {}
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # of a single tree its values
         self._total = 0.0
         self._seen = 0
         self._counted = 0
@@ -51,21 +50,8 @@ class WeightedMean:
         weight = float(weight)
         if not (math.isfinite(weight) and weight >= 0):
             raise ValueError(f"weight: {weight}, expected a finite number of 0 or more")
-        layout = self._layout_of(
-            {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}, "tree"
-        )
-        self._seen += 1
-        if not weight:
-            return
-        self._counted += 1
-        if self._counted == 1:
-            # Kept unweighted until a second one comes: w * x / w is not always x.
-            self._first = {name: tree[name].detach().clone() for name in layout}
-        else:
-            self._scale_first()
-            for name in layout:
-                self._add(name, tree[name].detach(), weight)
-        self._total += weight
+        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}
+        self._take(tree, layout, "tree", int(weight > 0), weight, weight)
 
     def partial(self) -> dict[str, Any]:
         """Return the sums so far as a plain tree, for another mean to `merge`.
@@ -78,7 +64,7 @@ class WeightedMean:
             each entry's dtype. The tensors are not copied, so add nothing afterwards.
         """
         return {
-            "sums": self._first if self._counted == 1 else self._sums,
+            "sums": self._sums,
             "weight": self._total,
             "count": self._counted,
             "like": {
@@ -109,26 +95,38 @@ class WeightedMean:
         elif count == 1:
             self.add(sums, partial["weight"])
         else:
-            layout = self._layout_of(
-                {name: (sums[name].shape, like.dtype) for name, like in partial["like"].items()},
-                "partial",
-            )
-            self._seen += 1
-            self._counted += count
-            if self._counted == count:
-                self._sums = {name: sums[name].clone() for name in layout}
-            else:
+            layout = {name: (sums[name].shape, one.dtype) for name, one in partial["like"].items()}
+            self._take(sums, layout, "partial", count, partial["weight"], None)
+
+    def _take(
+        self,
+        tree: Mapping[str, Tensor],
+        layout: Layout,
+        what: str,
+        count: int,
+        weight: float,
+        factor: float | None,
+    ) -> None:
+        """Take in a tree times a factor, or sums of `count` trees, which have their weights."""
+        layout = self._layout_of(layout, what)
+        self._seen += 1
+        if not count:
+            return
+        if not self._counted:
+            # Kept unweighted until a second one comes: w * x / w is not always x.
+            self._sums = {name: tree[name].detach().clone() for name in layout}
+        else:
+            if self._counted == 1:
                 self._scale_first()
-                for name in layout:
-                    self._add(name, sums[name], None)
-            self._total += partial["weight"]
+            for name in layout:
+                self._add(name, tree[name].detach(), factor)
+        self._counted += count
+        self._total += weight
 
     def _layout_of(self, found: Layout, what: str) -> Layout:
         """Return the entries' shapes and dtypes in the first tree's order; every tree must have the same."""
         if self._layout is None:
             self._layout = found
-        if found == self._layout:
-            return self._layout
         check_names(what, found, self._layout)
         for name, (shape, dtype) in self._layout.items():
             if found[name][0] != shape:
@@ -141,16 +139,13 @@ class WeightedMean:
 
     def _scale_first(self) -> None:
         """Turn the first tree into weighted sums, once there is a second one."""
-        for name, value in self._first.items():
+        for name, value in self._sums.items():
             if value.is_floating_point():
                 self._sums[name] = torch.empty(
                     value.shape, dtype=torch.float64, device=value.device
                 )
                 for total, values in _pieces(self._sums[name], value):
                     total.copy_(values).mul_(self._total)
-            else:
-                self._sums[name] = value
-        self._first = {}
 
     def _add(self, name: str, tensor: Tensor, weight: float | None) -> None:
         """Add an entry times a weight, or one that has its weight; of counters take the maximum."""
@@ -182,7 +177,7 @@ class WeightedMean:
         if not self._counted:
             raise ValueError("weights: all zero, expected a positive sum")
         if self._counted == 1:
-            return {name: value.clone() for name, value in self._first.items()}
+            return {name: value.clone() for name, value in self._sums.items()}
         dtypes = {name: dtype for name, (_, dtype) in (self._layout or {}).items()}
         return {name: self._mean(value, dtypes[name]) for name, value in self._sums.items()}
 
