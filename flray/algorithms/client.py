@@ -179,13 +179,17 @@ class Client:
         return frozen
 
     @torch.no_grad()
-    def outputs(self, samples: Samples | None = None) -> tuple[Tensor, Tensor]:
+    def outputs(
+        self, samples: Samples | None = None, of: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the model's outputs and the labels of all samples in their stored order, in eval mode.
 
         Parameters
         ----------
         samples : Samples, optional
             Default: the training data.
+        of : nn.Module, optional
+            A part of the model; default: all of it.
 
         Returns
         -------
@@ -193,9 +197,10 @@ class Client:
         labels : Tensor of int64 [n]
         """
         self.model.eval()
+        network = self.model if of is None else of
         samples = self.train if samples is None else samples
         batches = samples.in_order(self.config.evaluation.batch_size)
-        found = [(self.model(x), y) for x, y in batches]
+        found = [(network(x), y) for x, y in batches]
         outputs, labels = map(torch.cat, zip(*found, strict=True))
         return outputs, labels
 

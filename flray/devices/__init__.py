@@ -271,8 +271,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 @functools.cache
 def _accept_read_only_memory() -> None:
-    warnings.filterwarnings("ignore", message=".*NumPy array is not writable.*")
-    warnings.filterwarnings("ignore", message=".*given buffer is not writable.*")
+    warnings.filterwarnings("ignore", message=".*(NumPy array|given buffer) is not writable.*")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -138,7 +138,9 @@ class Federation(FederationState):
             If a client's code raises and `faults.on_client_error` is ``fail``.
         """
         cohort = self._draw()
-        for stage in self._stages():
+        with self.hook("exchanges"):
+            stages = iter(self.spec.algorithm.exchanges(self.server))
+        for stage in each_within(partial(self.hook, "exchanges"), stages):
             self._aggregate(stage, self._send(stage, cohort))
         self._refine()
         self.server.round += 1
@@ -161,12 +163,6 @@ class Federation(FederationState):
         self.server.cohort = cohort.clients
         self.record.add_cohort(cohort)
         return cohort
-
-    def _stages(self) -> Iterator[Stage]:
-        """Yield the stages of the round."""
-        with self.hook("exchanges"):
-            stages = iter(self.spec.algorithm.exchanges(self.server))
-        return each_within(partial(self.hook, "exchanges"), stages)
 
     def _send(self, stage: Stage, cohort: Cohort) -> list[TaskInput]:
         """Return the tasks of a stage with their messages."""

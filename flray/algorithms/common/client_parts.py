@@ -84,13 +84,9 @@ def _shapes_of(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {**empty})
 
 
-@torch.no_grad()
 def features_of(client: Client) -> tuple[Tensor, Tensor]:
     """Return the features [n, d] of all training samples in their stored order, in eval mode, and their labels [n]."""
-    model = as_split(client.model.eval())
-    batches = client.train.in_order(client.config.evaluation.batch_size)
-    features, labels = zip(*((model.features(x), y) for x, y in batches), strict=True)
-    return torch.cat(features), torch.cat(labels)
+    return client.outputs(of=as_split(client.model).features)
 
 
 def class_features(client: Client) -> dict[str, Tensor]:
