@@ -106,8 +106,7 @@ class MethodError(RunFailedError):
 
 def disk_is_full(error: BaseException | None) -> bool:
     """Return whether an error means that a disk, a quota or the size allowed of a file is full."""
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return isinstance(error, OSError) and error.errno in full
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def memory_is_short(error: BaseException | None) -> bool:

@@ -359,13 +359,12 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.everyone])
     architectures, architecture_of = _architectures(config, data)
-    algorithm = registry.algorithms.get(config.algorithm.name)
     spec = FederationSpec(
         config=config,
         data=data,
         architectures=architectures,
         architecture_of=architecture_of,
-        algorithm=algorithm(
+        algorithm=registry.algorithms.get(config.algorithm.name)(
             registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
         ),
         components=_own_components(config, data.task),

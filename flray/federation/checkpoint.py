@@ -114,10 +114,9 @@ def _still_stored(federation: FederationState, folder: Path) -> dict[int, Stored
         for client, state in federation.stored.items()
         if federation.states[client] is not None and state.version == federation.versions[client]
     }
-    used = Counter(state.file for state in same.values())
     kept = {
         file
-        for file, count in used.items()
+        for file, count in Counter(state.file for state in same.values()).items()
         if 2 * count >= file.states and (folder / file.name).is_file()
     }
     return {client: state for client, state in same.items() if state.file in kept}

@@ -46,8 +46,7 @@ def with_relu(
     """
     before = name or f"conv{index}"
     layers[before] = layer
-    images = isinstance(layer, nn.Conv2d)
-    normed = norm_layer(norm, layer.weight.shape[0], images=images)
+    normed = norm_layer(norm, layer.weight.shape[0], images=isinstance(layer, nn.Conv2d))
     if norm != "none":
         before = f"norm{index}"
         layers[before] = normed

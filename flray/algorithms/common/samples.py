@@ -347,6 +347,5 @@ class ResidentModel:
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
         if role not in self.frozen_copies:
-            model = copy.deepcopy(self.model)
-            self.frozen_copies[role] = model.requires_grad_(False)
+            self.frozen_copies[role] = copy.deepcopy(self.model).requires_grad_(False)
         return self.frozen_copies[role].eval()

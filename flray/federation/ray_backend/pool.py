@@ -336,8 +336,7 @@ class ActorPool:
 
     def _made_of(self) -> tuple[object, ...]:
         """Return the arguments of a client actor."""
-        share = self._gpus if 0 < self._gpus < 1 else 1.0
-        return self._spec, self._samples, share
+        return self._spec, self._samples, self._gpus if 0 < self._gpus < 1 else 1.0
 
     def reset(self, spec: ObjectRef, config: Experiment, samples: ObjectRef | None = None) -> None:
         """Switch the same actors to another federation; dead ones are replaced.

@@ -58,8 +58,7 @@ class ClientRunner:
     ) -> None:
         self._exhausted = exhausted
         torch.set_num_threads(thread_count(spec.config))  # for the whole process
-        tf32 = spec.config.local.precision == "tf32"
-        devices.make_repeatable(device, tf32=tf32, share=share)
+        devices.make_repeatable(device, tf32=spec.config.local.precision == "tf32", share=share)
         devices.keep_freed_memory(large=True)
         spec.register_components()
         self.spec, self.device = spec, device

@@ -107,9 +107,8 @@ class WorkerResources:
                     local.batch_size,
                     mode="default" if local.compile is True else local.compile,
                 )
-            buffers_local = self.spec.config.aggregation.buffers == "local"
             self._residents[architecture] = ResidentModel(
-                model, self.spec.algorithm.shared, buffers_local
+                model, self.spec.algorithm.shared, self.spec.config.aggregation.buffers == "local"
             )
         return self._residents[architecture]
 
