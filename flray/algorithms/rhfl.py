@@ -92,10 +92,10 @@ class RHFL(PublicCollaboration):
         if losses:
             known = server.state.get("losses", {})
             now = torch.stack(list(losses.values()))
-            before = None
-            if known:
-                before = torch.stack([known.get(name, loss) for name, loss in losses.items()])
-            confidence = functional.confidence_weights(now, before, self.hp.eta)
+            before = [known.get(name, loss) for name, loss in losses.items()]
+            confidence = functional.confidence_weights(
+                now, torch.stack(before) if known else None, self.hp.eta
+            )
             server.state.update(
                 losses={**known, **losses}, confidence=dict(zip(losses, confidence, strict=True))
             )

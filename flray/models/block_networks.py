@@ -46,11 +46,13 @@ def basic_block(inputs: int, outputs: int, stride: int, norm: BlockNorm) -> nn.S
         conv2=nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
         norm2=norm_layer(norm, outputs),
     )
-    shortcut: nn.Module = nn.Identity()
-    if stride != 1 or inputs != outputs:
-        shortcut = _sequential(
+    shortcut = (
+        nn.Identity()
+        if stride == 1 and inputs == outputs
+        else _sequential(
             conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm=norm_layer(norm, outputs)
         )
+    )
     return _sequential(sum=Sum(branch, shortcut), relu=nn.ReLU())
 
 

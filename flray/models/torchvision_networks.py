@@ -72,9 +72,8 @@ def torchvision_network(
     for layer in made.modules():
         if hasattr(layer, "inplace"):
             setattr(layer, "inplace", False)  # noqa: B010, methods look at what stands before a ReLU
-    layers = OrderedDict[str, nn.Module](network=made)
-    if shape[0] == 1:
-        layers = OrderedDict[str, nn.Module](rgb=ThreeChannels(), network=made)
+    coloured = {"rgb": ThreeChannels()} if shape[0] == 1 else {}
+    layers = OrderedDict[str, nn.Module](**coloured, network=made)
     return SplitModel(
         nn.Sequential(layers), nn.Linear(head.in_features, num_classes), _taps(made, network)
     )

@@ -165,11 +165,13 @@ class RayFederation:
 
     def _start(self) -> Any:
         # It writes checkpoints to the folder of the run, so it is where the driver is.
-        place: object = NodeAffinitySchedulingStrategy(own_node(), soft=False)
-        if self._plan.server_gpu:
-            place = PlacementGroupSchedulingStrategy(
+        place = (
+            PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=self._plan.actors
             )
+            if self._plan.server_gpu
+            else NodeAffinitySchedulingStrategy(own_node(), soft=False)
+        )
         return (
             ray.remote(ServerActor)
             .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)

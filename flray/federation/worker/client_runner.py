@@ -345,16 +345,14 @@ class ClientRunner:
         test = self._resources.samples(
             diagnostics.evenly_spaced(data.clients[client.id].test, share)
         )
-        if data.public is None:
-            probes = self._resources.samples(
-                diagnostics.evenly_spaced(data.test, diagnostics.MAX_PROBE_SAMPLES)
+        most = diagnostics.MAX_PROBE_SAMPLES
+        probes = (
+            self._resources.samples(diagnostics.evenly_spaced(data.test, most))
+            if data.public is None
+            else self._resources.public_samples(
+                diagnostics.evenly_spaced(np.arange(len(data.public)), most)
             )
-        else:
-            probes = self._resources.public_samples(
-                diagnostics.evenly_spaced(
-                    np.arange(len(data.public)), diagnostics.MAX_PROBE_SAMPLES
-                )
-            )
+        )
         return {"diagnostics": diagnostics.client_diagnostics(client, predictor, probes, test)}
 
     @torch.no_grad()

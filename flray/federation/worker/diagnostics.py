@@ -80,9 +80,7 @@ def save_encoded(text: str, path: Path) -> None:
 
 def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return at most `most` of some rows, evenly spread."""
-    if len(rows) <= most:
-        return rows
-    return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(np.int64)]
 
 
 def _join(parts: list[torch.Tensor]) -> NDArray[Any]:
