@@ -308,14 +308,14 @@ def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -
 
 def signature_model(item: Callable[..., Any], name: str) -> type[BaseModel]:
     """Return a pydantic model of a function's keyword-only parameters."""
-    fields: dict[str, Any] = {}
-    for parameter in inspect.signature(item, eval_str=True).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-            fields[parameter.name] = (
-                annotation,
-                ... if parameter.default is parameter.empty else parameter.default,
-            )
+    fields: dict[str, Any] = {
+        one.name: (
+            Any if one.annotation is one.empty else one.annotation,
+            ... if one.default is one.empty else one.default,
+        )
+        for one in inspect.signature(item, eval_str=True).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    }
     return create_model(f"{name}-options", __base__=Params, **fields)
 
 

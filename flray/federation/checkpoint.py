@@ -87,8 +87,9 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     stored = _still_stored(federation, folder)
     for pack in _packs(federation, stored):
         file = store(f"clients-{done:06d}-{{}}.safetensors", pack)
-        for client in map(int, pack):
-            stored[client] = StoredState(file, federation.versions[client])
+        stored |= {
+            client: StoredState(file, federation.versions[client]) for client in map(int, pack)
+        }
     files |= {state.file.name: state.file.digest for state in stored.values()}
     manifest = {
         "format": FORMAT,

@@ -151,9 +151,11 @@ def _global(federation: FederationState) -> dict[str, float]:
     found = predict(federation, federation.model_tasks())
     for key, members, suffix in _by_architecture(federation):
         mine = [one["common"] for task, one in found if task.architecture == key]
-        for name, value in measure.summarise(_join(mine[:tested])).items():
-            if name == measure.measures[0] or not np.isnan(value):
-                metrics[f"global/common/{name}{suffix}"] = value
+        metrics |= {
+            f"global/common/{name}{suffix}": value
+            for name, value in measure.summarise(_join(mine[:tested])).items()
+            if name == measure.measures[0] or not np.isnan(value)
+        }
         for scope, parts, sizes in (
             ("local", mine[:tested], [len(client.test) for client in data.clients]),
             ("validation", mine[tested:], [len(client.val) for client in data.clients]),
@@ -260,8 +262,10 @@ def _personal(federation: FederationState) -> dict[str, float]:
     views["personal/validation"] = {
         i: measure.summarise(one["validation"]) for i, one in found.items() if "validation" in one
     }
-    for view in sorted(next(iter(found.values())).keys() - {"test", "validation"}):
-        views[view] = {i: measure.summarise(one[view]) for i, one in found.items()}
+    views |= {
+        view: {i: measure.summarise(one[view]) for i, one in found.items()}
+        for view in sorted(next(iter(found.values())).keys() - {"test", "validation"})
+    }
     metrics = over_clients(federation, views)
     if wanted.pooled:
         together = measure.summarise(_join(list(own.values())))

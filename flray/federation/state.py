@@ -348,15 +348,16 @@ class FederationState:
 
     def model_tasks(self) -> list[messages.TaskInput]:
         """Return the tasks that evaluate the global models: of each architecture, one per chunk of samples."""
-        models, tasks = self.whole_models(Stage()), []
-        for key in sorted(models.handles):
-            for block in range(len(self.spec.evaluated)):
-                stage, token = Stage(f"evaluate {key}"), models.token
-                task = messages.ClientTask(
-                    "global", -1, self.server.round, key, stage, block=block, token=token
-                )
-                tasks.append(messages.TaskInput(task, models.handles[key]))
-        return tasks
+        models = self.whole_models(Stage())
+        alike = messages.ClientTask("global", -1, self.server.round, "", token=models.token)
+        return [
+            messages.TaskInput(
+                alike._replace(architecture=key, stage=Stage(f"evaluate {key}"), block=block),
+                models.handles[key],
+            )
+            for key in sorted(models.handles)
+            for block in range(len(self.spec.evaluated))
+        ]
 
     def tasks_for(
         self,

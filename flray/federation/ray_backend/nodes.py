@@ -446,15 +446,14 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
     ship_user_modules()
     reference = ray.put(spec)
     task = ray.remote(max_calls=1, max_retries=1)(_survey_node)
-    calls = []
-    for node in holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]:
-        here = NodeAffinitySchedulingStrategy(node["id"], soft=False)
-        gpus = int(node.get("GPU", 0)) if holders else 0
-        calls.append(
-            task.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=here).remote(
-                reference, node["name"]
-            )
-        )
+    calls = [
+        task.options(
+            num_cpus=0,
+            num_gpus=int(node.get("GPU", 0)) if holders else 0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False),
+        ).remote(reference, node["name"])
+        for node in holders or [max(nodes, key=lambda node: node.get("CPU", 0.0))]
+    ]
     limit = COMPILE_TIMEOUT_S if spec.config.local.compile else GPU_PROBE_TIMEOUT_S
     try:
         results: list[ResourceSurvey] = ray.get(calls, timeout=limit)

@@ -306,8 +306,10 @@ class ClientRunner:
         predictions = {"test": self._predict(predictor, data.test if others else rows.test)}
         if len(rows.val):
             predictions["validation"] = self._predict(predictor, rows.val)
-        for name, part in self.spec.algorithm.parts(client).items():
-            predictions[f"{name}/local"] = self._predict(part, rows.test)
+        predictions |= {
+            f"{name}/local": self._predict(part, rows.test)
+            for name, part in self.spec.algorithm.parts(client).items()
+        }
         client.check()
         return predictions
 
