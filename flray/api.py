@@ -149,10 +149,15 @@ def plan(
         sweep.check()
         found = sweep.find()
         courses = sweep.courses([point for point, taken in found if taken is None])
-        names = ["" if taken is None else taken.name for _, taken in found]
         return [
-            PlannedTrial(p.number, p.label, name, p.phase, courses.get(p.number, ""))
-            for (p, _), name in zip(found, names, strict=True)
+            PlannedTrial(
+                p.number,
+                p.label,
+                "" if taken is None else taken.name,
+                p.phase,
+                courses.get(p.number, ""),
+            )
+            for p, taken in found
         ]
 
 

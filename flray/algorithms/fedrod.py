@@ -47,14 +47,10 @@ class FedRoD(Algorithm):
 
     def setup(self, client: Client) -> None:
         """Start the personal head."""
-
-        def start(name: str, value: Tensor) -> Tensor:
-            zero = self.hp.personal_init == "zero" and name in client.parameters
-            return torch.zeros_like(value) if zero else value.clone()
-
-        initial = classifier_of(client.resident.initial)
+        zero = client.parameters.keys() if self.hp.personal_init == "zero" else ()
         client.state["head"] = {
-            name.removeprefix("classifier."): start(name, w) for name, w in initial.items()
+            name.removeprefix("classifier."): torch.zeros_like(w) if name in zero else w.clone()
+            for name, w in classifier_of(client.resident.initial).items()
         }
 
     def begin(self, client: Client) -> None:

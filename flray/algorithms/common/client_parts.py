@@ -60,10 +60,7 @@ def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def heads_of(client: Client) -> list[nn.Module]:
     """Return all clients' classifiers, in client order, frozen and in eval mode, over the message's own tensors."""
     heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
-    if not heads:
-        return []
-    classifier = as_split(client.model).classifier
-    skeleton = _shapes_of(classifier)  # so that no head is copied
+    skeleton = _shapes_of(as_split(client.model).classifier)  # so that no head is copied
     modules: list[nn.Module] = []
     for index in sorted(map(int, heads)):
         module = copy.deepcopy(skeleton)
