@@ -144,7 +144,10 @@ def _with_seed(declared: type[BaseModel]) -> type[BaseModel]:
     return pydantic.create_model(
         f"{declared.__name__}-with-seed",
         __base__=declared,
-        seed=(int | None, Field(None, ge=0, description=text)),
+        seed=(
+            int | None,
+            Field(None, ge=0, description=text, exclude_if=lambda seed: seed is None),
+        ),
     )
 
 
@@ -155,11 +158,6 @@ class PartitionChoice(Component, registry=registry.partitions):
     def params(cls, name: str) -> type[BaseModel]:
         """Return the partition's options, which always include `seed`."""
         return _with_seed(super().params(name))
-
-    @pydantic.model_serializer
-    def _join(self) -> dict[str, Plain]:
-        options = self.arguments if self.options.get("seed") is None else self.options
-        return {"name": self.name, **options}
 
     @property
     def _has_seed(self) -> bool:

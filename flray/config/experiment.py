@@ -4,15 +4,10 @@
 """
 
 import os
-from typing import Annotated, ClassVar, Literal, Self
+from operator import not_
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from flray.config import components, sections
@@ -33,23 +28,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Grown(Section):
-    """A section with a later setting, which files leave out at its default, so that old runs keep their identity."""
-
-    later: ClassVar[str] = ""
-
-    @model_serializer(mode="wrap")
-    def _without_later(self, whole: SerializerFunctionWrapHandler) -> dict[str, Plain]:
-        found: dict[str, Plain] = whole(self)
-        if not getattr(self, self.later):
-            found.pop(self.later, None)
-        return found
-
-
-class Local(_Grown):
+class Local(Section):
     """Local training of a client."""
-
-    later = "loss"
 
     epochs: sections.Epochs = 1
     """passes over the client's training data per round; 0.5: half of its batches, drawn anew each round"""
@@ -60,7 +40,8 @@ class Local(_Grown):
     """samples of an optimiser step"""
     drop_last: bool = False
     """leave out an epoch's last batch where it has fewer samples; an only batch stays"""
-    loss: components.LossChoice | None = None
+    # Later settings are left out of files at their default, so that old runs keep their identity.
+    loss: components.LossChoice | None = Field(None, exclude_if=not_)
     """minimised in training in place of the task's own, for example focal, or {name: cross-entropy, weights: balanced}
     (flray list losses); null: the task's. Tests measure the task's loss either way; a method with a loss of its own
     refuses others"""
@@ -107,10 +88,8 @@ class Local(_Grown):
         return self.augment if self.public_augment is None else self.public_augment
 
 
-class Participation(_Grown):
+class Participation(Section):
     """Participation of clients in a round, drawn by key: independent of the number of workers."""
-
-    later = "work"
 
     fraction: float = Field(1.0, gt=0, le=1)
     """share of the clients sampled in each round"""
@@ -129,7 +108,7 @@ class Participation(_Grown):
     straggler_work: sections.StragglerWork = 0.5
     """share of the local steps a slow client manages; drawn: a whole number of epochs (or steps, if local.steps is
     set) from 1 to all, drawn for each client and round, as FedProx's experiments have it"""
-    work: dict[str, sections.Work] = Field(default_factory=dict)
+    work: dict[str, sections.Work] = Field(default_factory=dict, exclude_if=not_)
     """share of the local steps that single clients do in every round, by the name of a client or domain, or their
     epochs in place of local.epochs, for example {hospital-a: 0.25, hospital-b: {epochs: 20}}; phases whose length a
     method sets change in proportion. Other clients do all. train/work tracks the share of each client"""
