@@ -14,7 +14,7 @@ from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
 from flray.config.selection import choose_on_validation
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Sweep
 from flray.errors import ConfigError, ConfigErrors
 from flray.records.directory import flatten_settings
 from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED
@@ -95,7 +95,11 @@ def resolve_sweep(config: Config) -> Config:
         sweep = config.sweep.model_copy(update={"seeds": (config.experiment.seed,)})
         config = config.model_copy(update={"sweep": sweep})
     config = _with_tunings(config)
-    if errors := [ConfigError(*mistake) for mistake in _mistakes(config)]:
+    if errors := [
+        ConfigError(where, found, allowed)
+        for is_broken, where, found, allowed in _rules(config)
+        if is_broken
+    ]:
         raise ConfigErrors(errors)
     return choose_on_validation(config)
 
@@ -115,36 +119,35 @@ def _with_tunings(config: Config) -> Config:
     return config.model_copy(update={"sweep": sweep})
 
 
-def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield for each mistake the setting, the value found, and the values allowed."""
+def _rules(config: Config) -> Iterator[tuple[object, str, str, str]]:
+    """Yield each rule: whether it is broken, the setting, the value found, and the values allowed."""
     sweep, whole = config.sweep, "a setting of the whole sweep"
-    if sweep.tune is not None and set(sweep.seeds) & set(sweep.tune.seeds):
-        yield (
-            "sweep.tune.seeds",
-            str(list(sweep.tune.seeds)),
-            "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
-        )
-    yield from _repeat_mistakes(config)
+    choosing = () if sweep.tune is None else sweep.tune.seeds
+    yield (
+        set(sweep.seeds) & set(choosing),
+        "sweep.tune.seeds",
+        str(list(choosing)),
+        "they choose settings, and none of sweep.seeds may: give others, such as [100, 101]",
+    )
+    yield from _rules_of_repetitions(config)
     spelled: dict[str, str] = {}
     for path in config.space:
         relative, where = path.removeprefix("experiment."), f"space.{path}"
-        if relative.split(".")[0] in _OF_THE_SWEEP:
-            yield where, whole, "it cannot vary within it"
-        elif relative == "resources.bits":
-            yield where, whole, "all trials compute alike"
-        elif relative == "seed":
-            yield (
-                where,
-                "seeds as part of the space",
-                "list them in sweep.seeds, so that they are averaged over",
-            )
-        elif relative in spelled:
-            yield (
-                where,
-                f"the setting of space.{spelled[relative]} once more",
-                "paths are relative to experiment; leave one of the two out",
-            )
-        spelled.setdefault(relative, path)
+        first = spelled.setdefault(relative, path)
+        yield relative.split(".")[0] in _OF_THE_SWEEP, where, whole, "it cannot vary within it"
+        yield relative == "resources.bits", where, whole, "all trials compute alike"
+        yield (
+            relative == "seed",
+            where,
+            "seeds as part of the space",
+            "list them in sweep.seeds, so that they are averaged over",
+        )
+        yield (
+            first != path,
+            where,
+            f"the setting of space.{first} once more",
+            "paths are relative to experiment; leave one of the two out",
+        )
     changed = {
         **{
             f"arms.{axis}.{name}": c for axis, one in config.arms.items() for name, c in one.items()
@@ -155,105 +158,95 @@ def _mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
     for where, changes in changed.items():
         for path in changes or ():
             relative = path.removeprefix("experiment.")
-            if relative == "resources.bits" or relative.split(".")[0] in refused:
-                yield where, path, f"{whole}; it cannot vary within it"
-    yield from _phase_mistakes(config)
+            is_fixed = relative == "resources.bits" or relative.split(".")[0] in refused
+            yield is_fixed, where, path, f"{whole}; it cannot vary within it"
+    for name, other in itertools.product(("tune", "until"), ("samples", "search", "scheduler")):
+        value, where = getattr(sweep, other), f"sweep.tune.{other}" if sweep.tune else "sweep.tune"
+        is_free = value == Sweep.model_fields[other].default or (
+            (name, other) == ("until", "samples") and not sweep.tune
+        )
+        yield (
+            getattr(sweep, name) is not None and not is_free,
+            f"sweep.{other}",
+            f"{getattr(value, 'name', value)!r} beside sweep.{name}",
+            f"what is compared runs to the end; set {where}, by which it is chosen before",
+        )
     random = [path for path, domain in config.space.items() if not isinstance(domain, Grid)]
     is_optuna = sweep.search == "optuna"
-    known = (
-        (
-            config.arms and is_optuna and sweep.tune is None,
-            "sweep.search",
-            "'optuna' with arms",
-            "all arms are run, none is searched for; set random, write the space without arms, "
-            "or tune each arm by sweep.tune",
-        ),
-        (
-            sweep.search == "grid" and random,
-            "sweep.search",
-            f"'grid', and {', '.join(random)} is no grid",
-            "write the values as {grid: [...]}, or set sweep.search to random",
-        ),
-        (
-            sweep.samples > 1 and not random and not is_optuna,
-            "sweep.samples",
-            str(sweep.samples),
-            "without a random domain in the space every sample is the same; set 1, and list "
-            "repetitions in sweep.seeds",
-        ),
-        (
-            is_optuna and not config.space and sweep.tune is None,
-            "sweep.search",
-            "'optuna' with an empty space",
-            "there is nothing to search",
-        ),
-        (
-            not any(True for _ in arms.combine_arms(config)),
-            "sweep.skip",
-            "every combination of arms",
-            "leave at least one to be run",
-        ),
+    yield (
+        config.arms and is_optuna and sweep.tune is None,
+        "sweep.search",
+        "'optuna' with arms",
+        "all arms are run, none is searched for; set random, write the space without arms, "
+        "or tune each arm by sweep.tune",
     )
-    yield from ((where, found, allowed) for made, where, found, allowed in known if made)
+    yield (
+        sweep.search == "grid" and random,
+        "sweep.search",
+        f"'grid', and {', '.join(random)} is no grid",
+        "write the values as {grid: [...]}, or set sweep.search to random",
+    )
+    yield (
+        sweep.samples > 1 and not random and not is_optuna,
+        "sweep.samples",
+        str(sweep.samples),
+        "without a random domain in the space every sample is the same; set 1, and list "
+        "repetitions in sweep.seeds",
+    )
+    yield (
+        is_optuna and not config.space and sweep.tune is None,
+        "sweep.search",
+        "'optuna' with an empty space",
+        "there is nothing to search",
+    )
+    yield (
+        not any(True for _ in arms.combine_arms(config)),
+        "sweep.skip",
+        "every combination of arms",
+        "leave at least one to be run",
+    )
 
 
-def _phase_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield each setting that contradicts ``sweep.tune`` or ``sweep.until``."""
-    sweep = config.sweep
-    for name in ("tune", "until"):
-        if getattr(sweep, name) is None:
-            continue
-        for other, value, default in (
-            ("samples", sweep.samples, 1),
-            ("search", sweep.search, "random"),
-            ("scheduler", sweep.scheduler, None),
-        ):
-            if value != default and not (name == "until" and other == "samples" and not sweep.tune):
-                where = f"sweep.tune.{other}" if sweep.tune is not None else "sweep.tune"
-                yield (
-                    f"sweep.{other}",
-                    f"{getattr(value, 'name', value)!r} beside sweep.{name}",
-                    f"what is compared runs to the end; set {where}, by which it is chosen before",
-                )
-
-
-def _repeat_mistakes(config: Config) -> Iterator[tuple[str, str, str]]:
-    """Yield the mistakes of ``sweep.repeat`` and ``sweep.places``."""
+def _rules_of_repetitions(config: Config) -> Iterator[tuple[object, str, str, str]]:
+    """Yield the rules of ``sweep.repeat`` and ``sweep.places``."""
     sweep, space = config.sweep, [path.removeprefix("experiment.") for path in config.space]
     data, tuning = sweep.repeat.data, sweep.repeat.tuning or 1
-    if tuning > 1 and sweep.tune is None:
-        yield "sweep.repeat.tuning", str(tuning), "1 without sweep.tune"
-    if max(data, tuning) % min(data, tuning):
+    most = None if sweep.until is None else sweep.until.at_most
+    yield tuning > 1 and not sweep.tune, "sweep.repeat.tuning", str(tuning), "1 without sweep.tune"
+    yield (
+        max(data, tuning) % min(data, tuning),
+        "sweep.repeat",
+        f"data {data} and tuning {tuning}",
+        "the larger is a multiple of the smaller, so that one lies within the other",
+    )
+    yield (
+        data > 1 and "data.seed" in space,
+        "sweep.repeat.data",
+        str(data),
+        "1 beside a space with data.seed",
+    )
+    for name, count in (("data", data), ("tuning", tuning)):
         yield (
-            "sweep.repeat",
-            f"data {data} and tuning {tuning}",
-            "the larger is a multiple of the smaller, so that one lies within the other",
+            most is None and count > len(sweep.seeds),
+            f"sweep.repeat.{name}",
+            f"{count} for {len(sweep.seeds)} of sweep.seeds",
+            f"at most as many as seeds; list {count} seeds at least",
         )
-    if data > 1 and "data.seed" in space:
-        yield "sweep.repeat.data", str(data), "1 beside a space with data.seed"
-    if sweep.until is None:
-        for name, count in (("data", data), ("tuning", tuning)):
-            if count > len(sweep.seeds):
-                yield (
-                    f"sweep.repeat.{name}",
-                    f"{count} for {len(sweep.seeds)} of sweep.seeds",
-                    f"at most as many as seeds; list {count} seeds at least",
-                )
-        return
-    if tuning > 1 or 1 < data < sweep.until.at_most:
-        yield (
-            "sweep.repeat",
-            f"data {data} and tuning {tuning} beside sweep.until",
-            f"tuning: 1, and data: 1 or at least {sweep.until.at_most} (sweep.until.at_most): a test "
-            "after every seed needs seeds that are independent",
-        )
+    yield (
+        most is not None and (tuning > 1 or 1 < data < most),
+        "sweep.repeat",
+        f"data {data} and tuning {tuning} beside sweep.until",
+        f"tuning: 1, and data: 1 or at least {most} (sweep.until.at_most): a test after every seed "
+        "needs seeds that are independent",
+    )
+    places = sweep.places or ()
     for path in ("data.seed", "partition.seed"):
-        if path in space and sweep.places is not None and path not in sweep.places:
-            yield (
-                f"space.{path}",
-                f"repetitions beside sweep.until, as sweep.places is {list(sweep.places)}",
-                "places: leave sweep.places out, or take it out of the space",
-            )
+        yield (
+            most is not None and path in space and sweep.places is not None and path not in places,
+            f"space.{path}",
+            f"repetitions beside sweep.until, as sweep.places is {list(places)}",
+            "places: leave sweep.places out, or take it out of the space",
+        )
 
 
 def enumerate_settings(config: Config) -> list[Values]:
