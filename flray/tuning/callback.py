@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import json
 import math
+import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,22 +14,98 @@ from typing import Any, Protocol
 from ray.tune import Callback
 
 from flray.config.experiment import Config
-from flray.errors import one_line
+from flray.errors import FlrayError, one_line
 from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.federation.worker.diagnostics import save_encoded
+from flray.metrics.names import lower_is_better
 from flray.records import directory
 from flray.runs.loop import RoundRecorder, logged
 from flray.runs.progress import Progress
 from flray.runs.session import EndStatus, RunSession, data_tags, record_data
 from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
-from flray.tuning.space import TrialSpec
-from flray.tuning.summary import Standing
-from flray.tuning.trial_store import SettingRuns, TrialFolder
+from flray.tuning.space import TrialSpec, setting_title
+from flray.tuning.trial_store import ENDED_STATUSES, SettingRuns, TrialFolder
 
 # The result of a trial's step, with Tune's own values.
 Report = dict[str, Any]
+
+
+class Standing:
+    """The status of a sweep: its trials' statuses and scores so far.
+
+    Parameters
+    ----------
+    sweep : Path
+        The sweep's folder; trials that ended before are read from there.
+    points : mapping of str to TrialSpec
+        The trials by number; new ones may be added while the sweep runs.
+    """
+
+    def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
+        self._points = points
+        # The status, score and metric of each trial, and the title and key of its setting: titles
+        # agree if only the later digits of a number differ.
+        self._trials: dict[str, tuple[str, float, str, tuple[str, str]]] = {}
+        for number in points:
+            with contextlib.suppress(FlrayError):  # a search creates some folders later
+                folder = TrialFolder(sweep, number)
+                scores = folder.scores()
+                metric = str(folder.identity.get("metric") or "")
+                self.add(number, folder.status, scores[-1][1] if scores else math.nan, metric)
+
+    def add(self, number: str, status: str, score: float, metric: str) -> None:
+        """Record a trial's status and its score (NaN if it has none)."""
+        point = self._points[number]
+        self._trials[number] = status, score, metric, (setting_title(point), point.key)
+
+    def line(self) -> str:
+        """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
+        found = Counter(status for status, *_ in self._trials.values())
+        ended = sum(found[status] for status in ENDED_STATUSES)
+        parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
+        parts += [f"{found['failed']} failed"] if found["failed"] else []
+        best = self.best()
+        return ", ".join(parts) + (f"; best so far: {best}" if best else "")
+
+    def best(self) -> str:
+        """Return the best setting of those that ended, with the interval of its mean; empty while none has.
+
+        Scores of different metrics say nothing of each other: with global and clients' own models in
+        one sweep, that is the best by each.
+        """
+        ended = {
+            number: (score, metric, setting)
+            for number, (status, score, metric, setting) in self._trials.items()
+            if status == "finished" and not math.isnan(score)
+        }
+        compared = {n: one for n, one in ended.items() if self._points[n].phase != "tuning"}
+        found: dict[str, dict[tuple[str, str], list[float]]] = {}
+        for score, metric, setting in (compared or ended).values():
+            found.setdefault(metric, {}).setdefault(setting, []).append(score)
+        if len(found) == 1:
+            return _best(*found.popitem())
+        return "; ".join(
+            f"by {metric}: {_best(metric, settings)}" for metric, settings in sorted(found.items())
+        )
+
+
+def _best(metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
+    """Return the best of settings by the mean of their scores, with its interval."""
+    sign = -1 if lower_is_better(metric) else 1
+    (title, _), scores = max(
+        settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+    )
+    mean = statistics.fmean(scores)
+    if len(scores) == 1 or not math.isfinite(mean):
+        return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
+    from scipy import special  # start-up: not before a setting has two seeds
+
+    half = statistics.stdev(scores) / math.sqrt(len(scores))
+    half *= float(special.stdtrit(len(scores) - 1, 0.975))
+    interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
+    return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
 
 
 class TuneTrial(Protocol):

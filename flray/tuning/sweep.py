@@ -1,11 +1,15 @@
-"""The driver of a sweep: ``flray tune`` and, after any interruption, ``flray resume``."""
+"""The driver of a sweep, ``flray tune`` and ``flray resume``, and its end: tables, report and the parent run's tags."""
 
 import contextlib
+import io
+import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
 
 from flray import bits
 from flray.config import suites
@@ -16,25 +20,29 @@ from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster
 from flray.records import directory
+from flray.records.journal import Journal, read_events
 from flray.records.mirror import mirrored
 from flray.results.build_studies import compared_names
+from flray.results.choices import tuning_frame
+from flray.results.formatting import csv_text
 from flray.results.result_set import ResultSet, Trial
-from flray.results.sweep import SweepResult
+from flray.results.sweep import TEST, SweepResult
 from flray.runs import resume_checks
 from flray.runs.code import Code
 from flray.runs.identity import code_of, run_identity
 from flray.runs.loop import logged
 from flray.runs.progress import Progress
-from flray.runs.session import RunSession, recording_failure, tracking
+from flray.runs.session import NOTE, RunSession, list_files, recording_failure, tracking
 from flray.tracking.background import Tracker, run_directories
 from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
 from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
-from flray.tuning.summary import add_report, finish
 from flray.tuning.trial_store import (
+    ENDED_STATUSES,
     TERMINAL_STATUSES,
     TrialFolder,
+    complete_settings,
     retry_failed,
     suggested_settings,
     trial_folders,
@@ -42,6 +50,11 @@ from flray.tuning.trial_store import (
 
 MOST_IN_FULL = 500
 """Trials of a sweep up to which MLflow gets every round."""
+REPORT = "report"
+RESULTS, SUMMARY, TABLE, TUNING = "results.csv", "summary.csv", "table.txt", "tuning.csv"
+_NOTE_LENGTH = 4000
+CURVES = "curves.csv"
+"""A row per trial and round."""
 
 
 def rounds_between(trials: int, experiment: Experiment) -> int:
@@ -337,3 +350,102 @@ class Sweep:
     def _connect(self) -> Mapping[str, float]:
         self._connected = True
         return open_cluster(self._stack, self._config.experiment, self._address, self._notify)
+
+
+def finish(
+    folder: Path, journal: Journal, show: Callable[[SweepResult], None] = lambda result: None
+) -> SweepResult:
+    """Write the tables of a sweep whose trials have all ended, and attach them to its runs.
+
+    Parameters
+    ----------
+    folder : Path
+        The sweep's folder.
+    journal : Journal
+        The parent run's.
+    show : callable, optional
+        Called once the tables are written.
+    """
+    result = SweepResult(folder)
+    _write(folder, {RESULTS: result.results, SUMMARY: result.summary})
+    (folder / TABLE).write_text(text_table(result), encoding="utf-8")
+    show(result)
+    for trial in trial_folders(folder):
+        _list_trial(trial)
+    tuning = {TUNING: tuning_frame(result.data)} if result.data.tuning else {}
+    _write(folder, {CURVES: result.curves, **tuning})
+    for name in (directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE, *tuning):
+        journal.artifact(name)
+    statuses = result.results["status"].value_counts()
+    best, tags = result.best, {"score": "score", "score.std": "score_std", "test": TEST}
+    journal.tags(
+        {
+            **{f"trials.{name}": str(int(statuses.get(name, 0))) for name in ENDED_STATUSES},
+            **{
+                f"best.{name}": f"{best[key]:.6g}"
+                for name, key in tags.items()
+                if not math.isnan(best.get(key, math.nan))
+            },
+        }
+    )
+    complete_settings(folder)
+    journal.tags({NOTE: _note(result)})
+    label = result.label(result.summary.iloc[0])
+    journal.tags({"best": label, "best.metric": ", ".join(result.metrics)})
+    return result
+
+
+def _write(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    for name, table in tables.items():
+        (folder / name).write_text(csv_text(table), encoding="utf-8", newline="")
+
+
+def _note(result: SweepResult) -> str:
+    """Return the description that MLflow shows of a sweep: its conclusions and its table, as Markdown."""
+    lines = [f"- {line}" for line in result.conclusions]
+    lines += ["", f"| setting | {', '.join(result.metrics)} | seeds |", "|:--|--:|--:|"]
+    for _, row in result.summary.iterrows():
+        spread = "" if math.isnan(row["score_std"]) else f" ± {row['score_std']:.4f}"
+        label = result.label(row).replace("|", "\\|")
+        lines.append(f"| {label} | {row['score']:.4f}{spread} | {int(row['seeds'])} |")
+    while len(text := "\n".join(lines)) > _NOTE_LENGTH:
+        lines.pop()
+    return text
+
+
+def add_report(folder: Path, journal: Journal) -> None:
+    """Write a sweep's report and list it for MLflow; the sweep finishes even if its report fails."""
+    from flray.reporting.build import make  # start-up: scikit-learn and matplotlib, at the end only
+
+    try:
+        made = make(folder, folder / REPORT)
+    except Exception as error:
+        journal.tags({"report.failed": f"{type(error).__name__}: {error}"[:400]})
+        return
+    for path in (*made.files, *made.pictures):
+        place = path.relative_to(folder)
+        journal.artifact(place.as_posix(), place.parent.as_posix())
+
+
+def text_table(result: SweepResult) -> str:
+    """Return the conclusions of a sweep, and its table, as plain text."""
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+    console.print(result.table())
+    return buffer.getvalue()
+
+
+def _list_trial(trial: TrialFolder) -> None:
+    """List a trial's files for MLflow, once, with its model if that is wanted."""
+    events = read_events(trial.path / directory.JOURNAL)
+    if any(one["type"] == "artifact" and one["path"] == directory.CONFIG for one in events):
+        return
+    with Journal(trial.path / directory.JOURNAL) as journal:
+        tracking = directory.read_config(trial.path)["experiment"].get("tracking") or {}
+        if tracking.get("model") and trial.status == "finished":
+            from flray.runs.export import save_mlflow_models  # torch.fx
+
+            save_mlflow_models(trial.path, journal, logging.getLogger("flray").info)
+        list_files(trial.path, journal)

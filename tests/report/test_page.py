@@ -38,7 +38,7 @@ from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table
 from flray.tuning.space import enumerate_settings as settings_of
 from flray.tuning.space import resolve_sweep, trial_specs
-from flray.tuning.summary import finish
+from flray.tuning.sweep import finish
 from flray.tuning.trial_store import TrialFolder
 
 VOID = {"meta", "img", "br"}

@@ -25,7 +25,7 @@ from flray.results.measures import costs, value
 from flray.results.result_set import ALIKE_NOTE, ResultSet, Trial, alike
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
-from flray.tuning.summary import finish
+from flray.tuning.sweep import finish
 from tests.messages import refused
 from tests.report.conftest import Edited, plain
 

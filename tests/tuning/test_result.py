@@ -14,8 +14,8 @@ from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
 from flray.runs.session import RunSession
+from flray.tuning.callback import Standing
 from flray.tuning.space import trial_specs
-from flray.tuning.summary import Standing
 from flray.tuning.trial_store import TrialFolder, suggested_settings, trial_folders
 from tests.messages import refused
 from tests.tuning.helpers import begin, specs

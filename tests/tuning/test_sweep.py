@@ -23,7 +23,7 @@ from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning import sweep
-from flray.tuning.summary import Standing
+from flray.tuning.callback import Standing
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.end_to_end.test_protocols import Watched
 from tests.forked import light_nodes
