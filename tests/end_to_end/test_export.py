@@ -16,8 +16,7 @@ from torch import Tensor, nn
 import flray
 from flray.federation.building import build_spec
 from flray.records import directory
-from flray.runs.crate import write_crate
-from flray.runs.export import _page, export, plain_code
+from flray.runs.export import _page, export, plain_code, write_crate
 from flray.runs.runner import Result
 from tests.helpers import printed, python, small
 from tests.messages import refused
