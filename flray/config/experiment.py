@@ -11,7 +11,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from flray.config import components, sections
-from flray.config.components import SamplerChoice
 from flray.config.sections import Section
 from flray.config.start import Start
 from flray.config.sweep import Domain, PaperTable, Sweep
@@ -98,8 +97,8 @@ class Participation(Section):
     unseen: sections.Unseen = 0
     dropout: float = Field(0.0, ge=0, lt=1)
     """chance that a sampled client does not answer in a round"""
-    sampler: SamplerChoice = Field(
-        default_factory=lambda: SamplerChoice.model_validate("uniform"),
+    sampler: components.SamplerChoice = Field(
+        default_factory=lambda: components.SamplerChoice.model_validate("uniform"),
         json_schema_extra={"default": "uniform"},
     )
     """how the round's clients are chosen (flray list samplers)"""

@@ -4,24 +4,25 @@ import copy
 import inspect
 import math
 import re
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from pydantic import BaseModel, ValidationError
 
-from flray.config import arms, yaml_files
+from flray.config import arms
 from flray.config.components import Component
 from flray.config.experiment import Config, Experiment
-from flray.config.shapes import copy_plain
 from flray.config.start import load_plugins
 from flray.config.sweep import FORMS, Grid, Sweep
-from flray.config.yaml_files import PARTS, Plain, parse, read_with_base, shorten
+from flray.config.yaml_files import DEPTH, PARTS, Plain, locate, parse, read_with_base, shorten
 from flray.errors import ConfigError, ConfigErrors, FlrayError, brief, nearest
 
 TRIALS = 100_000
 """Most trials of a sweep."""
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 def parse_override(text: str) -> tuple[str, Plain]:
@@ -107,7 +108,7 @@ def load(
     if isinstance(source, Mapping):
         content = copy_plain(source)
     elif isinstance(source, str | PathLike):
-        source = yaml_files.locate(source)
+        source = locate(source)
         content = copy_plain(read_with_base(source))
     else:
         raise FlrayError(
@@ -132,6 +133,63 @@ def load(
     _check_size(config)
     check_space(config)
     return config
+
+
+def copy_plain(value: Plain, path: str = "", depth: int = 0) -> Plain:
+    """Return a copy of a configuration's content, made of mappings, lists, texts, numbers, truth values and null.
+
+    Parameters
+    ----------
+    value : Plain
+        Content of a file, or values from Python code: tuples, ranges, paths, NumPy's numbers and
+        pydantic's models too.
+    path : str
+        Its path, which the message names.
+    depth : int
+        Of the value within the content.
+
+    Raises
+    ------
+    ConfigError
+        If it holds anything else, an integer beyond 64 bits, a character that no setting may hold,
+        or more than `DEPTH` parts within each other.
+    """
+    if depth > DEPTH:
+        found = f"more than {DEPTH} parts within each other"
+        raise ConfigError(path[:80], found, "write fewer")
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    elif isinstance(value, PurePath):
+        value = str(value)
+    elif (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
+        value = value.item()  # who has such a number has imported numpy
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ConfigError(
+                path, "an integer of more than 64 bits", "between -2**63 and 2**63 - 1"
+            )
+        return value
+    if isinstance(value, str):
+        if bad := _FORBIDDEN.search(value):
+            raise ConfigError(path, shorten(value), f"no setting may hold the character {bad[0]!r}")
+        return value
+    if isinstance(value, Mapping):
+        content = {}
+        for key, one in value.items():
+            if not isinstance(key, str) or _FORBIDDEN.search(key):
+                raise ConfigError(
+                    path or "configuration",
+                    f"the key {shorten(str(key))} ({type(key).__name__})",
+                    "keys are text: put it in quotes" if not isinstance(key, str) else "rename it",
+                )
+            content[key] = copy_plain(one, f"{path}.{key}" if path else key, depth + 1)
+        return content
+    if isinstance(value, list | tuple | range):
+        return [copy_plain(one, f"{path}.{n}", depth + 1) for n, one in enumerate(value)]
+    why = "numbers, texts, true, false, null, lists and mappings only"
+    raise ConfigError(path, f"a value of type {type(value).__name__}", why)
 
 
 def check_single(config: Config, source: object) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flray.config.shapes import read_partition
 from flray.metrics.names import TEST_VIEWS, lower_is_better, measure_name
 from flray.records import directory
-from flray.records.journal import Journal
+from flray.records.journal import Journal, Status
 from flray.runs.identity import DATA, PLUGINS
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ from typing import Any, Literal
 from flray.config.experiment import Experiment
 from flray.errors import RayNotStartedError
 from flray.files.tracking_address import redact
-from flray.records.journal import Status as JournalStatus
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description."""
@@ -30,7 +29,7 @@ POSITIVE = "positive class"
 """Tag and fact of the data in MLflow: the class that sensitivity, F1 and so on are about."""
 Notify = Callable[[str], None]
 EndStatus = Literal["finished", "stopped", "failed", "interrupted"]
-_IN_JOURNAL: dict[EndStatus, JournalStatus] = {
+_IN_JOURNAL: dict[EndStatus, Status] = {
     "finished": "FINISHED",
     "stopped": "FINISHED",
     "failed": "FAILED",
@@ -86,9 +85,7 @@ class RunSession:
         status: directory.RunStatus = "running"
         directory.update(folder, status=status, **changes)
 
-    def end(
-        self, status: EndStatus, tracked_as: JournalStatus | None = None, **values: Any
-    ) -> None:
+    def end(self, status: EndStatus, tracked_as: Status | None = None, **values: Any) -> None:
         """Record the end, in the journal first: without an end in its description, a run is resumable.
 
         Parameters

@@ -27,11 +27,9 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.federation import inline_federation
-from flray.files import storage
-from flray.files.border import FILE_BYTES, read
+from flray.files import border, storage
 from flray.metrics.names import VIEWS
-from flray.records import directory
-from flray.records.journal import read_events, rounds_of
+from flray.records import directory, journal
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
 from flray.runs.session import data_tags, record_held
@@ -231,7 +229,7 @@ class FinishedTrials:
             address = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
             for path in directory.in_order(folder):
                 if storage.is_remote(address):
-                    storage.write(f"{address}/{path.name}", read(path))
+                    storage.write(f"{address}/{path.name}", border.read(path))
                 else:
                     _link(path, sweep / place / path.name)
         return evaluated
@@ -245,7 +243,7 @@ def _check_values(folder: Path, source: Path, metric: str, experiment: Experimen
         here = federation.evaluate()
     finally:
         federation.close()
-    rounds = rounds_of(read_events(source))
+    rounds = journal.rounds_of(journal.read_events(source))
     last = rounds[max(rounds)]
     if experiment.evaluation.protocol == "last" and metric in here:
         here["score"] = here[metric]
@@ -271,7 +269,7 @@ def _check_owner(found: FinishedTrial) -> None:
 def _read(path: Path) -> bytes | None:
     """Return a file's content, None if it is none that can be read."""
     try:
-        return read(path, FILE_BYTES)
+        return border.read(path, border.FILE_BYTES)
     except (FlrayError, OSError):
         return None
 
@@ -284,12 +282,14 @@ def file_digests(folder: Path) -> dict[str, Any]:
     """Return the SHA-256 of a trial's ``files`` and of its ``history``, as its ``run.json`` records them."""
     return {
         "files": {
-            name: hashlib.sha256(read(folder / name)).hexdigest()
+            name: hashlib.sha256(border.read(folder / name)).hexdigest()
             for name in FILES
             if (folder / name).is_file()
         },
         "history": hashlib.sha256(
-            json.dumps(sorted(rounds_of(read_events(folder)).items()), sort_keys=True).encode()
+            json.dumps(
+                sorted(journal.rounds_of(journal.read_events(folder)).items()), sort_keys=True
+            ).encode()
         ).hexdigest(),
     }
 
@@ -326,7 +326,7 @@ def _copy(
     session = folder.begin(point, directory.read(sweep), config)
     try:
         record_held(session.journal, folder.path)
-        events = read_events(source)
+        events = journal.read_events(source)
         for event in {e["round"]: e for e in events if e["type"] == "round"}.values():
             session.journal.append(event)
         partition = folder.path / directory.PARTITION

@@ -14,7 +14,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from flray.data import DataSet, load_dataset
-from flray.data.datasets import embedded, huggingface
+from flray.data.datasets import embedded
 from flray.data.datasets.own import Labelling
 from flray.data.sources.images import decode as of_one
 from flray.data.types import backing_file
@@ -81,7 +81,7 @@ def test_only_chosen_images_are_decoded(shards: list[str], monkeypatch: pytest.M
         decoded.append(where)
         return of_one(content, where, size)
 
-    monkeypatch.setattr(huggingface, "decode", decode)
+    monkeypatch.setattr("flray.data.sources.images.decode", decode)
     first = load(samples=4, mapped=True)
     assert len(decoded) == 2 * 4 + 12
     lying = np.moveaxis(first.domains[0].train_x, 1, -1).base

@@ -25,8 +25,8 @@ from pydantic import ValidationError
 import flray
 from flray import registry
 from flray.config.experiment import Config
-from flray.config.loader import load, parse_override
-from flray.config.shapes import copy_plain, read_partition
+from flray.config.loader import copy_plain, load, parse_override
+from flray.config.shapes import read_partition
 from flray.config.yaml_files import dump, parse
 from flray.data.partitions import builtin
 from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError

@@ -15,8 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.data.datasets import embedded
-from flray.data.datasets.embedded import DIGITS, PARTS, SampleCap, Seed, assemble, one_domain
+from flray.data.datasets.embedded import (
+    DIGITS,
+    PARTS,
+    SampleCap,
+    Seed,
+    assemble,
+    one_domain,
+    render_digits,
+)
 from flray.data.sources.archives import (
     Archive,
     Progress,
@@ -309,7 +316,7 @@ def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:
         for name, x, y in (
             ("mnist", _enlarge(images[first], 1), labels[first]),
             ("mnistm", resize(over_photos(images[other], crops), 32), labels[other]),
-            ("synth", embedded.render_digits(digits, generator), digits),
+            ("synth", render_digits(digits, generator), digits),
         ):
             arrays |= {f"{name}_{part}_x": x, f"{name}_{part}_y": y}
     arrays["public"] = photo_crops(NUM_PUBLIC, 32, _generator(seed, "public"))

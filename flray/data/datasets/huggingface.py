@@ -16,8 +16,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import SampleCap, Seed, assemble
 from flray.data.datasets.own import Labelling, Positive, TaskName
-from flray.data.sources import image_sets
-from flray.data.sources.images import cap_rows, decode
+from flray.data.sources import image_sets, images
 from flray.data.types import Array, Arrays, DataSet, Rows
 from flray.errors import DataError, brief, nearest
 from flray.files.border import FILE_BYTES, check_cells, parse_json, read
@@ -91,7 +90,7 @@ def huggingface(
         domains = [str(named[one]) for rows in groups for one in rows]
     said = [part for part, rows in zip(("train", "test"), labels, strict=False) for _ in rows]
     cut = labelling.cut(y, domains, said if len(chosen) > 1 else None, test, seed)
-    parts = [cap_rows(name, rows, samples, seed) for name, rows, _ in cut]
+    parts = [images.cap_rows(name, rows, samples, seed) for name, rows, _ in cut]
     parts += [rows for *_, rows in cut]
     order = np.concatenate(parts)
     place = np.full(len(y), -1)
@@ -259,7 +258,7 @@ class _Held:
             if number in left:
                 left.remove(number)
                 where = f"data set huggingface: row {number} of column {column!r} of {self.path}"
-                yield number, decode(self._content(value or {}, where), where, size)
+                yield number, images.decode(self._content(value or {}, where), where, size)
             if not left:
                 return
         if left:

@@ -17,10 +17,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from flray.data.datasets import embedded
-from flray.data.datasets.embedded import DIGITS, ChosenDomains, SampleCap, Seed, one_domain
+from flray.data.datasets.embedded import (
+    DIGITS,
+    PARTS,
+    ChosenDomains,
+    SampleCap,
+    Seed,
+    assemble,
+    cap_samples,
+    one_domain,
+    select_domains,
+)
 from flray.data.loading import fit_to_shape
-from flray.data.sources import image_sets
+from flray.data.sources import image_sets, images
 from flray.data.sources.archives import (
     Files,
     Place,
@@ -29,7 +38,6 @@ from flray.data.sources.archives import (
     read_pickled_arrays,
     register_source,
 )
-from flray.data.sources.images import decode
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
 from flray.files.border import ARRAYS_BYTES, read_at_most, read_npz
@@ -129,7 +137,7 @@ def _domain_files(name: str, where: str, have: Sequence[str], *archives: Archive
         return {
             f"{domain}_{part}": array
             for domain in have
-            for part, array in zip(embedded.PARTS, read(folder, archive[domain]), strict=True)
+            for part, array in zip(PARTS, read(folder, archive[domain]), strict=True)
         }
 
     return register_source(Files(name, where, layouts, decode, 10))
@@ -145,8 +153,8 @@ def _dataset(
     """Return the chosen domains, in one size."""
     made = []
     for domain in chosen:
-        parts = (arrays[f"{domain}_{part}"] for part in embedded.PARTS)
-        one = embedded.cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
+        parts = (arrays[f"{domain}_{part}"] for part in PARTS)
+        one = cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
         x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
         made.append(Domain(domain, one.origin, next(x), one.train_y, next(x), one.test_y))
     return made
@@ -166,9 +174,9 @@ def _register_domains(name: str, one: Mapping[str, Any]) -> None:
         samples: SampleCap = None,
         size: Size = one["size"],
     ) -> DataSet:
-        chosen = embedded.select_domains(name, one["domains"], domains)
+        chosen = select_domains(name, one["domains"], domains)
         made = _dataset(files.load(root, path), chosen, seed, samples, size)
-        return embedded.assemble(name, made, DIGITS)
+        return assemble(name, made, DIGITS)
 
     dataset.__doc__ = one["title"]
     register_dataset(name)(dataset)
@@ -202,9 +210,9 @@ def digits5(
     """
     layouts = [_layout(archive, tuple(DOMAINS)) for archive in _TRAINING[training]]
     arrays = replace(DIGITS5, layouts=layouts).load(root, path)
-    chosen = embedded.select_domains("digits5", tuple(DOMAINS), domains)
+    chosen = select_domains("digits5", tuple(DOMAINS), domains)
     made = _dataset(arrays, chosen, seed, samples, size)
-    return embedded.assemble("digits5", made, DIGITS, ordered=True)
+    return assemble("digits5", made, DIGITS, ordered=True)
 
 
 FOUR = ("mnist", "usps", "svhn", "syn")
@@ -225,7 +233,7 @@ def _four(folder: Path, names: Sequence[str]) -> Arrays:
     return {
         f"{domain}_{part}": array
         for domain, arrays in parts.items()
-        for part, array in zip(embedded.PARTS, arrays, strict=True)
+        for part, array in zip(PARTS, arrays, strict=True)
     }
 
 
@@ -268,13 +276,13 @@ def digits4(
     size: Size = 32,
 ) -> DataSet:
     """Return FCCL+'s four domains in its code's folders: MNIST, USPS, SVHN with the official test parts, and SYN."""
-    chosen = embedded.select_domains("digits4", FOUR, domains)
+    chosen = select_domains("digits4", FOUR, domains)
     arrays = DIGITS4.load(root, path)
     made = _dataset(arrays, [d for d in chosen if d != "syn"], seed, samples, size)
     if "syn" in chosen:
         folder = Path(path).expanduser() if path else root / "archives" / "digits4"
         made.append(_syn(image_sets.Store(folder / "syn"), root, size, seed, samples))
-    return embedded.assemble("digits4", made, DIGITS)
+    return assemble("digits4", made, DIGITS)
 
 
 def _syn(store: image_sets.Store, root: Path, size: int, seed: int, samples: int | None) -> Domain:
@@ -404,11 +412,11 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     if (stored["label"] < 0).any():  # numpy counts it from the end
         raise ValueError(f"the label {stored['label'].min()}")
     y = np.array([number[str(name)] for name in stored["classes"]])[stored["label"]]
-    images = [
-        decode(jpeg[start:end], f"{path}: image {row}", 32)
+    photos = [
+        images.decode(jpeg[start:end], f"{path}: image {row}", 32)
         for row, (start, end) in enumerate(pairwise(stored["offset"].tolist()))
     ]
-    x = np.stack(images).transpose(0, 3, 1, 2)
+    x = np.stack(photos).transpose(0, 3, 1, 2)
     return {"train_x": x[~test], "train_y": y[~test], "test_x": x[test], "test_y": y[test]}
 
 
@@ -451,11 +459,11 @@ def _idx_pairs(folder: Path, names: Sequence[str], turned: bool) -> Arrays:
     x, y, test_x, test_y = (read_idx(folder / name) for name in names)
     if turned:
         x, test_x = x.swapaxes(1, 2), test_x.swapaxes(1, 2)
-    return dict(zip(embedded.PARTS, (x[:, None], y, test_x[:, None], test_y), strict=True))
+    return dict(zip(PARTS, (x[:, None], y, test_x[:, None], test_y), strict=True))
 
 
 _register("fashion-mnist", partial(_idx_pairs, turned=False))
-_register("svhn", lambda *of: dict(zip(embedded.PARTS, read_matlab(*of), strict=True)))
+_register("svhn", lambda *of: dict(zip(PARTS, read_matlab(*of), strict=True)))
 EMNIST_FILES = {
     split: _files("emnist", partial(_idx_pairs, turned=True), split)
     for split in ("balanced", "bymerge")
