@@ -217,17 +217,18 @@ def federate(
     trains_y, tests_y = zip(*((d.train_y, d.test_y) for d in dataset.domains), strict=True)
     train_domain, test_domain = _domain_ids(trains_y), _domain_ids(tests_y)
     domains, y = np.concatenate([train_domain, test_domain]), _labels(dataset, *trains_y, *tests_y)
-    function = partitions.get(partition_name)
-    _check_labels(dataset, partition_name, y)
-    by_domain = "domains" in inspect.signature(function).parameters
-    ratio = shift.ratio if shift is not None else 1.0
+    function, shift = partitions.get(partition_name), shift or Shift()
+    parameters = inspect.signature(function).parameters
+    by_domain = "domains" in parameters
+    if "labels" in parameters:
+        _check_labels(dataset, partition_name, y)
     division = splits.divide(
         split,
         y,
         domains,
         len(train_domain),
         [d.name for d in dataset.domains],
-        ratio,
+        shift.ratio,
         dataset.ordered,
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
@@ -252,8 +253,9 @@ def federate(
             f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
             f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"
         )
+    wanted = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
     trains = [parts["train"] for parts in given.values()] or _partition(
-        partition_name, options, context
+        partition_name, options, wanted, context
     )
 
     domain_names = ["pooled"] * len(trains)
@@ -293,11 +295,11 @@ def federate(
             shuffled = generator.permutation(rows)
             train, test = np.sort(shuffled[size:]), tests[k]
             val = np.sort(np.concatenate([shuffled[:size], vals[k]]))
-        if shift is not None and split != "fedbn-digits":
+        if split != "fedbn-digits":
             train = splits.used_share(train, seed, k, shift.ratio)
         clients.append(ClientIndices(name, domain, train, val, test))
     noise = None
-    if shift is not None and shift.noise:
+    if shift.noise:
         held_rows = [np.concatenate([c.train, c.val, c.test]) for c in clients]
         noise = splits.noise_levels(held_rows, len(y), shift.noise)
     held = FederatedData(
@@ -320,28 +322,19 @@ def federate(
     return keep_unseen(held, unseen, seed)
 
 
-def _check_plain(split: Split, shift: Shift | None) -> None:
+def _check_plain(split: Split, shift: Shift) -> None:
     """Refuse settings that would change a split that a file gives."""
     remedy = "the file of partition.path says who trains and tests on what; "
     if split != "official":
         raise ConfigError("experiment.split", str(split), f"{remedy}official, or leave it out")
-    if shift is not None and (
-        shift.long_tail or shift.test_long_tail or shift.sizes or shift.ratio != 1
-    ):
+    if shift.long_tail or shift.test_long_tail or shift.sizes or shift.ratio != 1:
         raise ConfigError("experiment.shift", str(shift), f"{remedy}noise alone, or leave it out")
 
 
 def _apply_shift(
-    division: splits.Division,
-    dataset: DataSet,
-    y: Rows,
-    domains: Rows,
-    seed: int,
-    shift: Shift | None,
+    division: splits.Division, dataset: DataSet, y: Rows, domains: Rows, seed: int, shift: Shift
 ) -> splits.Division:
     """Return the division with fewer samples, as the long tails and the private sizes want it."""
-    if shift is None:
-        return division
 
     def tail(rows: Rows, name: str, purpose: str) -> Rows:
         if (rho := getattr(shift, name)) is None:
@@ -363,10 +356,10 @@ def _apply_shift(
     return replace(division, fit=fit, test=test)
 
 
-def _partition(name: str, options: dict[str, Any], context: dict[str, Any]) -> list[Rows]:
-    """Call a partition with the context it declares, and check what it returns."""
-    parameters = inspect.signature(partitions.get(name)).parameters.values()
-    wanted = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+def _partition(
+    name: str, options: dict[str, Any], wanted: list[str], context: dict[str, Any]
+) -> list[Rows]:
+    """Call a partition with the context it wants, and check what it returns."""
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":
             raise DataError(
@@ -418,11 +411,9 @@ def _labels(dataset: DataSet, *parts: Labels) -> Rows:
 
 def _check_labels(dataset: DataSet, partition: str, labels: Rows) -> None:
     """Refuse to partition samples by their class if they have none."""
-    named = inspect.signature(partitions.get(partition)).parameters
     if (
         dataset.domains[0].train_y.ndim > 1
         and not labels.any()
-        and "labels" in named
         and partition not in _WITHOUT_CLASSES
     ):
         raise DataError(

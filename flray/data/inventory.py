@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flray.data.datasets.digits5 import FETCHABLE as FETCHABLE
 from flray.data.datasets.stand_in import FORMS
@@ -80,25 +79,22 @@ def list_datasets(root: Path | None = None) -> list[Entry]:
 def entry(name: str, root: Path) -> Entry:
     """Return one registered data set, given the folder of the data cache."""
     item = datasets.get(name)
-    return Entry(name, (item.__doc__ or "").strip().split("\n")[0], *_origin(name, root, item))
-
-
-def _origin(name: str, root: Path, item: Any) -> tuple[str, str, bool]:
-    """Return source, what has to be done, and whether the data set is there."""
+    what = (item.__doc__ or "").strip().split("\n")[0]
     if files := FILES.get(name):
-        by_hand = f"put it into DATA/archives/{files.name} (or data.path)"
-        todo = f"flray data get {files.name}" if files.fetched else by_hand
-        return files.where, todo, files.present(root)
+        by_hand = f"put it into DATA/archives/{name} (or data.path)"
+        todo = f"flray data get {name}" if files.fetched else by_hand
+        return Entry(name, what, files.where, todo, files.present(root))
     if name == "eeg":
         kept = list((root / name).glob(f"*/{MANIFEST}"))
         source = "MOABB, which downloads the four sets at first use"
-        return source, "pip install 'flray[eeg]'", len(kept) >= 4
+        return Entry(name, what, source, "pip install 'flray[eeg]'", len(kept) >= 4)
     options = datasets.params(name).model_fields.items()
     required = [option for option, field in options if field.is_required()]
     if required:
-        return "a file of your own", f"give data.{' and data.'.join(required)}", False
+        todo = f"give data.{' and data.'.join(required)}"
+        return Entry(name, what, "a file of your own", todo, False)
     own = not getattr(item, "__module__", "").startswith("flray.")
-    return "your own" if own else "comes with flray", "", True
+    return Entry(name, what, "your own" if own else "comes with flray", "", True)
 
 
 def stood_in_for(root: Path | None = None) -> set[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flray.config.components import PublicChoice
 from flray.data.sources.cache import data_root
-from flray.data.types import DataSet, Domain, Images, Labels
+from flray.data.types import DataSet, Images, Labels
 from flray.errors import ConfigError, DataError, brief
 from flray.registry import datasets
 from flray.rng import numpy_generator
@@ -137,7 +137,18 @@ def _problems(dataset: DataSet) -> Iterator[str]:
                     f"{where}: samples of {part}_x are {x.dtype} {list(x.shape[1:])}, those of "
                     f"{dataset.domains[0].name} {first.dtype} {list(first.shape[1:])}; all must be alike"
                 )
-            yield from (f"{where}: {problem}" for problem in _label_problems(domain, part, dataset))
+            if y.ndim != 1:
+                continue  # masks, numbers or flags, which the task checks
+            if not np.issubdtype(y.dtype, np.integer):
+                yield (
+                    f"{where}: {part}_y is {y.dtype}; give class numbers as int64, or float32 [n, 1] with task: "
+                    "regression"
+                )
+            elif len(y) and not 0 <= y.min() <= y.max() < len(dataset.classes):
+                yield (
+                    f"{where}: {part}_y has labels from {y.min()} to {y.max()}, and there are "
+                    f"{len(dataset.classes)} classes; labels count from 0 to {len(dataset.classes) - 1}"
+                )
     channels = first.shape[1:2]
     if first.dtype == np.uint8 and (first.ndim != 4 or (len(dataset.mean),) != channels):
         yield (
@@ -153,19 +164,6 @@ def _problems(dataset: DataSet) -> Iterator[str]:
         yield (
             f": mean has {len(dataset.mean)} values and std is {dataset.std}; give as many, those "
             "of std above 0 (flray.data.channel_statistics returns both)"
-        )
-
-
-def _label_problems(domain: Domain, part: str, dataset: DataSet) -> Iterator[str]:
-    labels, count = (domain.train_y if part == "train" else domain.test_y), len(dataset.classes)
-    if labels.ndim != 1:
-        return  # masks, numbers or flags, which the task checks
-    if not np.issubdtype(labels.dtype, np.integer):
-        yield f"{part}_y is {labels.dtype}; give class numbers as int64, or float32 [n, 1] with task: regression"
-    elif len(labels) and not 0 <= labels.min() <= labels.max() < count:
-        yield (
-            f"{part}_y has labels from {labels.min()} to {labels.max()}, and there are {count} "
-            f"classes; labels count from 0 to {count - 1}"
         )
 
 

