@@ -1,7 +1,6 @@
 """The loop over a run's rounds: step, journal and callbacks, checkpoint, recovery from losses and interrupts."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -128,19 +127,6 @@ class RoundRecorder:
         return True
 
 
-_LOG = logging.getLogger("flray")
-
-
-def logged(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that shows a line and gives it to the logger ``flray`` too."""
-
-    def say_and_log(line: str) -> None:
-        _LOG.info(line)
-        say(line)
-
-    return say_and_log
-
-
 MAX_LOSSES = 3
 """Consecutive losses of the server or of clients' states, with no finished round in between, that a run survives."""
 
@@ -201,7 +187,6 @@ class RoundLoop:
     ) -> None:
         self._spec, self._federation, self._recorder = spec, federation, recorder
         self._folder, self._progress = recorder.journal.path.parent, progress
-        self._notify = logged(progress.say)
         self._done, self._ended = 0, False
         self._policy, self._saved_round = CheckpointPolicy(spec.config.checkpoint), -1
         self._begun = self._warned = False
@@ -229,7 +214,7 @@ class RoundLoop:
             except KeyboardInterrupt:
                 pass
             except Exception as error:  # a signal to the process group also ends Ray's processes
-                self._notify(
+                self._progress.tell(
                     f"the round under way is lost, it will be run again ({type(error).__name__})"
                 )
             raise
@@ -254,7 +239,7 @@ class RoundLoop:
                         f"{self._folder}"
                     ) from error
                 what = "the server actor died" if isinstance(error, ServerLostError) else str(error)
-                self._notify(f"{what}; going on from the last checkpoint")
+                self._progress.tell(f"{what}; going on from the last checkpoint")
 
     def _run_to_end(self) -> str:
         self._done = self._saved_round = self._federation.restore(
@@ -290,7 +275,7 @@ class RoundLoop:
         at_once = self._ended or self._losses > 0 or leaving
         if leaving and not self._warned:
             self._warned = True
-            self._notify(
+            self._progress.tell(
                 "this node will soon be gone (Ray drains it): from now on every round is saved; "
                 f"elsewhere go on with: flray resume {self._folder}"
             )
@@ -307,15 +292,15 @@ class RoundLoop:
 
     def _save_after_interrupt(self) -> None:
         """Save the last complete round; Ray finishes the current one first, in this process it is repeated later."""
-        self._notify("stopping")
+        self._progress.tell("stopping")
         finished = self._federation.wait_for_round()
         if finished is not None:
             self._take(finished)
         if self._federation.between_rounds and self._done > self._saved_round:
             self._save()
         if self._saved_round == 0:
-            self._notify("no round has been saved yet; the run will begin anew")
+            self._progress.tell("no round has been saved yet; the run will begin anew")
         elif self._saved_round > 0:
-            self._notify(
+            self._progress.tell(
                 f"the checkpoint holds round {self._saved_round} of {self._spec.config.rounds}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -29,6 +30,11 @@ class Progress:
     """A display of a run or sweep that shows nothing; derive yours, as `RunProgress` and `SweepProgress` do."""
 
     begin = trial_started = round = trial_done = standing = values = say = end = _ignore
+
+    def tell(self, line: str) -> None:
+        """Show a line for the user, and give it to the logger ``flray`` too."""
+        logging.getLogger("flray").info(line)
+        self.say(line)
 
 
 class _Console(Console):

@@ -40,7 +40,7 @@ from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code
 from flray.runs.identity import code_of, save_provenance
-from flray.runs.loop import RoundLoop, RoundRecorder, logged
+from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress, RunProgress, shown
 from flray.runs.session import (
     NOTE,
@@ -165,9 +165,8 @@ def start(
     """Run a federation from a checked configuration; see `run`."""
     forget_of_user()
     experiment, progress = config.experiment, shown(progress, RunProgress)
-    say = logged(progress.say)
     if uses_ray(experiment):
-        address = chosen_address(address, say)
+        address = chosen_address(address, progress.tell)
     check_address(experiment, address)
     bits.require(experiment)
     spec = build_spec(experiment)
@@ -177,7 +176,7 @@ def start(
     check(experiment.tracking.uri)
     with contextlib.ExitStack() as stack:
         if uses_ray(experiment):  # before anything is created: it may be missing or too small
-            have = open_cluster(stack, experiment, address, say)
+            have = open_cluster(stack, experiment, address, progress.tell)
             if not starts:
                 PoolPlanner(spec, have).plan()
         with directory.new_folder(experiment.output, experiment.name) as folder:
@@ -237,7 +236,7 @@ def resume(
     config = resume_checks.load_config(folder, plugins)
     progress = shown(progress, RunProgress)
     if uses_ray(config.experiment):
-        address = chosen_address(address, logged(progress.say))
+        address = chosen_address(address, progress.tell)
     check_address(config.experiment, address)
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds
@@ -269,10 +268,9 @@ def _run_to_end(
     other_gpus: bool = False,
 ) -> Result:
     experiment, metric = spec.config, spec.primary_metric
-    say = logged(progress.say)
     with resume_hint(folder), contextlib.ExitStack() as stack:
         if remote := directory.remote_uri(folder, experiment.output):
-            stack.enter_context(mirrored(folder, remote, say))
+            stack.enter_context(mirrored(folder, remote, progress.tell))
         session = RunSession(
             folder,
             experiment,
@@ -284,7 +282,9 @@ def _run_to_end(
         stack.callback(session.close)
         record_data(session.journal, partition_summary(spec.data))
         uri, every = experiment.tracking.uri, experiment.tracking.every or 1
-        stack.enter_context(tracking(folder, uri, say, iter(()), patience=20.0, every=every))
+        stack.enter_context(
+            tracking(folder, uri, progress.tell, iter(()), patience=20.0, every=every)
+        )
         stack.enter_context(recording_failure(session))
         try:
             digest = _federate(spec, session, address, progress, other_gpus)
@@ -293,11 +293,11 @@ def _run_to_end(
         try:
             draw_figures(folder, session.journal, metric)
         except (OSError, ValueError) as error:
-            say(f"the figures could not be drawn: {error}")
+            progress.tell(f"the figures could not be drawn: {error}")
         if experiment.tracking.model:
             from flray.runs.export import save_mlflow_models  # torch.fx, which no other run needs
 
-            save_mlflow_models(folder, session.journal, say)
+            save_mlflow_models(folder, session.journal, progress.tell)
         session.journal.tags({"model.sha256": digest, NOTE: _note(spec, session)})
         # The description last: a run killed just before is resumed and closed rather than taken
         # for finished.
@@ -336,25 +336,24 @@ def _federate(
     other_gpus: bool,
 ) -> str:
     """Run the remaining rounds and return the digest."""
-    say = logged(progress.say)
     with contextlib.ExitStack() as stack:
         if uses_ray(spec.config):
             # Imported here: Ray takes two seconds, which a run without it saves.
             from flray.federation.ray_backend.handle import RayFederation
 
-            have = open_cluster(stack, spec.config, address, say)
+            have = open_cluster(stack, spec.config, address, progress.tell)
             plan = PoolPlanner(spec, have, own_node(), held_by_others()).plan()
-            say(str(plan))
+            progress.tell(str(plan))
             if address is not None and plan.lacks_gpus(spec.config):
-                say(NO_GPU_NOW)
-            federation: Federation | RayFederation = RayFederation(spec, plan, say)
+                progress.tell(NO_GPU_NOW)
+            federation: Federation | RayFederation = RayFederation(spec, plan, progress.tell)
         else:
-            federation = inline_federation(spec, say)
+            federation = inline_federation(spec, progress.tell)
         stack.callback(federation.close)
         gpus = federation.gpus()
         check_kinds(gpus, spec.config.resources.gpu_model, spec.config.local.precision)
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
-            say(differs)
+            progress.tell(differs)
             session.journal.tags({"gpu.other": differs})
         recorder = RoundRecorder(
             session.journal,
@@ -362,7 +361,7 @@ def _federate(
             name=f"{spec.config.name} {session.folder.name}",
             group="",
             metric=spec.primary_metric,
-            say=say,
+            say=progress.tell,
         )
         stack.callback(recorder.end, "interrupted")
         digest = RoundLoop(spec, federation, recorder, progress).run()

@@ -20,7 +20,7 @@ from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCE
 from flray.federation.worker.diagnostics import save_encoded
 from flray.metrics.names import lower_is_better
 from flray.records import directory
-from flray.runs.loop import RoundRecorder, logged
+from flray.runs.loop import RoundRecorder
 from flray.runs.progress import Progress
 from flray.runs.session import EndStatus, RunSession, data_tags, record_data
 from flray.tracking.background import Tracker, parent_of
@@ -151,7 +151,6 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._config = config
         self._idle = time.monotonic() if joined else math.inf  # since then no trial has run
         self._sweep, self._points, self._tracker, self._progress = sweep, points, tracker, progress
-        self._say = logged(progress.say)
         self._parent = directory.read(sweep)
         self._sessions: dict[str, RunSession] = {}
         self._own: dict[str, RoundRecorder] = {}
@@ -174,7 +173,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             self._idle = max(self._idle, time.monotonic())
         elif time.monotonic() > self._idle + nodes.WAIT_SECONDS:
             self._idle = math.inf
-            self._say(nodes.no_room(f"trial {waiting}", waiting.config["point"]["bundles"]))
+            self._progress.tell(
+                nodes.no_room(f"trial {waiting}", waiting.config["point"]["bundles"])
+            )
 
     def on_trial_start(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
@@ -194,7 +195,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
             name=point.label,
             group=f"{self._config.experiment.name} {self._sweep.name}",
             metric=self._config.sweep.metric,
-            say=lambda line: self._say(f"trial {number}: {line}"),
+            say=lambda line: self._progress.tell(f"trial {number}: {line}"),
         )
         self._own[number].begin()
         setting = self._settings.open(number)
@@ -220,7 +221,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         report = json.loads(result["report"])
         self._metrics[number] = report["metric"]
         for line in report["lines"]:
-            self._say(f"trial {number}: {line}")
+            self._progress.tell(f"trial {number}: {line}")
         self._save_diagnostics(number, report)
         # Rounds of the trial's checkpoint that the journal lacks, and then those of the step: a
         # checkpoint is written before its rounds are reported.
@@ -280,9 +281,13 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         """Notify the user that a trial crashed and is retried."""
         reason = _reason(trial)
         if NODE_DIED in reason:
-            self._say(f"trial {trial} lost its node; it goes on elsewhere from its last checkpoint")
+            self._progress.tell(
+                f"trial {trial} lost its node; it goes on elsewhere from its last checkpoint"
+            )
             return
-        self._say(f"trial {trial} crashed ({reason}); it is tried again from its last checkpoint")
+        self._progress.tell(
+            f"trial {trial} crashed ({reason}); it is tried again from its last checkpoint"
+        )
 
     def on_trial_error(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
@@ -318,7 +323,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._left -= point.experiment.rounds - done
         scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):
-            self._say(f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}")
+            self._progress.tell(
+                f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}"
+            )
         score = scores[-1] if scores else math.nan
         self._progress.trial_done(number, point.label, status, done, score)
         self._stands(number, status, score)

@@ -30,7 +30,6 @@ from flray.results.sweep import TEST, SweepResult
 from flray.runs import resume_checks
 from flray.runs.code import Code
 from flray.runs.identity import code_of, run_identity
-from flray.runs.loop import logged
 from flray.runs.progress import Progress
 from flray.runs.session import NOTE, RunSession, list_files, recording_failure, tracking
 from flray.tracking.background import Tracker, run_directories
@@ -117,12 +116,11 @@ class Sweep:
         self, config: Config, address: str | None, progress: Progress, stack: contextlib.ExitStack
     ) -> None:
         self._config, self._progress, self._stack = config, progress, stack
-        self._notify = logged(progress.say)
-        self._address = chosen_address(address, self._notify)
+        self._address = chosen_address(address, self._progress.tell)
         self._points: dict[str, space.TrialSpec] = {}
         self._phases: Phases | None = None
         self._others = FinishedTrials(
-            config.experiment.output, self._notify, empty=not config.sweep.reuse
+            config.experiment.output, self._progress.tell, empty=not config.sweep.reuse
         )
         self._connected = False
         self.other_gpus = False
@@ -175,12 +173,12 @@ class Sweep:
         config, experiment = self._config, self._config.experiment
         content = config.model_dump(mode="json")
         for line in filter(None, [suites.stand_in_line(content), choice_line(content)]):
-            self._notify(line)
+            self._progress.tell(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.
         if remote := directory.remote_uri(folder, experiment.output):
             self._stack.enter_context(
-                mirrored(folder, remote, self._notify, leave=(directory.TUNE,))
+                mirrored(folder, remote, self._progress.tell, leave=(directory.TUNE,))
             )
         settings = resume_checks.settings_text(config, "sweep")
         session = RunSession(
@@ -193,9 +191,9 @@ class Sweep:
             labels=labels,
         )
         self._stack.callback(session.close)
-        self._create(folder, list(self._points.values()), self._notify)
+        self._create(folder, list(self._points.values()), self._progress.tell)
         if failed := retry_failed(folder):
-            self._notify(
+            self._progress.tell(
                 f"failed trials of a tuning are not run again ({failed}): its choice is compared already"
             )
         for name, digest, origins in {
@@ -209,7 +207,7 @@ class Sweep:
         }:
             session.journal.data(name, digest, ", ".join(dict.fromkeys(origins)), {})
         begun = iter(run_directories(folder)[1:])
-        uri, notify = experiment.tracking.uri, self._notify
+        uri, notify = experiment.tracking.uri, self._progress.tell
         every = rounds_between(self._total, experiment)
         if uri is not None and every != (experiment.tracking.every or 1):
             notify(
@@ -237,7 +235,7 @@ class Sweep:
         points = first.points if first is not None else ()
         found = [(point, self._others.find(self._sought(point))) for point in points]
         for line in self._others.of_other_code:
-            self._notify(line)
+            self._progress.tell(line)
         return found
 
     def courses(self, points: Sequence[space.TrialSpec]) -> dict[str, str]:
@@ -294,10 +292,10 @@ class Sweep:
         with quiet_ray():
             for batch in self._batches(folder):
                 if batch.line:
-                    self._notify(batch.line)
+                    self._progress.tell(batch.line)
                 if self._phases is not None:
                     self._points = {point.number: point for point in batch.points}
-                    self._create(folder, batch.points, self._notify)
+                    self._create(folder, batch.points, self._progress.tell)
                 left = sum(not has_reached(folder, p, batch.until) for p in batch.points)
                 if self._config.sweep.search == "optuna":
                     left = self._total - over
@@ -306,7 +304,7 @@ class Sweep:
                 if not self._connected:
                     self._connect()
                 for line in self._resources.replan(left, ray.cluster_resources()):
-                    self._notify(line)
+                    self._progress.tell(line)
                 recorder = TrialRecorder(
                     folder,
                     self._config,
@@ -349,7 +347,9 @@ class Sweep:
 
     def _connect(self) -> Mapping[str, float]:
         self._connected = True
-        return open_cluster(self._stack, self._config.experiment, self._address, self._notify)
+        return open_cluster(
+            self._stack, self._config.experiment, self._address, self._progress.tell
+        )
 
 
 def finish(
