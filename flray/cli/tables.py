@@ -146,18 +146,26 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
             "behind a name": names.SUFFIXES_IN_WORDS,
             "besides": names.OTHERS_IN_WORDS,
         }
-        if as_json:
-            print_json({name: words for rows in parts.values() for name, words in rows.items()})
-            return
-        for title, rows in parts.items():
-            _print(title, rows)
+    else:
+        parts = _metrics_of(Path(file))
+    if as_json:
+        print_json({name: words for rows in parts.values() for name, words in rows.items()})
         return
+    for title, rows in parts.items():
+        table = make_table(title, "name", "what it is")
+        for name, words in rows.items():
+            table.add_row(name, words)
+        console.print(table)
+
+
+def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
+    """Return the metrics that an experiment measures, below their title."""
     from flray.config.selection import choose_on_validation
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
     from flray.metrics.summary import AUTO, VALIDATION, score_metric
 
-    config = choose_on_validation(load(Path(file)))
+    config = choose_on_validation(load(file))
     spec = build_spec(config.experiment)
     found = {AUTO: spec.primary_metric}
     if len(spec.data.validation):
@@ -165,10 +173,7 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
         found[name] = f"{_measure(measure)}: {names.VIEWS_IN_WORDS[view]}"
-    if as_json:
-        print_json(found)
-        return
-    _print(f"metrics of {spec.config.algorithm.name} in {file}", found)
+    return {f"metrics of {spec.config.algorithm.name} in {file}": found}
 
 
 def _measure(name: str) -> str:
@@ -179,13 +184,6 @@ def _measure(name: str) -> str:
         return _first_line(registry.metrics.outline(name))
     known = names.MEASURES_IN_WORDS
     return known.get(name, known.get(name.partition("_")[0], name)).partition(";")[0]
-
-
-def _print(title: str, rows: Mapping[str, str]) -> None:
-    table = make_table(title, "name", "what it is")
-    for name, words in rows.items():
-        table.add_row(name, words)
-    console.print(table)
 
 
 def show_datasets(as_json: bool = False) -> None:

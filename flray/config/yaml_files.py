@@ -212,11 +212,8 @@ def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[
             f"{path}: base: found more than {FILES} files, repetitions among them; name fewer"
         )
     content = read_yaml(path)
-    bases = content.pop("base", None)
-    if bases is None:
-        bases = []
-    elif isinstance(bases, str):
-        bases = [bases]
+    named = content.pop("base", None)
+    bases = [named] if isinstance(named, str) else [] if named is None else named
     if not isinstance(bases, list) or not all(isinstance(name, str) and name for name in bases):
         raise FlrayError(
             f"{path}: base: found {shorten(str(bases))}; name a YAML file, or a list of them"

@@ -51,9 +51,8 @@ class Standing:
         for number in points:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
-                scores = folder.scores()
                 metric = str(folder.identity.get("metric") or "")
-                self.add(number, folder.status, scores[-1][1] if scores else math.nan, metric)
+                self.add(number, folder.status, folder.last_score(), metric)
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
@@ -321,12 +320,11 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         if status == "interrupted":  # it goes on when what it waits for is decided
             return
         self._left -= point.experiment.rounds - done
-        scores = [score for round_, score in folder.scores() if round_ <= done]
         if values.get("failure"):
             self._progress.tell(
                 f"trial {number} ({point.label}) failed: {values['failure'].splitlines()[0]}"
             )
-        score = scores[-1] if scores else math.nan
+        score = folder.last_score(done)
         self._progress.trial_done(number, point.label, status, done, score)
         self._stands(number, status, score)
 

@@ -229,8 +229,7 @@ class Phases:
             folder = self._folder(sweep, u, k, s)
             if folder.status == "failed" or (whole and folder.status != "finished"):
                 return math.nan
-            found = [score for round_, score in folder.scores() if rung is None or round_ <= rung]
-            scores.append(found[-1] if found else math.nan)
+            scores.append(folder.last_score(math.inf if rung is None else rung))
         return math.fsum(scores) / len(scores)
 
     def _best_first(self, scores: Mapping[Entry, float]) -> list[Entry]:

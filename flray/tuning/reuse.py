@@ -117,10 +117,6 @@ class FinishedTrials:
         self._found: dict[str, list[FinishedTrial]] | None = {} if empty else None
         self._of_other_code: dict[str, list[str]] = {}
 
-    def find(self, sought: Sought) -> FinishedTrial | None:
-        """Return the first trial that is the same, None if there is none."""
-        return next(self._same(sought), None)
-
     def take(
         self, folder: TrialFolder, point: TrialSpec, sought: Sought, sweep: Path, config: Config
     ) -> FinishedTrial | None:
@@ -139,7 +135,7 @@ class FinishedTrials:
         config : Config
             Its sweep.
         """
-        for found in self._same(sought):
+        for found in self.same(sought):
             try:
                 with storage.local_folder(found.place) as source:
                     verify_files(source, found.record)
@@ -161,7 +157,8 @@ class FinishedTrials:
             for difference, names in self._of_other_code.items()
         ]
 
-    def _same(self, sought: Sought) -> Iterator[FinishedTrial]:
+    def same(self, sought: Sought) -> Iterator[FinishedTrial]:
+        """Yield the trials that are the same."""
         if self._found is None:
             self._found = {}
             for one in self._read():

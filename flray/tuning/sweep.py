@@ -233,7 +233,7 @@ class Sweep:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
         first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
         points = first.points if first is not None else ()
-        found = [(point, self._others.find(self._sought(point))) for point in points]
+        found = [(point, next(self._others.same(self._sought(point)), None)) for point in points]
         for line in self._others.of_other_code:
             self._progress.tell(line)
         return found

@@ -177,6 +177,12 @@ class TrialFolder:
             if not math.isnan(metrics.get("score", math.nan))
         ]
 
+    def last_score(self, done: float = math.inf) -> float:
+        """Return the last score of the first `done` rounds; NaN if they have none."""
+        return next(
+            (score for round_, score in reversed(self.scores()) if round_ <= done), math.nan
+        )
+
 
 def trial_folders(sweep: Path) -> list[TrialFolder]:
     """Return the trials' complete folders, in order."""

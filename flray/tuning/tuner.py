@@ -195,8 +195,7 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         """Return a trial's last score: NaN if it failed, None unless it has ended."""
         folder = TrialFolder(self._folder, point.number)
         if point.number not in self._scores and (status := folder.status) in ENDED_STATUSES:
-            scores = folder.scores() if status != "failed" else []
-            self._scores[point.number] = scores[-1][1] if scores else math.nan
+            self._scores[point.number] = math.nan if status == "failed" else folder.last_score()
         return self._scores.get(point.number)
 
     def _ask(self) -> None:

@@ -12,7 +12,7 @@ from flray import registry, rng
 from flray.config import arms
 from flray.config.experiment import Config
 from flray.config.loader import experiment_at
-from flray.config.selection import PLACES
+from flray.config.selection import is_place
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune
 from flray.errors import ConfigError, nearest
 from flray.tuning.space import Values, bounds, draw_setting, values_of
@@ -190,8 +190,8 @@ def _draw(domain: Domain, seed: int, number: int, path: str) -> Any:
 
 
 def _is_compared(path: str) -> bool:
-    path = path.removeprefix("experiment.")
-    return path.split(".")[0] in PLACES or path.removesuffix(".name") in arms.registry_paths()
+    name = path.removeprefix("experiment.").removesuffix(".name")
+    return is_place(path) or name in arms.registry_paths()
 
 
 def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:

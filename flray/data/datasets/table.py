@@ -171,10 +171,12 @@ def table(
     ]
     for name in named:
         _check_other_than_label(file, frame, used, name, target == "numbers")
+    # Or dates; the other columns are 0 or 1 for a word.
+    numbers = np.array(["word" not in one for one in encoded.facts])
     told = encoded.told + _fill(file, encoded, domains, gaps, fit)
     if scale != "none":
         for group in [[one] for one in domains] if fit == "domain" else [domains]:
-            found = _standardise([(one.train_x, one.test_x) for one in group], encoded.numbers)
+            found = _standardise([(one.train_x, one.test_x) for one in group], numbers)
             _tell(encoded.facts, found, group[0].name if fit == "domain" else "")
     labels: list[Facts] = [{"column": name} for name in named]
     if scale == "standard" and target == "numbers":
@@ -252,11 +254,6 @@ class Encoded(NamedTuple):
     x: NDArray[np.float64]
     facts: list[Facts]
     told: list[str]
-
-    @property
-    def numbers(self) -> NDArray[np.bool_]:
-        """Which columns are numbers or dates, bool [d]; the others are 0 or 1 for a word."""
-        return np.array(["word" not in one for one in self.facts])
 
 
 def _is_identifier(frame: pd.DataFrame, name: str) -> bool:
