@@ -67,7 +67,7 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
 
 
 def _small_arm(arm: Mapping[str, Plain], absent: Collection[str]) -> dict[str, Plain]:
-    """Return the settings of an arm in a smoke run."""
+    """Return the settings of an arm, or parts of the experiment, in a smoke run."""
     changes = {p: v for p, v in arm.items() if not _fixed_clients(p) and p != arms.SPACE}
     changes.update(_shorten_training(changes.get("algorithm")))
     if "partition" in changes:
@@ -207,19 +207,14 @@ def _short_rules(config: Config) -> Iterator[Where]:
 def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:
     whole = config.model_dump(mode="json", include={"experiment"})
     content = whole["experiment"]
+    chosen = {part: content[part] for part in ("data", "public", "partition", "algorithm")}
     changes = {
         **_SMALL,
         "name": f"{content['name']}{SMOKE}"[-100:],
         "subset": most,
-        "partition": _partition_with_two(content["partition"]),
-        "data": _stand_in(content["data"], absent),
         "episodes": {"shot": 1, "queries": 1, "test": 20, "way": content["episodes"]["way"]},
+        **_small_arm(chosen, absent),
     }
-    for key, value in _ALGORITHM.items():
-        if content["algorithm"].get(key):
-            changes[f"algorithm.{key}"] = value
-    if content["public"] is not None:
-        changes["public"] = _stand_in({**content["public"], "samples": PUBLIC}, absent)
     splits = (config.experiment.split, *(changes.get("split") for changes in _arms(config)))
     if any(isinstance(split, str) and split in _APART for split in splits):
         changes["evaluation.validation"] = 0.2
@@ -258,12 +253,12 @@ def _shorten_training(algorithm: Plain) -> dict[str, Plain]:
     """Return smaller values for the options of a method that would make it long."""
     if algorithm is None:
         return {}
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    known = registry.algorithms.params(str(name)).model_fields
+    given = algorithm if isinstance(algorithm, Mapping) else {"name": algorithm}
+    known = registry.algorithms.params(str(given.get("name"))).model_fields
     return {
         f"algorithm.{key}": value
         for key, value in _ALGORITHM.items()
-        if key in known and not (key == "pretrain_epochs" and not known[key].default)
+        if key in known and (key != "pretrain_epochs" or given.get(key, known[key].default))
     }
 
 

@@ -195,6 +195,14 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     assert {one.experiment.evaluation.validation for one in made} == {0.2}
 
 
+def test_smoke_shortens_what_an_arm_sets_itself(armed: dict[str, Any]) -> None:
+    """Also an option that is off by default."""
+    long = {"name": "fcclplus", "pretrain_epochs": 50}
+    armed["arms"]["method"]["fccl"] |= {"algorithm": long}
+    _, made = specs(smoke(resolve_sweep(load(armed))))
+    assert made[-1].experiment.algorithm.options["pretrain_epochs"] == 1
+
+
 CONTINUE, STOP = TrialScheduler.CONTINUE, TrialScheduler.STOP
 
 
