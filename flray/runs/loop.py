@@ -108,9 +108,8 @@ class RoundRecorder:
             return
         cleaned = {clean_name(one): float(value) for one, value in metrics.items()}
         for name, item in list(self._items.items()):
-            if number <= self._seen[name]:
-                continue
-            if self._call(name, partial(item.round, number, dict(cleaned))):
+            call = partial(item.round, number, dict(cleaned))
+            if number > self._seen[name] and self._call(name, call):
                 self._seen[name] = number
                 self.journal.record_call(name, number)
 

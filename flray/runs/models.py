@@ -172,8 +172,7 @@ class Scoring(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs for a batch."""
-        outputs: Tensor = self._predictor[0](x)
-        return outputs
+        return self._predictor[0](x)
 
 
 def _modules_of(predictor: Any) -> Iterator[tuple[str, nn.Module]]:

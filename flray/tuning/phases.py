@@ -320,12 +320,9 @@ class Phases:
         undecided = [(first, second) for first, second, one in pairs if not one.verdict]
         wanted: dict[tuple[int, int], float] = {}
         for first, second in undecided:
-            position = min(ended[first], ended[second])
-            if position == until.at_most:
-                continue
-            cost = seconds[first] + seconds[second]
+            position, cost = min(ended[first], ended[second]), seconds[first] + seconds[second]
             for u in (first, second):
-                if ended[u] == position:
+                if ended[u] == position < until.at_most:
                     wanted[u, position] = min(cost, wanted.get((u, position), math.inf))
         if not wanted:
             return None

@@ -142,10 +142,9 @@ class FinishedTrials:
                     if not self._take_checkpoint(found, folder.number, sweep, source, point):
                         _check_owner(found)
                     _copy(source, found, folder, point, sweep, config)
+                    return found
             except (FlrayError, OSError) as error:
                 self._notify(f"{found.name} is not taken over: {error}")
-                continue
-            return found
         return None
 
     @property
@@ -165,14 +164,12 @@ class FinishedTrials:
                 self._found.setdefault(_key(one.record["identity"]), []).append(one)
         found = self._found.get(_key(sought.identity), [])
         code = sought.identity["code"]
-        others = [one for one in found if one.record["identity"].get("code") != code]
-        if others and len(others) == len(found):
-            differ = code_differences(others[-1].record.get("code") or {}, sought.code)
-            name = others[-1].name.rpartition("/")[0]
+        alike = [one for one in found if one.record["identity"].get("code") == code]
+        if found and not alike:
+            differ = code_differences(found[-1].record.get("code") or {}, sought.code)
+            name = found[-1].name.rpartition("/")[0]
             self._of_other_code.setdefault(describe_difference(differ), []).append(name)
-        for one in found:
-            if one in others:
-                continue
+        for one in alike:
             same_gpus = sought.gpus is not None and one.record.get("gpus", []) == sought.gpus
             if same_gpus and not bits.check_same(one.name, one.record):
                 yield one

@@ -287,7 +287,7 @@ def digits4(
 
 def _syn(store: image_sets.Store, root: Path, size: int, seed: int, samples: int | None) -> Domain:
     """Return the domain whose images lie in folders of digits, below train and val."""
-    items, labels, test = [], [], []
+    items = []
     for item in store.items() if store.where.exists() else ():
         part, label, *rest = (*item.path.split("/"), "", "")
         if (
@@ -300,15 +300,14 @@ def _syn(store: image_sets.Store, root: Path, size: int, seed: int, samples: int
                 f"data set digits4: {store.where / item.path} is not one of {_SYN}; take it away"
             )
         items.append(item)
-        labels.append(DIGITS.index(label))
-        test.append(part == "val")
     if not items:
         raise DataError(
             f"data set digits4: {store.where} lacks the domain syn. It comes from {DIGITS4.where}; put it there, laid "
             f"out as {_SYN}, or choose other domains with data.domains"
         )
-    y = np.array(labels, dtype=np.int64)
-    table = image_sets.Table(items, y, np.zeros_like(y), np.array(test, dtype=bool))
+    y = np.array([DIGITS.index(item.path.split("/")[1]) for item in items], dtype=np.int64)
+    test = np.array([item.path.startswith("val/") for item in items])
+    table = image_sets.Table(items, y, np.zeros_like(y), test)
     spec = image_sets.ImageSet("digits4", ("syn",), DIGITS, size, seed, samples)
     (domain,) = image_sets.image_dataset(spec, table, store, root).domains
     return replace(domain, origin="rendered")
