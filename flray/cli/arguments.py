@@ -70,11 +70,6 @@ def files(incomplete: str) -> list[str]:
     return [*(n for n in found if n.endswith((".yaml", ".yml", "/"))), *yaml_files.names()]
 
 
-def files_and_datasets(incomplete: str) -> list[str]:
-    """Return the completions of `files`, and the names of data sets."""
-    return files(incomplete) + datasets(incomplete)
-
-
 def datasets(incomplete: str) -> list[str]:
     """Return the data sets."""
     from flray import registry

@@ -19,7 +19,7 @@ from flray.cli.arguments import (
     RunName,
     command,
     datasets,
-    files_and_datasets,
+    files,
     kinds,
     names,
     runs,
@@ -147,7 +147,11 @@ def data_list(as_json: AsJson = False) -> None:
 @command(data_commands, "show", "flray data show demo.yaml partition=domains --plot partition.png")
 def data_show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.yaml|NAME", autocompletion=files_and_datasets)
+        Path,
+        typer.Argument(
+            metavar="FILE.yaml|NAME",
+            autocompletion=lambda incomplete: [*files(incomplete), *datasets(incomplete)],
+        ),
     ],
     overrides: Overrides = None,
     plot: Path | None = None,

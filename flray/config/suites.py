@@ -8,7 +8,7 @@ from flray.config import arms, yaml_files
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import set_path
 from flray.config.sections import SETS_VALIDATION_APART
-from flray.config.sweep import Sweep, Where
+from flray.config.sweep import Sweep
 from flray.config.yaml_files import Plain
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
@@ -57,7 +57,12 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
         **dict.fromkeys(("scheduler", "tune", "until")),
         "seeds": config.sweep.seeds[:1],
         "skip": (*config.sweep.skip, *_repetitions(config)),
-        "where": tuple(_short_rules(config)),
+        # The rules without the settings that smoke replaces.
+        "where": tuple(
+            rule.model_copy(update={"settings": left})
+            for rule in config.sweep.where
+            if (left := {p: v for p, v in rule.settings.items() if not _fixed_clients(p)})
+        ),
     }
     sweep = config.sweep.model_copy(update=shorter)
     space = {path: domain for path, domain in config.space.items() if not _fixed_clients(path)}
@@ -194,14 +199,6 @@ def _client_counts(config: Config) -> Iterator[int]:
 def _arms(config: Config) -> list[Mapping[str, Plain]]:
     """Return the settings of every arm."""
     return [changes for one in config.arms.values() for changes in one.values()]
-
-
-def _short_rules(config: Config) -> Iterator[Where]:
-    """Yield the rules of ``sweep.where`` without the settings that smoke replaces."""
-    for rule in config.sweep.where:
-        left = {path: value for path, value in rule.settings.items() if not _fixed_clients(path)}
-        if left:
-            yield rule.model_copy(update={"settings": left})
 
 
 def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:

@@ -132,7 +132,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _open(self, point: Mapping[str, Any]) -> None:
         self._number = str(point["number"])
-        self._is_between_rounds = False
+        self._is_between_rounds = self._resumed = False
         self._failure: str | None = None
         self._opened: Federation | None = None
         self._lines: list[str] = []
@@ -142,8 +142,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._first: list[str | None] = []
         self._gpus: list[GpuIdentity] = []
         self._written: list[int] = []
-        self._resumed = False
-        self._recorded = int(point.get("recorded", 0))
+        self._recorded = int(point["recorded"])
         scheduler = self._shared.config.sweep.scheduler
         self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
         with self._failures():
@@ -151,14 +150,13 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             if lacking := bits.problem(experiment):
                 raise FlrayError(lacking)
             self._policy = CheckpointPolicy(experiment.checkpoint)
-            self._pause = min(experiment.rounds, point.get("until") or experiment.rounds)
+            self._pause = min(experiment.rounds, point["until"] or experiment.rounds)
             shared = samples = None
             if data := self._shared.data.get(data_key(experiment)):
                 outline, samples, fingerprint = data
                 shared = SharedDataset(ray.get(outline), ray.get(samples), fingerprint)
             spec = build_spec(experiment, shared)
-            chosen = point.get("metric", self._shared.config.sweep.metric)
-            self._metric = score_metric(chosen, spec.primary_metric)
+            self._metric = score_metric(point["metric"], spec.primary_metric)
             evaluation = experiment.evaluation
             self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])

@@ -19,14 +19,16 @@ from flray.config.loader import load as load_config
 from flray.data.datasets.class_folders import OFFICE_CALTECH10, PACS, VLCS
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
+from flray.data.sources.archives import Source
 from flray.data.sources.image_sets import (
     Store,
     check_proportions,
     content_groups,
     decode_images,
-    open_store,
+    find_store,
 )
 from flray.data.types import DataSet, Domain, Pooled, backing_file
+from flray.errors import DataError
 from flray.records import directory
 from flray.runs import resume_checks
 from tests.data.pictures import office, picture, pixels_of, trees, zipped
@@ -199,12 +201,14 @@ def test_many_images_come_in_order(tmp_path: Path) -> None:
 
 
 def test_a_place_is_a_folder_an_archive_or_nothing(tmp_path: Path) -> None:
-    assert open_store(tmp_path / "nowhere") is None
+    source = Source("some", "a friend")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden").touch()
-    assert open_store(tmp_path / "empty") is None
+    for name, found in (("nowhere", "missing"), ("empty", "empty")):
+        with pytest.raises(DataError, match=f"{name} is {found}. It comes from a friend"):
+            find_store(tmp_path, source, str(tmp_path / name), "CLASS/*.jpg")
     (tmp_path / "odd.tar").write_bytes(b"not a zip archive")
-    refused(open_store, tmp_path / "odd.tar")
+    refused(find_store, tmp_path, source, str(tmp_path / "odd.tar"), "CLASS/*.jpg")
 
 
 def only(folder: Path, mode: str = "RGB", size: int = 8) -> NDArray[np.uint8]:

@@ -32,6 +32,15 @@ from flray.tuning.trial_store import TrialFolder
 from tests.helpers import Clock
 from tests.tuning.helpers import begin, specs
 
+POINT = {
+    "number": "0001",
+    "values": {"seed": 0},
+    "bundles": [{"CPU": 1.0}],
+    "recorded": 0,
+    "until": None,
+    "metric": "auto",
+}
+
 
 def trial_of(
     content: dict[str, Any],
@@ -46,8 +55,8 @@ def trial_of(
             store, name = CheckpointStore(folder), session or uuid.uuid4().hex
             super().setup(config, SweepContext(load(content), {}, {}, store, name, others, 600.0))
 
-    point = {"number": "0001", "values": {"seed": 0}, "recorded": recorded}
-    return Trial(config={"point": {**point, "bundles": [{"CPU": 1.0, "GPU": gpus}]}})
+    bundle = {"CPU": 1.0, "GPU": gpus}
+    return Trial(config={"point": {**POINT, "recorded": recorded, "bundles": [bundle]}})
 
 
 def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
@@ -149,9 +158,7 @@ def test_a_stopped_trial_keeps_its_last_round(content: dict[str, Any], tmp_cwd: 
     trial = trial_of(content, str(tmp_cwd))
     trial.step()
     assert checkpoints(str(tmp_cwd), "0001") == []
-    trial.reset_config(
-        {"point": {"number": "0002", "values": {"seed": 1}, "bundles": [{"CPU": 1.0}]}}
-    )
+    trial.reset_config({"point": {**POINT, "number": "0002", "values": {"seed": 1}}})
     trial.step()
     trial.cleanup()
     for number in ("0001", "0002"):

@@ -5,6 +5,7 @@ are large.
 """
 
 import hashlib
+import itertools
 import math
 import os
 import threading
@@ -124,16 +125,6 @@ class Store:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def open_store(path: Path) -> Store | None:
-    """Return the files of a folder or zip archive, of the only archive in a folder without anything else, or None."""
-    if not path.is_dir():
-        return Store(path) if path.exists() else None
-    inside = [entry for entry in path.iterdir() if not _is_litter(entry.name)]
-    if len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip":
-        return Store(inside[0])
-    return Store(path) if inside else None
 
 
 def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
@@ -316,7 +307,7 @@ class ImageSet:
 
 
 def find_store(root: Path, source: Source, path: str | None, layout: str) -> Store:
-    """Return the files of a set.
+    """Return the files of a set: a folder or zip archive, or the only archive in a folder without anything else.
 
     Raises
     ------
@@ -324,14 +315,17 @@ def find_store(root: Path, source: Source, path: str | None, layout: str) -> Sto
         If they are missing; the message names the set, its origin, the place for it and its layout.
     """
     place = Path(path).expanduser() if path else root / "archives" / source.name
-    store = open_store(place)
-    if store is None:
+    inside = [place]
+    if place.is_dir():
+        inside = [entry for entry in place.iterdir() if not _is_litter(entry.name)]
+    if not inside or not place.exists():
         found = "empty" if place.exists() else "missing"
         raise DataError(
             f"data set {source.name} is not there: {place} is {found}. It comes from {source.where}; put the "
             f"folder or zip archive there (or give its place as data.path), laid out as {layout}"
         )
-    return store
+    packed = len(inside) == 1 and inside[0].is_file() and inside[0].suffix.lower() == ".zip"
+    return Store(inside[0] if packed else place)
 
 
 def split(table: Table, share: float, spec: ImageSet, store: Store | None = None) -> Table:
@@ -380,14 +374,17 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
         If a file is damaged, or a domain lacks training or test images.
     """
     assert table.test is not None
-    parts = _parts(spec, table)
-    for (part, domain), rows in parts.items():
+    parts: list[Rows] = []
+    for part, (domain, name) in itertools.product(("train", "test"), enumerate(spec.domains)):
+        rows = np.flatnonzero((table.domains == domain) & (table.test == (part == "test")))
         if not len(rows):
             raise DataError(
-                f"data set {spec.name}: the domain {spec.domains[domain]} has no {part} images in "
+                f"data set {spec.name}: the domain {name} has no {part} images in "
                 f"{store.where}; put some there, or choose other domains with data.domains"
             )
-    table = table.rows(np.concatenate(list(parts.values())))
+        most = spec.samples if part == "train" else None
+        parts.append(np.sort(cap_rows(name, rows, most, spec.seed)))
+    table = table.rows(np.concatenate(parts))
     arrays = keep_images(
         root / spec.name / _key(spec, table, store),
         spec.name,
@@ -396,7 +393,7 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
         (len(table.items), spec.size, spec.size, 3),
         lambda x: _decode(spec, table, store, x),
     )
-    sizes = [len(rows) for rows in parts.values()]
+    sizes = [len(rows) for rows in parts]
     domains = tuple(domains_of(spec.domains, arrays["x"], arrays["y"], sizes))
     return DataSet(spec.name, domains, spec.classes, *statistics_of(arrays["counts"]), spec.task)
 
@@ -420,18 +417,6 @@ def domains_of(names: Sequence[str], x: Array, y: Array, sizes: Sequence[int]) -
     pairs = list(zip(images, np.split(y, ends), strict=True))
     both = zip(names, pairs, pairs[len(names) :], strict=False)
     return [Domain(name, "real", *train, *test) for name, train, test in both]
-
-
-def _parts(spec: ImageSet, table: Table) -> dict[tuple[str, int], Rows]:
-    """Return the rows of each domain's training part, then of each one's test part; training parts capped."""
-    parts: dict[tuple[str, int], Rows] = {}
-    for part, is_test in (("train", False), ("test", True)):
-        for domain, name in enumerate(spec.domains):
-            rows = np.flatnonzero((table.domains == domain) & (table.test == is_test))
-            if not is_test:
-                rows = np.sort(cap_rows(name, rows, spec.samples, spec.seed))
-            parts[part, domain] = rows
-    return parts
 
 
 def _key(spec: ImageSet, table: Table, store: Store) -> str:
