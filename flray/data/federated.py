@@ -44,19 +44,20 @@ def with_normalisation(data: FederatedData, how: Normalisation) -> FederatedData
         return data
     mean, std = _NAMED[how] if isinstance(how, str) else (how.mean, how.std)
     found = how if isinstance(how, str) else f"mean of {len(mean)} values"
-    why = ""
     if data.x.dtype != np.uint8:
-        why = (
+        raise ConfigError(
+            "experiment.normalisation",
+            found,
             f"samples of {data.dataset} are no 8-bit images but {data.x.dtype}, which are taken as "
-            "they are; data"
+            "they are; data",
         )
-    elif len(mean) not in (1, data.shape[0]):
-        why = (
+    if len(mean) not in (1, data.shape[0]):
+        raise ConfigError(
+            "experiment.normalisation",
+            found,
             f"images of {data.dataset} have {data.shape[0]} channels; give mean and std of 1 or {data.shape[0]} "
-            "values, or data"
+            "values, or data",
         )
-    if why:
-        raise ConfigError("experiment.normalisation", found, why)
     return replace(data, mean=mean, std=std)
 
 

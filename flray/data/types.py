@@ -289,11 +289,11 @@ class FederatedData(_ZeroCopyPickle):
     unseen: tuple[ClientIndices, ...] = ()
     encoding: str = ""
     columns: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    partition_fingerprint: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        made = partition_fingerprint(self.clients, self.noise, self.unseen)
-        object.__setattr__(self, "partition_fingerprint", made)
+    @cached_property
+    def partition_fingerprint(self) -> str:
+        """Who holds which rows, and with how much noise; see the function of this name."""
+        return partition_fingerprint(self.clients, self.noise, self.unseen)
 
     @cached_property
     def everyone(self) -> tuple[ClientIndices, ...]:

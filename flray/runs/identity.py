@@ -146,12 +146,10 @@ def _package_digest() -> str:
 
 
 def _modules() -> Iterator[Path]:
-    besides = tuple(PACKAGE / part for part in _BESIDES)
-    for part in DECIDING:
-        path = PACKAGE / part
-        tables = path.rglob("*.toml")
-        for file in [path] if path.is_file() else sorted([*path.rglob("*.py"), *tables]):
-            if not any(file.is_relative_to(folder) for folder in besides):
+    for path in (PACKAGE / part for part in DECIDING):
+        inside = sorted([*path.rglob("*.py"), *path.rglob("*.toml")])
+        for file in [path] if path.is_file() else inside:
+            if not any(file.is_relative_to(PACKAGE / folder) for folder in _BESIDES):
                 yield file
 
 

@@ -82,8 +82,7 @@ class RunSession:
             self.journal.resume()
         if labels:
             self.journal.tags(labels)
-        status: directory.RunStatus = "running"
-        directory.update(folder, status=status, **changes)
+        directory.update(folder, status="running", **changes)
 
     def end(self, status: EndStatus, tracked_as: Status | None = None, **values: Any) -> None:
         """Record the end, in the journal first: without an end in its description, a run is resumable.

@@ -336,12 +336,8 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
                 number = trial_number(position * len(seeds) + repetition)
                 made.append(TrialSpec(number, setting, seed, experiment, draw=draw))
         except ConfigErrors as error:
-            for one in error.errors:
-                errors.append(
-                    ConfigError(
-                        f"space ({arms.label(setting)}): {one.path}", one.found, one.allowed
-                    )
-                )
+            where = f"space ({arms.label(setting)})"
+            errors += [ConfigError(f"{where}: {e.path}", e.found, e.allowed) for e in error.errors]
     if len(errors) > _SHOWN_ERRORS:
         left = len(errors) - _SHOWN_ERRORS
         errors[_SHOWN_ERRORS:] = [

@@ -253,12 +253,9 @@ class Sweep:
 
     def _sought(self, point: space.TrialSpec) -> Sought:
         experiment = point.experiment
-        data, metric = (
-            self._resources.dataset(experiment).fingerprint,
-            metric_of(self._config, point),
-        )
-        identity, gpus = run_identity(experiment, metric, data), self._resources.gpus(experiment)
-        return Sought(identity, gpus, code_of(experiment))
+        data = self._resources.dataset(experiment).fingerprint
+        identity = run_identity(experiment, metric_of(self._config, point), data)
+        return Sought(identity, self._resources.gpus(experiment), code_of(experiment))
 
     def _create(
         self, folder: Path, points: Sequence[space.TrialSpec], notify: Callable[[str], None]

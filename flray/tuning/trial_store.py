@@ -116,8 +116,7 @@ class TrialFolder:
         with Journal(self.path / JOURNAL) as journal:
             journal.tags({"trial.status": "stopped", "stopped_early": "true"})
             journal.end("FINISHED")
-        status: directory.RunStatus = "stopped"
-        directory.update(self.path, status=status)
+        directory.update(self.path, status="stopped")
 
     @property
     def identity(self) -> directory.TrialRecord:
