@@ -52,10 +52,7 @@ class Unit:
 
     def budget(self, tune: Tune) -> int:
         """Return the number of settings to try: at most all possible ones, and 0 if the space is empty."""
-        if not self.space:
-            return 0
-        size = self.size
-        return tune.samples if size is None else min(tune.samples, size)
+        return min(tune.samples, self.size or tune.samples) if self.space else 0
 
     @property
     def size(self) -> int | None:

@@ -164,13 +164,11 @@ class Files(Source):
 
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch the files, unless they are there, and decode them."""
-        if not self.present(root):
+        if self.downloads and not self.present(root):
             self._download(root / "archives" / self.name, progress)
         self.load(root)
 
     def _download(self, folder: Path, progress: Progress) -> None:
-        if not self.downloads:
-            raise DataError(self._absent(folder))
         from torchvision.datasets.utils import download_and_extract_archive, download_url
 
         for url, md5 in self.downloads.items():
