@@ -29,7 +29,7 @@ def _ignore(self: object, *info: Any, **more: Any) -> None:
 class Progress:
     """A display of a run or sweep that shows nothing; derive yours, as `RunProgress` and `SweepProgress` do."""
 
-    begin = trial_started = round = trial_done = standing = values = say = end = _ignore
+    begin = trial_started = round = trial_done = ended = standing = values = say = end = _ignore
 
     def tell(self, line: str) -> None:
         """Show a line for the user, and give it to the logger ``flray`` too."""
@@ -212,6 +212,11 @@ class SweepProgress(_Display):
             f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
             f"({self._done}/{self._total})"
         )
+
+    def ended(self, trials: int) -> None:
+        """Show how many trials have ended, with those that were stopped or taken over between two batches."""
+        self._done = trials
+        self._update(trials)
 
     def standing(self, line: str) -> None:
         """Show how the sweep stands: below the bar, or in a log now and then."""

@@ -52,7 +52,9 @@ class Standing:
             with contextlib.suppress(FlrayError):  # a search creates some folders later
                 folder = TrialFolder(sweep, number)
                 metric = str(folder.identity.get("metric") or "")
-                self.add(number, folder.status, folder.last_score(), metric)
+                # One that was killed is said to run.
+                status = folder.status if folder.status in ENDED_STATUSES else "waiting"
+                self.add(number, status, folder.last_score(), metric)
 
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
@@ -318,6 +320,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)
         session.close()
         if status == "interrupted":  # it goes on when what it waits for is decided
+            self._stands(number, "waiting", math.nan)
             return
         self._left -= point.experiment.rounds - done
         if values.get("failure"):

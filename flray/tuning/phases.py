@@ -57,10 +57,16 @@ class Phases:
         The sweep.
     settings : sequence of dict
         The compared settings; not needed if ``sweep.tune`` is set.
+
+    Attributes
+    ----------
+    points : dict of str to TrialSpec
+        The trials by number: all that were run, and those that may be next.
     """
 
     def __init__(self, config: Config, settings: Sequence[Values] = ()) -> None:
         self._config, self._until = config, config.sweep.until
+        self.points: dict[str, TrialSpec] = {}
         self._is_tuned, self._tune = config.sweep.tune is not None, config.sweep.tune or Tune()
         self._tunings = config.sweep.repeat.tuning or 1
         once = units(config) if self._is_tuned else [Unit(one, {}) for one in settings]
@@ -340,7 +346,7 @@ class Phases:
         """Return a trial of a unit; its position among the seeds, or its tuning, decides on its draw of the data."""
         setting = {**unit.setting, **tuned}
         draw = draw_of_data(self._config, setting, position)
-        return TrialSpec(
+        point = TrialSpec(
             trial_number(index),
             setting,
             seed,
@@ -350,6 +356,8 @@ class Phases:
             unit.repetition,
             draw,
         )
+        self.points[point.number] = point
+        return point
 
 
 def metric_of(config: Config, point: TrialSpec) -> str:

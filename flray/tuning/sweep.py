@@ -39,7 +39,6 @@ from flray.tuning.resources import TrialResources
 from flray.tuning.reuse import FinishedTrial, FinishedTrials, Sought, undo_half
 from flray.tuning.trial_store import (
     ENDED_STATUSES,
-    TERMINAL_STATUSES,
     TrialFolder,
     complete_settings,
     retry_failed,
@@ -88,6 +87,11 @@ def _check_reference(config: Config, points: Sequence[space.TrialSpec]) -> None:
             repr(reference),
             f"one of what is compared: {', '.join(names)}{nearest(reference, names)}",
         )
+
+
+def _ended(folder: Path) -> int:
+    """Return how many trials of a sweep have ended."""
+    return sum(trial.status in ENDED_STATUSES for trial in trial_folders(folder))
 
 
 class Sweep:
@@ -284,15 +288,19 @@ class Sweep:
         from flray.tuning.callback import TrialRecorder
         from flray.tuning.tuner import quiet_ray, run_trials
 
-        over = sum(f.status in TERMINAL_STATUSES for f in trial_folders(folder))
+        over = _ended(folder)
         self._progress.begin(self._total, over)
         with quiet_ray():
             for batch in self._batches(folder):
                 if batch.line:
                     self._progress.tell(batch.line)
+                points = self._points
                 if self._phases is not None:
                     self._points = {point.number: point for point in batch.points}
                     self._create(folder, batch.points, self._progress.tell)
+                    known = self._phases.points
+                    points = {n: p for n, p in known.items() if TrialFolder(folder, n).exists}
+                    self._progress.ended(_ended(folder))
                 left = sum(not has_reached(folder, p, batch.until) for p in batch.points)
                 if self._config.sweep.search == "optuna":
                     left = self._total - over
@@ -305,7 +313,7 @@ class Sweep:
                 recorder = TrialRecorder(
                     folder,
                     self._config,
-                    self._points,
+                    points,
                     left * (batch.until or self._config.experiment.rounds),
                     tracker,
                     self._progress,

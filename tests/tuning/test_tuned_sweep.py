@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from flray import api
+from flray.records import directory
 from flray.results.load import load_folder, load_mlflow
 from flray.results.sweep import build_table
 from flray.tracking.client import connect
@@ -78,6 +79,32 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
     taken = {one.taken_over.rpartition("/")[2] for one in planned if one.taken_over}
     assert taken == {f.number for f in ended if f.identity["phase"] == "tuning"}
     assert len(planned) == 4
+
+
+class _Counting(Seen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def ended(self, trials: int) -> None:
+        self.counts.append(trials)
+
+
+@pytest.mark.usefixtures("ray_here", "no_pictures")
+def test_its_standing_counts_all_trials_so_far(tuned: dict[str, Any]) -> None:
+    tuned["experiment"] |= {"rounds": 2, "model": "linear"}
+    tuned["arms"]["method"] = {"fedavg": {}, "fedprox": {"algorithm": "fedprox"}}
+    tuned["space"] = {"local.lr": {"grid": [0.02, 0.05, 0.1]}}
+    tuned["sweep"] |= {"concurrency": 1, "until": {"margin": 1e-9, "at_least": 2, "at_most": 3}}
+    tuned["sweep"]["tune"]["samples"] = 3
+    seen = _Counting()
+    result = api.tune(tuned, progress=seen)
+    # Six trials to round 1, of which two go on; four at the first two seeds, and two at the third.
+    assert seen.counts == [0, 4, 6, 10]
+    assert not any(f" {count} running" in line for line in seen.stood for count in (2, 3, 4, 5, 6))
+    assert seen.stood[-1].startswith("12 of 12 trials ended, 0 running; best so far: fed")
+    assert seen.stood[-1].endswith(", 3 seeds)")
+    assert directory.read(result.folder)["best"] == seen.stood[-1].partition("best so far: ")[2]
 
 
 def test_an_unknown_reference_is_refused_at_once(tuned: dict[str, Any], tmp_path: Path) -> None:
