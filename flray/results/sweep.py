@@ -104,7 +104,10 @@ def _compare(table: Table, source: ResultSet, reference: str | None) -> None:
 
 
 def _setting_table(source: ResultSet) -> Table:
-    """Return a row per setting, best first, and a column per client unless there are many."""
+    """Return a row per setting, best first, and a column per client unless there are many.
+
+    Settings that stopped early come after those that ran to their end, and rows without a number last.
+    """
     measured = [trial for trial in source.trials if trial.metric]
     metric = source.metric
     names, quantiles = client_columns(source)
@@ -129,11 +132,14 @@ def _setting_table(source: ResultSet) -> Table:
     table.columns = [
         replace(one, measure=apart if one.measure == "chosen" else metric) for one in columns
     ]
-    # Rows without a number come last.
     sign = 1.0 if lower_is_better(table.columns[0].measure) else -1.0
-    table.rows = dict(
-        sorted(table.rows.items(), key=lambda item: np.nan_to_num(sign * item[1][0].mean, nan=1e9))
-    )
+    early = {source.label(trial) for trial in source.trials if trial.status == "stopped"}
+
+    def place(item: tuple[str, list[Cell]]) -> tuple[bool, bool, float]:
+        mean = item[1][0].mean
+        return math.isnan(mean), item[0] in early, sign * mean
+
+    table.rows = dict(sorted(table.rows.items(), key=place))
     table.notes += [_QUANTILE_NOTE] if quantiles else []
     return table
 
@@ -336,7 +342,7 @@ class SweepResult:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per setting, best first.
+        """One row per setting, best first; those that stopped early come after those that ran to their end.
 
         ``score`` is the mean over the seeds that brought one, ``score_std`` their standard
         deviation (n - 1; NaN for one seed), ``seeds`` how many they are; likewise for each view,
@@ -367,13 +373,10 @@ class SweepResult:
             for name in measured:
                 row |= {name: values[name].mean(), f"{name}_std": values[name].std(ddof=1)}
             rows.append(row)
-        return pd.DataFrame(rows).sort_values(
-            "score",
-            ascending=self.mode == "min",
-            na_position="last",
-            ignore_index=True,
-            kind="stable",
-        )
+        found = pd.DataFrame(rows)
+        score, early = found["score"], found["stopped"] > 0
+        order = (score if self.mode == "min" else -score, early, score.isna())  # the last one first
+        return found.iloc[np.lexsort(order)].reset_index(drop=True)
 
     @cached_property
     def curves(self) -> pd.DataFrame:

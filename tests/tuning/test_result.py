@@ -81,6 +81,24 @@ def test_a_row_per_trial_and_one_per_setting(sweep: Path) -> None:
     assert SweepResult(sweep).best["algorithm"] == "fedavg"
 
 
+def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
+    """Its value of early rounds may be higher than those of the settings that went on."""
+    directory.update(sweep / "trials" / "0002", status="stopped")  # now both at one seed
+    assert list(SweepResult(sweep).summary["algorithm"]) == ["fedavg", "fedprox", "local"]
+    directory.update(sweep / "trials" / "0004", status="finished")
+    other = SweepResult(sweep)
+    assert list(other.summary["algorithm"]) == ["fedprox", "fedavg", "local"]
+    assert other.best["algorithm"] == "fedprox" and {one.seed for one in other.best_trials} == {
+        0,
+        1,
+    }
+    assert [name.partition(" ")[0] for name in other.main_table.rows] == [
+        "fedprox",
+        "fedavg",
+        "local",
+    ]
+
+
 @pytest.mark.parametrize(
     ("space", "labels"),
     [
