@@ -245,6 +245,13 @@ def softmax_gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return p.T @ x / len(y)
 
 
+def softmax_steps(w: Tensor, x: Tensor, y: Tensor, steps: int, lr: float = 0.1) -> Tensor:
+    """Return w after some steps down that gradient."""
+    for _ in range(steps):
+        w = w - lr * softmax_gradient(w, x, y)
+    return w
+
+
 def gradient_step(
     weights: Mapping[str, Tensor], loss: Callable[[Mapping[str, Tensor]], Tensor], lr: float = 0.1
 ) -> dict[str, Tensor]:
