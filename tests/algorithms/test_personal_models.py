@@ -171,10 +171,13 @@ def test_perfedavg_one_step_by_hand(form: str) -> None:
 
     Hessian-free, g is less alpha times a difference quotient, which is near the Hessian's product with g.
     """
-    federation = tiny.run(per(form, delta=DELTA), **tiny.full(lr=BETA))
-    w, ends, exact = tiny.start(federation)[V], [], []
-    for x, y in tiny.tensors():
-        g = tiny.softmax_gradient(w - ALPHA * tiny.softmax_gradient(w, x, y), x, y)
+    federation = tiny.fresh(per(form, delta=DELTA), **tiny.full(lr=BETA))
+    w, ends, exact, metrics = tiny.start(federation)[V], [], [], federation.step().metrics
+    for i, (x, y) in enumerate(tiny.tensors()):
+        adapted = tiny.softmax_steps(w, x, y, 1, ALPHA)
+        found = metrics[f"train/loss/client/client{i}"]
+        assert found == pytest.approx(float(F.cross_entropy(x @ adapted.T, y)), rel=1e-12)
+        g = tiny.softmax_gradient(adapted, x, y)
         after, before = (tiny.softmax_gradient(w + d * g, x, y) for d in (DELTA, -DELTA))
         second = ALPHA * (after - before) / (2 * DELTA) if form == "hf" else 0
         ends.append({V: w - BETA * (g - second)})
