@@ -89,7 +89,8 @@ class Aggregation(Section):
     """floating buffers (BatchNorm statistics): averaged, or personal to each client, with which it then tests the
     global model too (global/local; no global/common)"""
     weights: Literal["method", "samples", "uniform"] = "method"
-    """weights of the mean: as the method declares, by sample counts, or equal"""
+    """weights of the mean: as the method declares, by sample counts, or equal; where a method weighs replies in another
+    way (GDA of FedSKC), that stays"""
     block: int | None = Field(None, ge=1)
     """add the weights up in blocks of so many neighbouring clients (client number // block) near the clients, so that
     the server gets one sum per block: as they train, or, for methods whose weights follow from all replies, when

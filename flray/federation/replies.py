@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from flray import bits, trees
+from flray.algorithms.base import Algorithm
 from flray.algorithms.common.aggregation import InBlocks
 from flray.algorithms.server import Server
 from flray.algorithms.types import Reply, Stage
@@ -309,12 +310,21 @@ def aggregate(
     blocks = into_blocks(jobs, size if summed else None)
     kind = SummedReplies if summed else StageReplies if size is None else BlockwiseReplies
     replies = kind(federation, blocks, stage, round_metrics)
+    server, before = federation.server, dict(federation.server.models)
     try:
         with federation.hook("aggregate"):
-            algorithm.aggregate(federation.server, stage, replies)
+            algorithm.aggregate(server, stage, replies)
         replies.wait()
     finally:
         replies.release()
+    averages = stage.name == "train" and type(algorithm).aggregate is Algorithm.aggregate
+    same = all(server.models[name] is model for name, model in before.items())
+    if averages and same and replies.states and any(server.shared_names.values()):
+        server.warn(
+            "weights",
+            'no reply of stage train has "weights", so the global model stays as it was: return them in report, or '
+            'set shared = "none"',
+        )
     return replies.states
 
 

@@ -8,6 +8,8 @@ import pytest
 from flray import register_algorithm, registry
 from flray.algorithms import Algorithm
 from flray.config.loader import load
+from flray.federation.federation import Federation
+from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.messages import refused
 
@@ -30,6 +32,27 @@ class NoStages(Algorithm):
 
 def test_stages_that_are_not_yielded_are_named() -> None:
     refused(tiny.run, "no-stages")
+
+
+@register_algorithm("misspelt")
+class Misspelt(Algorithm):
+    """Sends its weights under another name."""
+
+    def report(self, client: Any) -> Any:
+        """Return them."""
+        return {"weight": client.weights()}
+
+
+def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
+    told: list[str] = []
+    for name in registry.algorithms.names():
+        if name != "no-stages":
+            spec = tiny.spec_of(name, **tiny.settings_for(name))
+            federation = Federation(spec, InlineExecutor(spec), told.append)
+            federation.step()
+            federation.step()
+    (line,) = [one for one in told if "weights" in one]
+    assert line.startswith('misspelt: no reply of stage train has "weights"')
 
 
 def test_two_plug_ins_under_one_name_are_refused(
