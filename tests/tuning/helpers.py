@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from flray.records import directory
 from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
-from flray.tuning.trial_store import trial_folders
+from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.helpers import Said
 
 
 def specs(source: Any, overrides: Sequence[Any] = ()) -> tuple[Config, list[TrialSpec]]:
-    """Return a sweep's resolved configuration and its trials."""
     config = resolve_sweep(load(source, overrides))
     return config, trial_specs(config, enumerate_settings(config))
 
@@ -30,6 +29,25 @@ def begin(config: Config, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     directory.save_config(folder, config)
     directory.write(folder, "sweep", directory.new_identity())
+
+
+def leave(
+    folder: Path,
+    point: TrialSpec,
+    config: Config,
+    metrics: Iterable[Mapping[str, Any]],
+    status: Any = "finished",
+    **ended: Any,
+) -> TrialFolder:
+    """Leave what a trial leaves that has recorded rounds, from the first on."""
+    trial = TrialFolder(folder, point.number)
+    trial.create(point, config)
+    session = trial.begin(point, directory.read(folder), config)
+    for round_, values in enumerate(metrics, start=1):
+        session.journal.record_round(round_, values)
+    trial.end(session, status, **ended)
+    session.close()
+    return trial
 
 
 class Seen(Said):
@@ -49,6 +67,14 @@ class Seen(Said):
 
 def digests(result: SweepResult) -> list[str]:
     return list(result.results["sha256"])
+
+
+def left(folder: Path) -> list[tuple[Any, ...]]:
+    """Return of each trial its number, status, setting, seed, digest, and scores."""
+    return [
+        (f.number, f.status, *map(f.identity.get, ("setting", "seed", "sha256")), f.scores())
+        for f in trial_folders(folder)
+    ]
 
 
 def rounds_recorded(folder: Path, phase: str = "comparison") -> int:

@@ -302,18 +302,16 @@ class _Sweep:
             TrialFolder(self.folder, point.number).create(point, self.config)
 
     def search(self) -> OptunaSearch:
-        def describe(point: TrialSpec) -> Values:
-            return {"number": point.number}
-
-        return OptunaSearch(self.config, self.folder, self.points, self.create, describe)
+        told = lambda point: {"number": point.number}  # noqa: E731
+        return OptunaSearch(self.config, self.folder, self.points, self.create, told)
 
     def end(self, number: str, score: float | None = None) -> None:
         """End a trial; without a score as one that failed."""
-        point, folder = self.points[number], TrialFolder(self.folder, number)
+        point = self.points[number]
         value = _value(point) if score is None else score
-        run(folder, point, self.config, point.experiment.rounds, lambda point, round_: value)
+        run(self.folder, point, self.config, point.experiment.rounds, lambda point, round_: value)
         if math.isnan(value):
-            directory.update(folder.path, status="failed")
+            directory.update(self.folder / "trials" / number, status="failed")
 
     def run(self, search: OptunaSearch, trials: int) -> None:
         for i in range(trials):

@@ -1,8 +1,9 @@
 """What a sweep runs next, on folders that trials left: the numbers are given, so that everything is known."""
 
+import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from flray.records import directory
 from flray.results.choices import tuned_settings
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
-from flray.tuning.phases import Phases, has_reached
-from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
+from flray.tuning.phases import Batch, Phases, has_reached
+from flray.tuning.space import TrialSpec, Values, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, retry_failed, trial_folders
 from flray.tuning.units import units
 from tests.messages import refused
-from tests.tuning.helpers import begin
+from tests.tuning.helpers import begin, leave, left
 
 Score = Callable[[TrialSpec, int], float]
 METHODS = {
@@ -63,22 +64,32 @@ def quality(point: TrialSpec, round_: int) -> float:
     return float(0.6 + gain - 0.05 * distance + noise + 0.01 * round_)
 
 
-def run(trial: TrialFolder, point: TrialSpec, config: Config, rounds: int, score: Score) -> None:
+def run(folder: Path, point: TrialSpec, config: Config, rounds: int, score: Score) -> None:
     """Leave what a trial leaves that has run up to a round."""
-    session = trial.begin(point, directory.read(trial.sweep), config)
-    for round_ in range(1, rounds + 1):
-        value = score(point, round_)
-        metrics = {"score": value, "global/common/accuracy": value, "time/round": 1.0}
-        if point.phase == "tuning":
-            metrics["global/validation/accuracy"] = value
-        session.journal.record_round(round_, metrics)
     scope = "validation" if point.phase == "tuning" else "common"
+    names = {"score", "global/common/accuracy", f"global/{scope}/accuracy"}
+    values = [score(point, round_) for round_ in range(1, rounds + 1)]
+    metrics = [{**dict.fromkeys(names, value), "time/round": 1.0} for value in values]
+    ended: dict[str, Any] = {"metric": f"global/{scope}/accuracy"}
     if rounds == point.experiment.rounds:
-        left: dict[str, Any] = {"sha256": "ab", "rounds": rounds}
-        trial.end(session, "finished", metric=f"global/{scope}/accuracy", **left)
-    else:
-        trial.end(session, "interrupted", metric=f"global/{scope}/accuracy")
-    session.close()
+        ended |= {"sha256": "ab", "rounds": rounds}
+    status = "finished" if "rounds" in ended else "interrupted"
+    leave(folder, point, config, metrics, status, **ended)
+
+
+def work(
+    config: Config,
+    folder: Path,
+    score: Score = quality,
+    count: int | None = None,
+    settings: Sequence[Values] = (),
+) -> Batch:
+    """Run the trials that come next, or so many of them."""
+    batch = Phases(config, settings).next(folder)
+    assert batch is not None
+    for point in batch.points[:count]:
+        run(folder, point, config, batch.until or point.experiment.rounds, score)
+    return batch
 
 
 def sweep(
@@ -102,14 +113,12 @@ def go(config: Config, folder: Path, score: Score, killed: int | None = None) ->
         if killed is not None:
             phases = Phases(config, settings)
             points = points[: chance.randint(1, len(points))]
-        for point in points:
-            TrialFolder(folder, point.number).create(point, config)
-        if killed is not None:
+            for point in points:
+                TrialFolder(folder, point.number).create(point, config)
             chance.shuffle(points)
             points = points[: chance.randint(1, len(points))]
         for point in points:
-            rounds = point.experiment.rounds if batch.until is None else batch.until
-            run(TrialFolder(folder, point.number), point, config, rounds, score)
+            run(folder, point, config, batch.until or point.experiment.rounds, score)
             assert has_reached(folder, point, batch.until)
     assert len(lines) < 1000
     return lines
@@ -118,7 +127,7 @@ def go(config: Config, folder: Path, score: Score, killed: int | None = None) ->
 def test_arms_have_one_budget_and_the_best_goes_on(tuned: dict[str, Any], tmp_path: Path) -> None:
     lines = sweep(tuned, tmp_path)
     source = load_folder(tmp_path)
-    fedavg, local, fedprox = tuned_settings(source)
+    chosen = fedavg, local, fedprox = tuned_settings(source)
     assert (fedavg.settings, fedprox.settings, local.settings) == (12, 12, 2)
     assert fedavg.trials == fedprox.trials == 24 and local.trials == 4
     # 12 settings in generations of 10 and 2: of each the best third goes on at rounds 1 and 3.
@@ -130,13 +139,9 @@ def test_arms_have_one_budget_and_the_best_goes_on(tuned: dict[str, Any], tmp_pa
     assert "12 settings tried in 24 trials, 80 rounds, 80 s" in fedavg.line
     assert sum(line.startswith("tuning") for line in lines) == 6
     compared = list(source.trials)
-    assert [(t.setting["arms.method"], t.seed) for t in compared] == [
-        (method, seed) for seed in (0, 1) for method in METHODS
-    ]
-    assert all(
-        trial.tuned == one.chosen
-        for one, trial in zip((fedavg, local, fedprox), compared[:3], strict=True)
-    )
+    found = [(t.seed, t.setting["arms.method"]) for t in compared]
+    assert found == [*itertools.product((0, 1), METHODS)]
+    assert [trial.tuned for trial in compared[:3]] == [one.chosen for one in chosen]
     table = build_table(source)
     assert list(table.rows) == ["fedprox", "fedavg", "local"]
     assert [one for one in table.notes if one.startswith("tuning of fedprox: mu=")]
@@ -151,14 +156,7 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     folders = [tmp_path / "whole", tmp_path / "broken"]
     sweep(tuned, folders[0])
     sweep(tuned, folders[1], killed=killed)
-    whole, broken = (
-        [
-            (f.number, f.status, f.identity["setting"], f.identity["seed"], f.rounds_recorded())
-            for f in trial_folders(folder)
-        ]
-        for folder in folders
-    )
-    assert whole == broken
+    assert left(folders[0]) == left(folders[1])
     tables = [build_table(load_folder(folder)) for folder in folders]
     assert tables[0].conclusions == tables[1].conclusions
     decided = tables[0].studies.each[0].differences
@@ -191,12 +189,7 @@ def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_pa
     tuned["sweep"]["tune"] |= {"samples": 3, "seeds": [100]}
     config = resolve_sweep(load(tuned))
     begin(config, tmp_path)
-    first = Phases(config).next(tmp_path)
-    assert first is not None and first.until == 1
-    for point in first.points:
-        trial = TrialFolder(tmp_path, point.number)
-        trial.create(point, config)
-        run(trial, point, config, 1, quality)
+    assert work(config, tmp_path).until == 1
     failed = TrialFolder(tmp_path, "0002")  # the best so far
     directory.update(failed.path, status="failed", failure="ValueError: no")
     assert go(config, tmp_path, quality)[0].endswith("1 trials to round 3")
@@ -221,9 +214,7 @@ def test_a_rung_that_was_decided_stays_so_if_a_setting_fails_later(
         batch = Phases(config).next(tmp_path)
         assert batch is not None and (batch.until, len(batch.points)) == (rung, count)
         for point in batch.points:
-            trial = TrialFolder(tmp_path, point.number)
-            trial.create(point, config)
-            run(trial, point, config, rung if point.number != "0001" else 1, falling)
+            run(tmp_path, point, config, rung if point.number != "0001" else 1, falling)
     directory.update(tmp_path / "trials" / "0001", status="failed", failure="ValueError: no")
     go(config, tmp_path, falling)
     (fedavg,) = tuned_settings(load_folder(tmp_path))
@@ -274,15 +265,10 @@ def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
         level = 0.6 if method == "fedavg" else 0.2
         return level + np.random.default_rng([point.seed, len(method)]).normal() / 500
 
-    first = Phases(config, enumerate_settings(config)).next(tmp_path)
-    assert first is not None
-    for point in first.points:
-        trial = TrialFolder(tmp_path, point.number)
-        trial.create(point, config)
-        run(trial, point, config, point.experiment.rounds, score)
+    first = work(config, tmp_path, score, settings=enumerate_settings(config))
     failed = next(p for p in first.points if p.setting["arms.method"] == "fedavg")
-    failed_folder = TrialFolder(tmp_path, failed.number).path
-    directory.update(failed_folder, status="failed", failure="ValueError: no")
+    folder = TrialFolder(tmp_path, failed.number).path
+    directory.update(folder, status="failed", failure="ValueError: no")
     assert len(go(config, tmp_path, score)) == 1  # in place of the one that failed
     (pair,) = build_table(load_folder(tmp_path)).studies.each[0].differences
     assert (pair.verdict, pair.seeds) == ("withheld", 5)
@@ -296,21 +282,13 @@ def test_a_failed_trial_of_a_tuning_does_not_change_what_is_compared(
     del tuned["arms"]["method"]["fedprox"]
     config = resolve_sweep(load(tuned))
     begin(config, tmp_path)
-
-    def work(count: int) -> None:
-        batch = Phases(config).next(tmp_path)
-        assert batch is not None
-        for point in batch.points[:count]:
-            trial = TrialFolder(tmp_path, point.number)
-            trial.create(point, config)
-            run(trial, point, config, point.experiment.rounds, quality)
-
-    work(5)
+    work(config, tmp_path, count=5)
     fedavg = [f for f in trial_folders(tmp_path) if f.identity["compared"] == FEDAVG]
     local = [f for f in trial_folders(tmp_path) if f.identity["compared"] != FEDAVG]
     for folder in (fedavg[1], *local):
         directory.update(folder.path, status="failed", failure="OSError: no")
-    work(1)  # nothing of local ran to the end, so fedavg alone is compared, and the sweep is killed
+    # Nothing of local ran to the end, so fedavg alone is compared, and the sweep is killed.
+    work(config, tmp_path, count=1)
     assert retry_failed(tmp_path) == 1
     assert fedavg[1].status == "failed" and {one.status for one in local} == {"waiting"}
     go(config, tmp_path, quality)
@@ -394,11 +372,8 @@ def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -
         "algorithm.mu": {"grid": [0.1, 1.0]},
     }
     content["sweep"] = {"seeds": [0], "tune": {"seeds": [9], "search": "random"}}
-    found = units(resolve_sweep(load(content)))
-    assert [(one.name, list(one.space), one.size) for one in found] == [
-        ("fedavg", ["local.lr"], 2),
-        ("fedprox", ["local.lr", "algorithm.mu"], 4),
-    ]
+    found = [(one.name, *one.space, one.size) for one in units(resolve_sweep(load(content)))]
+    assert found == [("fedavg", "local.lr", 2), ("fedprox", "local.lr", "algorithm.mu", 4)]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from flray.tuning.space import TUNINGS as DEFAULT
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
 from tests.messages import refused
+from tests.tuning.helpers import left, specs
 from tests.tuning.test_phases import sweep, tuned
 
 __all__ = ["tuned"]
@@ -53,16 +54,13 @@ def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: 
     assert len(tried[0]) == len(tried[1]) == 16
     assert set(tried[0]) & set(tried[1]) == {default}
     source = load_folder(tmp_path)
-    compared = [
-        (one.setting["arms.method"], one.seed, one.repetition, one.tuned["local.lr"])
-        for one in source.trials
-    ]
-    assert [one[:3] for one in compared] == [
+    compared = [(one.setting["arms.method"], one.seed, one.repetition) for one in source.trials]
+    assert compared == [
         (method, seed, position % 2)
         for position, seed in enumerate((0, 1, 2, 102))
         for method in ("fedavg", "fedprox")
     ]
-    of_fedavg = {one[2]: one[3] for one in compared if one[0] == "fedavg"}
+    of_fedavg = {one.repetition: one.tuned["local.lr"] for one in source.trials[::2]}
     assert len(set(of_fedavg.values())) == 2
     found = {one.name: one for one in tuned_settings(source)}
     assert set(found) == {f"{m}, tuning {n}" for m in ("fedavg", "fedprox") for n in (1, 2)}
@@ -90,25 +88,20 @@ def test_its_report_and_kept_file_say_the_same(repeated: dict[str, Any], tmp_pat
 def test_killed_it_chooses_alike(repeated: dict[str, Any], tmp_path: Path, killed: int) -> None:
     sweep(repeated, tmp_path / "whole")
     sweep(repeated, tmp_path / "broken", killed=killed)
-    whole, broken = (
-        [
-            (f.number, f.status, f.identity["setting"], directory.read_config(f.path))
-            for f in trial_folders(folder)
-        ]
-        for folder in (tmp_path / "whole", tmp_path / "broken")
-    )
+    folders = tmp_path / "whole", tmp_path / "broken"
+    assert left(folders[0]) == left(folders[1])
+    whole, broken = ([directory.read_config(f.path) for f in trial_folders(x)] for x in folders)
     assert whole == broken
 
 
 def test_draws_are_dealt_over_the_seeds_of_a_plain_sweep(content: dict[str, Any]) -> None:
     content["experiment"]["data"] = {"name": "random", "seed": 3}
     content["sweep"] = {"seeds": [5, 6, 7], "repeat": {"data": 3}}
-    config = resolve_sweep(load(content))
-    specs = trial_specs(config, enumerate_settings(config))
-    draws = [(one.seed, one.experiment.data.options["seed"]) for one in specs]
+    _, made = specs(content)
+    draws = [(one.seed, one.experiment.data.options["seed"]) for one in made]
     assert set(draws) == {(5, 3), (6, 4), (7, 5)}
-    assert all(one.values["data.seed"] == one.experiment.data.options["seed"] for one in specs)
-    assert all("data.seed" not in one.setting for one in specs)
+    assert [one.values["data.seed"] for one in made] == [draw for _, draw in draws]
+    assert all("data.seed" not in one.setting for one in made)
 
 
 def test_the_default_budget_is_spent_on_several_tunings(tuned: dict[str, Any]) -> None:
@@ -146,9 +139,7 @@ def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: dict[str, An
                 seed = phases._draw_seed(unit.repetition)
                 mine.append(unit.suggest(tune, seed, index, [], mine, "max"))
             rates.append([one["local.lr"] for one in mine])
-        whole = [
-            rate for tried in rates[:2] for rate in tried
-        ]  # 20 settings, as a single tuning has
+        whole = rates[0] + rates[1]  # 20 settings, as a single tuning has
         several, single = {}, {}
         for arm in "abcde":
             chosen = [best(tried, 1, generator) for tried in rates]

@@ -13,24 +13,13 @@ from flray.config.loader import load
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.sweep import SweepResult
-from flray.runs.session import RunSession
 from flray.tuning.callback import Standing
 from flray.tuning.space import trial_specs
 from flray.tuning.trial_store import TrialFolder, suggested_settings, trial_folders
 from tests.messages import refused
-from tests.tuning.helpers import begin, specs
+from tests.tuning.helpers import begin, leave, specs
 
-
-def begun(content: dict[str, Any], folder: Path) -> list[tuple[TrialFolder, RunSession]]:
-    """Begin all trials of a sweep."""
-    config, made = specs(content)
-    begin(config, folder)
-    found = []
-    for point in made:
-        trial = TrialFolder(folder, point.number)
-        trial.create(point, config)
-        found.append((trial, trial.begin(point, directory.read(folder), config)))
-    return found
+ACCURACY = "global/common/accuracy"
 
 
 @pytest.fixture
@@ -38,23 +27,24 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     """A sweep's folder with two methods at two seeds, one trial stopped early, and a third method that failed."""
     content["space"] = {"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.5}, "local"]}}
     finals = {"0001": (0.8, 3), "0002": (0.9, 3), "0003": (0.6, 3), "0004": (0.5, 1)}
-    for trial, session in begun(content, tmp_path):
-        final, rounds = finals.get(trial.number, (0.0, 0))
-        for round_ in range(1, rounds + 1):
-            score = final - 0.1 * (rounds - round_)
-            metrics = dict.fromkeys(("score", "global/common/accuracy"), score)
-            local = "global/local/accuracy"
-            clients = {f"{local}/client/a": score + 0.05, f"{local}/client/b": score - 0.05}
-            session.journal.record_round(
-                round_, {**metrics, local: score, **clients, "time/round": 2.0}
-            )
-        if rounds == 0:
-            failure = "client 1 (b), round 1: ValueError: no\nmore"
-            trial.end(session, "failed", failure=failure, metric=None)
-        else:
-            ended, digest = ("finished", "ab") if rounds == 3 else ("stopped", None)
-            trial.end(session, ended, metric="global/common/accuracy", sha256=digest)
-        session.close()
+    ends: dict[int, dict[str, Any]] = {
+        3: {"metric": ACCURACY, "sha256": "ab"},
+        1: {"status": "stopped", "metric": ACCURACY, "sha256": None},
+        0: {"status": "failed", "failure": "client 1 (b), round 1: ValueError: no\nmore"},
+    }
+    config, made = specs(content)
+    begin(config, tmp_path)
+    local = "global/local/accuracy"
+    for point in made:
+        final, rounds = finals.get(point.number, (0.0, 0))
+        scores = [final - 0.1 * before for before in reversed(range(rounds))]
+        metrics = [
+            {f"{local}/client/a": score + 0.05, f"{local}/client/b": score - 0.05}
+            | dict.fromkeys(("score", ACCURACY, local), score)
+            | {"time/round": 2.0}
+            for score in scores
+        ]
+        leave(tmp_path, point, config, metrics, **{"metric": None, **ends[rounds]})
     return tmp_path
 
 
@@ -86,30 +76,19 @@ def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
     directory.update(sweep / "trials" / "0002", status="stopped")  # now both at one seed
     assert list(SweepResult(sweep).summary["algorithm"]) == ["fedavg", "fedprox", "local"]
     directory.update(sweep / "trials" / "0004", status="finished")
-    other = SweepResult(sweep)
-    assert list(other.summary["algorithm"]) == ["fedprox", "fedavg", "local"]
-    assert other.best["algorithm"] == "fedprox" and {one.seed for one in other.best_trials} == {
-        0,
-        1,
-    }
-    assert [name.partition(" ")[0] for name in other.main_table.rows] == [
-        "fedprox",
-        "fedavg",
-        "local",
-    ]
+    other, order = SweepResult(sweep), ["fedprox", "fedavg", "local"]
+    assert list(other.summary["algorithm"]) == order and other.best["algorithm"] == "fedprox"
+    assert {one.seed for one in other.best_trials} == {0, 1}
+    assert [name.partition(" ")[0] for name in other.main_table.rows] == order
+
+
+NETWORKS = {"grid": [{"name": "mlp", "hidden": [8, 4]}, {"name": "mlp", "hidden": [8]}]}
 
 
 @pytest.mark.parametrize(
     ("space", "labels"),
     [
-        (
-            {
-                "model": {
-                    "grid": [{"name": "mlp", "hidden": [8, 4]}, {"name": "mlp", "hidden": [8]}]
-                }
-            },
-            {"hidden=[8, 4]", "hidden=[8]"},
-        ),
+        ({"model": NETWORKS}, {"hidden=[8, 4]", "hidden=[8]"}),
         # beside a column of fractions, in which a whole number must stay one
         (
             {"local.batch_size": {"grid": [16384, 8]}, "local.lr": {"grid": [0.5]}},
@@ -120,18 +99,16 @@ def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
 def test_settings_of_any_type_have_labels(
     space: dict[str, Any], labels: set[str], content: dict[str, Any], tmp_path: Path
 ) -> None:
-    content["space"] = space
-    for trial, session in begun(content, tmp_path):
-        session.journal.record_round(1, {"global/common/accuracy": 0.5, "score": 0.5})
-        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab")
-        session.close()
+    config, made = specs({**content, "space": space})
+    begin(config, tmp_path)
+    for point in made:
+        rounds = [{ACCURACY: 0.5, "score": 0.5}]
+        leave(tmp_path, point, config, rounds, metric=ACCURACY, sha256="ab")
     result = SweepResult(tmp_path)
-    assert {label: len(values) for label, values in result.scores().items()} == dict.fromkeys(
-        labels, 2
-    )
-    assert set(map(str, result.summary[result.data.varying[0]])) == {
-        n.split("=")[1] for n in labels
-    }
+    found = {label: len(values) for label, values in result.scores().items()}
+    assert found == dict.fromkeys(labels, 2)
+    shown = set(map(str, result.summary[result.data.varying[0]]))
+    assert shown == {label.split("=")[1] for label in labels}
 
 
 def test_the_table_says_what_matters(sweep: Path) -> None:
@@ -139,9 +116,8 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
     Console(file=buffer, width=160).print(SweepResult(sweep).table())
     lines = buffer.getvalue().splitlines()
     assert any("setting" in line and "score" in line for line in lines)
-    fedavg, fedprox = (
-        next(line for line in lines if line.startswith(f"│ {name}"))
-        for name in ("fedavg", "fedprox")
+    (fedavg,), (fedprox,) = (
+        [line for line in lines if line.startswith(f"│ {name}")] for name in ("fedavg", "fedprox")
     )
     assert "85.00 ± 7.07" in fedavg and "90.00 ± 7.07" in fedavg and "80.00 ± 7.07" in fedavg
     assert "mu=0.5" in fedprox
@@ -166,16 +142,14 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
     assert trial_folders(sweep)[3].scores() == [(1, 0.5)]
 
 
+BEST = "round of the best mean validation value, the last where there is none"
+
+
 @pytest.mark.parametrize(
     ("protocol", "score", "client", "note"),
     [
         ("last", 0.5, 0.55, ""),
-        (
-            "best",
-            0.7,
-            0.75,
-            "round of the best mean validation value, the last where there is none",
-        ),
+        ("best", 0.7, 0.75, BEST),
         ("mean-last", 0.6, 0.65, "mean of the last 2 evaluated rounds"),
     ],
 )
@@ -185,20 +159,17 @@ def test_the_protocol_decides_the_score(
     evaluation = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
     content["experiment"]["evaluation"] = evaluation
     content["space"] = {"algorithm": {"grid": ["fedavg"]}}
-    for trial, session in begun(content, tmp_path):
-        for round_, test, validation in ((2, 0.3, 0.4), (4, 0.7, 0.9), (6, 0.5, 0.8)):
-            # A round that is not evaluated has an old score.
-            session.journal.record_round(round_ - 1, {"score": test - 0.2, "time/round": 1.0})
-            metrics = {
-                "score": test,
-                "global/common/accuracy": test,
-                "global/validation/accuracy": validation,
-                "global/local/accuracy/client/a": test + 0.05,
-                "time/round": 1.0,
-            }
-            session.journal.record_round(round_, metrics)
-        trial.end(session, "finished", metric="global/common/accuracy", sha256="ab")
-        session.close()
+    rounds = []
+    for test, validation in ((0.3, 0.4), (0.7, 0.9), (0.5, 0.8)):
+        # A round that is not evaluated has an old score.
+        rounds.append({"score": test - 0.2, "time/round": 1.0})
+        tested = {ACCURACY: test, "global/local/accuracy/client/a": test + 0.05}
+        tested |= {"global/validation/accuracy": validation}
+        rounds.append({"score": test, "time/round": 1.0, **tested})
+    config, made = specs(content)
+    begin(config, tmp_path)
+    for point in made:
+        leave(tmp_path, point, config, rounds, metric=ACCURACY, sha256="ab")
     result = SweepResult(tmp_path)
     assert result.best["score"] == pytest.approx(score)
     assert result.results["client/a"].tolist() == pytest.approx([client] * len(result.results))
@@ -216,7 +187,7 @@ def test_a_sweep_s_line_counts_and_names_the_best(content: dict[str, Any], tmp_p
     content["sweep"]["seeds"] = [0, 1, 2]
     found = Standing(tmp_path, points_of(content))
     assert found.line() == "0 of 6 trials ended, 0 running"
-    accuracy = "personal/local/accuracy"
+    accuracy, loss = "personal/local/accuracy", "global/common/loss"
     found.add("0001", "finished", 0.8, accuracy)
     found.add("0004", "running", math.nan, accuracy)
     assert found.line() == (
@@ -231,10 +202,10 @@ def test_a_sweep_s_line_counts_and_names_the_best(content: dict[str, Any], tmp_p
         "0.8200 (95 % interval 0.7703 to 0.8697, 3 seeds)"
     )
     for number, (_, score, *_) in list(found._trials.items()):
-        found.add(number, "finished", 0.5 if math.isnan(score) else score, "global/common/loss")
+        found.add(number, "finished", 0.5 if math.isnan(score) else score, loss)
     assert "lr=0.1" in found.line()
     for number in found._points:
-        found.add(number, "finished", math.inf, "global/common/loss")
+        found.add(number, "finished", math.inf, loss)
     assert found.line().endswith(", inf (3 seeds)")
 
 
@@ -242,22 +213,18 @@ def test_trials_stopped_early_are_not_the_best_and_metrics_are_not_mixed(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
     found = Standing(tmp_path, points_of(content))
-    found.add("0001", "stopped", 0.99, "global/common/accuracy")
-    found.add("0003", "finished", 0.5, "global/common/accuracy")
+    found.add("0001", "stopped", 0.99, ACCURACY)
+    found.add("0003", "finished", 0.5, ACCURACY)
     assert "lr=0.1, 0.5000" in found.line() and "2 of 4 trials ended" in found.line()
     found.add("0002", "finished", 0.8, "personal/local/accuracy")
     assert found.best() == (
         "by global/common/accuracy: fedavg · digits-sklearn · lr=0.1, 0.5000 (1 seed); "
         "by personal/local/accuracy: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
     )
-
-
-def test_settings_that_a_title_does_not_tell_apart_stay_two(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+    # Settings that a title does not tell apart stay two.
     found = Standing(tmp_path, points_of(content, 0.10001, 0.10002))
     for number, score in (("0001", 0.8), ("0003", 0.5)):
-        found.add(number, "finished", score, "global/common/accuracy")
+        found.add(number, "finished", score, ACCURACY)
     assert found.best() == "fedavg · digits-sklearn · lr=0.1, 0.8000 (1 seed)"
 
 

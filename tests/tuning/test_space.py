@@ -206,16 +206,12 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
     content["paper"] = {"name": "fedskc", "table": "table5", "title": "x"}
     content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
     variant = {"algorithm": {"name": "fedskc", "gda": False, "gpr": False}}
+    fedavg, domains = {"method": {"fedavg": {}}}, {"Digits": {"partition": "domains"}}
+    skew = {"skew": {"α = 0.3": {"partition.alpha": 0.3}}}
     for arms, name in (
-        (
-            {"method": {"LCL alone": variant}, "data": {"Digits": {"partition": "domains"}}},
-            "LCL alone · Digits",
-        ),
-        (
-            {"method": {"fedavg": {}}, "skew": {"α = 0.3": {"partition.alpha": 0.3}}},
-            "fedavg · digits-sklearn · α = 0.3",
-        ),
-        ({"method": {"fedavg": {}}}, "fedavg · digits-sklearn · α=0.2"),
+        ({"method": {"LCL alone": variant}, "data": domains}, "LCL alone · Digits"),
+        ({**fedavg, **skew}, "fedavg · digits-sklearn · α = 0.3"),
+        (fedavg, "fedavg · digits-sklearn · α=0.2"),
     ):
         config, (point, *_) = specs({**content, "arms": arms})
         assert setting_title(point) == name
@@ -242,14 +238,11 @@ GIB = 2**30
 
 
 def _bundles(
-    content: dict[str, Any],
-    available: dict[str, float],
-    trials: int,
-    concurrency: int | str = "auto",
-    **resources: Any,
+    content: dict[str, Any], available: dict[str, float], trials: int = 8, **resources: Any
 ) -> list[dict[str, float]]:
+    together = resources.pop("concurrency", "auto")
     content["experiment"]["resources"] = resources
-    return TrialResources(available, trials, concurrency).bundles(load(content).experiment)
+    return TrialResources(available, trials, together).bundles(load(content).experiment)
 
 
 @pytest.mark.parametrize(
@@ -266,10 +259,8 @@ def _bundles(
 def test_the_machine_is_dealt_out_to_the_trials(
     content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int
 ) -> None:
-    assert _bundles(content, {"CPU": cpus}, trials, concurrency) == [
-        *([{}] if actors > 1 else []),
-        *[{"CPU": 1.0}] * actors,
-    ]
+    found = _bundles(content, {"CPU": cpus}, trials, concurrency=concurrency)
+    assert found == [{}] * (actors > 1) + [{"CPU": 1.0}] * actors
 
 
 def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> None:
@@ -286,14 +277,14 @@ def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> 
 
 
 def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: dict[str, Any]) -> None:
-    assert _bundles(content, {"CPU": 4}, 8, executor="inline") == [{"CPU": 1.0}]
-    assert _bundles(content, {"CPU": 4}, 8) == [{"CPU": 1.0}]
-    assert _bundles(content, {"CPU": 4}, 8, actors=1) == [{}, {"CPU": 1.0}]  # asked for
-    assert _bundles(content, {"CPU": 16, "GPU": 1}, 8) == [{"CPU": 1.0, "GPU": 0.25}]
-    halves = _bundles(content, {"CPU": 16, "GPU": 2}, 8, actors=2, gpus_per_actor=0.5)
+    assert _bundles(content, {"CPU": 4}, executor="inline") == [{"CPU": 1.0}]
+    assert _bundles(content, {"CPU": 4}) == [{"CPU": 1.0}]
+    assert _bundles(content, {"CPU": 4}, actors=1) == [{}, {"CPU": 1.0}]  # asked for
+    assert _bundles(content, {"CPU": 16, "GPU": 1}) == [{"CPU": 1.0, "GPU": 0.25}]
+    halves = _bundles(content, {"CPU": 16, "GPU": 2}, actors=2, gpus_per_actor=0.5)
     assert halves == [{}, *[{"CPU": 1.0, "GPU": 0.5}] * 2]
     content["experiment"]["faults"] = {"round_timeout": 60}  # nobody else could cut a client off
-    assert _bundles(content, {"CPU": 4}, 8) == [{}, {"CPU": 1.0}]
+    assert _bundles(content, {"CPU": 4}) == [{}, {"CPU": 1.0}]
 
 
 def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
@@ -317,10 +308,9 @@ def test_a_batch_is_measured_unless_a_larger_one_serves_it(
         measured.append(spec.config.local.batch_size)
         return ResourceSurvey(GIB, measured[-1] * GIB // 64, (Gpu("a", 0, 20 * GIB),), "", (1.0,))
 
+    node = {"id": "a", "name": "a", "CPU": 8.0, "GPU": 1.0}
     monkeypatch.setattr(placement, "survey_nodes", survey)
-    monkeypatch.setattr(
-        placement, "node_resources", lambda: [{"id": "a", "name": "a", "CPU": 8.0, "GPU": 1.0}]
-    )
+    monkeypatch.setattr(placement, "node_resources", lambda: [node])
     sizes = [33, 64, 256, 1024]
     content |= {"space": {"local.batch_size": {"grid": sizes}}, "sweep": {"seeds": [0]}}
     content["experiment"]["resources"] = {}
@@ -335,8 +325,7 @@ def test_a_batch_is_measured_unless_a_larger_one_serves_it(
 
 
 def test_the_largest_batch_of_a_search_is_checked_first() -> None:
-    domains = {"local.batch_size": [16, 64, 32], "local.lr": [0.1, 0.2]}
-    space = {path: Grid(grid=tuple(values)) for path, values in domains.items()}
+    space = {"local.batch_size": Grid(grid=(16, 64, 32)), "local.lr": Grid(grid=(0.1, 0.2))}
     assert first_values(space) == {"local.batch_size": 64, "local.lr": 0.1}
 
 

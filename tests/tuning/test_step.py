@@ -17,12 +17,8 @@ from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.metrics.summary import summarise_history
-from flray.records.directory import (
-    INITIAL_DIAGNOSTICS,
-    PARTITION,
-    checkpoints,
-    remove_old_checkpoints,
-)
+from flray.records import directory
+from flray.records.directory import checkpoints, remove_old_checkpoints
 from flray.runs.progress import Progress
 from flray.tuning import trial as trial_module
 from flray.tuning.callback import TrialRecorder
@@ -32,14 +28,8 @@ from flray.tuning.trial_store import TrialFolder
 from tests.helpers import Clock
 from tests.tuning.helpers import begin, specs
 
-POINT = {
-    "number": "0001",
-    "values": {"seed": 0},
-    "bundles": [{"CPU": 1.0}],
-    "recorded": 0,
-    "until": None,
-    "metric": "auto",
-}
+FIRST = {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}]}
+POINT = {**FIRST, "recorded": 0, "until": None, "metric": "auto"}
 
 
 def trial_of(
@@ -144,7 +134,8 @@ def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
 
     def first(trial: FederationTrial) -> list[Any]:
         report = json.loads(trial.step()["report"])
-        return [report.get(name) for name in (PARTITION, INITIAL_DIAGNOSTICS)]
+        names = directory.PARTITION, directory.INITIAL_DIAGNOSTICS
+        return [report.get(name) for name in names]
 
     reported = first(trial_of(content, str(tmp_cwd)))
     again = trial_of(content, str(tmp_cwd))
@@ -220,10 +211,8 @@ def test_the_score_is_the_number_that_tables_report(
 
         def refine(self, server: Server) -> None:
             if server.round == 6:
-                server.models = {
-                    key: {name: -entry for name, entry in weights.items()}
-                    for key, weights in server.models.items()
-                }
+                ((key, weights),) = server.models.items()
+                server.models = {key: {name: -entry for name, entry in weights.items()}}
 
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "forgets", Forgets)
@@ -279,11 +268,10 @@ def test_the_end_of_the_process_is_not_printed(
 
 
 def test_a_folder_that_was_written_twice_is_the_later_rounds(tmp_path: Path) -> None:
-    folder = tmp_path / "001" / "0001"
-    for name, rounds in (("checkpoint_0", (2, 4)), ("checkpoint_1", (3,))):
-        (folder / name).mkdir(parents=True)
-        for round_ in rounds:
-            (folder / name / f"round-{round_}.json").touch()
+    for name in ("0/round-2", "0/round-4", "1/round-3"):
+        path = tmp_path / "001" / "0001" / f"checkpoint_{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     assert [reference.round for reference in checkpoints(str(tmp_path), "0001")] == [4, 3]
 
 
@@ -312,13 +300,9 @@ def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
     folder = TrialFolder(tmp_path, point.number)
     folder.create(point, config)
     recorder = TrialRecorder(tmp_path, config, {point.number: point}, 3, None, Progress())
-    report = {
-        "metric": "global/common/accuracy",
-        "lines": [],
-        "rounds": [],
-        "sha256": "ab",
-        "carried": [[round_, {"score": round_ / 10}] for round_ in (1, 2, 3)],
-    }
+    report: dict[str, Any] = {"metric": "global/common/accuracy", "lines": [], "rounds": []}
+    carried = [[round_, {"score": round_ / 10}] for round_ in (1, 2, 3)]
+    report |= {"sha256": "ab", "carried": carried}
     result = {"training_iteration": 3, "score": 0.3, "report": json.dumps(report)}
 
     class Ended(SimpleNamespace):

@@ -16,7 +16,7 @@ from flray.results.sweep import build_table
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 from tests.messages import refused
-from tests.tuning.helpers import Seen, drive_and_kill, rounds_recorded
+from tests.tuning.helpers import Seen, drive_and_kill, left, rounds_recorded
 
 
 @pytest.fixture
@@ -34,13 +34,6 @@ def tuned(content: dict[str, Any]) -> dict[str, Any]:
             "until": {"margin": 1.0, "at_least": 2, "at_most": 2},
         },
     }
-
-
-def left(folder: Path) -> list[tuple[Any, ...]]:
-    return [
-        (f.number, f.status, f.identity["setting"], f.identity["seed"], f.identity.get("sha256"))
-        for f in trial_folders(folder)
-    ]
 
 
 @pytest.mark.slow
@@ -81,26 +74,21 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
     assert len(planned) == 4
 
 
-class _Counting(Seen):
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[int] = []
-
-    def ended(self, trials: int) -> None:
-        self.counts.append(trials)
-
-
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_its_standing_counts_all_trials_so_far(tuned: dict[str, Any]) -> None:
+def test_its_standing_counts_all_trials_so_far(
+    tuned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(Seen, "ended", lambda _, trials: counts.append(trials), raising=False)
     tuned["experiment"] |= {"rounds": 2, "model": "linear"}
     tuned["arms"]["method"] = {"fedavg": {}, "fedprox": {"algorithm": "fedprox"}}
     tuned["space"] = {"local.lr": {"grid": [0.02, 0.05, 0.1]}}
     tuned["sweep"] |= {"concurrency": 1, "until": {"margin": 1e-9, "at_least": 2, "at_most": 3}}
     tuned["sweep"]["tune"]["samples"] = 3
-    seen = _Counting()
+    seen = Seen()
     result = api.tune(tuned, progress=seen)
     # Six trials to round 1, of which two go on; four at the first two seeds, and two at the third.
-    assert seen.counts == [0, 4, 6, 10]
+    assert counts == [0, 4, 6, 10]
     assert not any(f" {count} running" in line for line in seen.stood for count in (2, 3, 4, 5, 6))
     assert seen.stood[-1].startswith("12 of 12 trials ended, 0 running; best so far: fed")
     assert seen.stood[-1].endswith(", 3 seeds)")
