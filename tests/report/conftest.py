@@ -17,7 +17,7 @@ from flray.results.load import load_folder
 from flray.results.result_set import ResultSet
 from flray.results.study import Study
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
-from flray.tuning.trial_store import TrialFolder
+from tests.tuning.helpers import begin, leave
 
 
 def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:
@@ -58,12 +58,10 @@ def plain(config: dict[str, Any]) -> None:
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    """The settings of `sweep`."""
     return settings()
 
 
 def settings() -> dict[str, Any]:
-    """Return settings that name a paper's table."""
     return dict(yaml.safe_load(SETTINGS))
 
 
@@ -75,7 +73,6 @@ def sweep(swept: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def source(sweep: Path) -> ResultSet:
-    """The sweep as it was read."""
     return load_folder(sweep)
 
 
@@ -95,53 +92,37 @@ def edited(sweep: Path) -> Edited:
 
 @pytest.fixture(scope="session")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `sweep` copies."""
     return make_sweep(tmp_path_factory.mktemp("made"), settings())
 
 
 def make_sweep(folder: Path, content: dict[str, Any]) -> Path:
     """Write a sweep's trials into an empty folder, and return the folder."""
     config = resolve_sweep(load(content))
-    directory.save_config(folder, config)
-    directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
+    begin(config, folder)
+    directory.update(folder, status="finished")
+    metric = score_metric(config.sweep.metric, "global/common/accuracy")
     for point in trial_specs(config, enumerate_settings(config)):
-        trial = TrialFolder(folder, point.number)
-        trial.create(point, config)
         final = FINAL[point.setting["arms.modules"], point.setting["arms.data"]][point.seed]
-        session = trial.begin(point, directory.read(folder), config)
-        for round_ in range(1, 5):
-            value = final - 0.1 * (4 - round_)
-            session.journal.record_round(
-                round_,
-                {
-                    "score": value,
-                    "global/common/accuracy": value,
-                    "global/local/accuracy": value,
-                    "global/local/accuracy/client/a": value + 0.05,
-                    "global/local/accuracy/client/b": value - 0.05,
-                    "fedskc/e_k/client/a": 0.6,
-                    "fedskc/e_k/client/b": 0.4,
-                    "train/steps": 300.0,
-                    "bytes/up": 1e6,
-                    "bytes/down": 2e6,
-                    "time/round": 1.5,
-                    "memory/client": 2.0**20 * 100,
-                },
-            )
-        metric = score_metric(config.sweep.metric, "global/common/accuracy")
-        trial.end(session, "finished", metric=metric, sha256="ab" * 32)
-        session.close()
-        _beside(trial.path)
+        rounds = [metrics_of(final - 0.1 * before) for before in (3, 2, 1, 0)]
+        _beside(leave(folder, point, config, rounds, metric=metric, sha256="ab" * 32).path)
     return folder
+
+
+def metrics_of(value: float) -> dict[str, float]:
+    """Return the metrics of a round with a mean accuracy."""
+    accuracies = dict.fromkeys(("score", "global/common/accuracy", "global/local/accuracy"), value)
+    clients = {"a": value + 0.05, "b": value - 0.05}
+    each = {f"global/local/accuracy/client/{name}": one for name, one in clients.items()}
+    of_method = {"fedskc/e_k/client/a": 0.6, "fedskc/e_k/client/b": 0.4, "train/steps": 300.0}
+    costs = {"bytes/up": 1e6, "bytes/down": 2e6, "time/round": 1.5, "memory/client": 2.0**20 * 100}
+    return accuracies | each | of_method | costs
 
 
 def _beside(folder: Path) -> None:
     """Write what is kept beside the metrics."""
     random = np.random.default_rng(0)
-    clients = [
-        {"name": name, "domain": "d", "train": train, "test": 2}
-        for name, train in (("a", [5, 1]), ("b", [1, 9]))
-    ]
+    own = {"domain": "d", "test": 2}
+    clients = [{**own, "name": "a", "train": [5, 1]}, {**own, "name": "b", "train": [1, 9]}]
     origins = {"dataset": "digits-sklearn", "classes": ["0", "1"], "origins": {"d": "real"}}
     (folder / "partition.json").write_text(json.dumps({**origins, "clients": clients}))
     correlation = np.eye(2, dtype=np.float16)[None].repeat(2, 0)

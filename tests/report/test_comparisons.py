@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,29 +103,19 @@ def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_loo
 
 
 def test_ranks_by_hand() -> None:
-    found = rank(
-        {
-            "w": {"a": 90.0, "b": 80.0, "c": 70.0},
-            "x": {"a": 80.0, "b": 90.0, "c": 70.0},
-            "y": {"a": 85.0, "b": 80.0, "c": 80.0},
-            "z": {"a": 91.0, "b": 80.0, "c": 70.0},
-        }
-    )
+    values = {"w": (90.0, 80.0, 70.0), "x": (80.0, 90.0, 70.0), "y": (85.0, 80.0, 80.0)}
+    values["z"] = (91.0, 80.0, 70.0)
+    found = rank({place: dict(zip("abc", one, strict=True)) for place, one in values.items()})
     assert found is not None
     assert found.names == ("a", "b", "c") and found.means == (1.25, 1.875, 2.875)
     # Friedman's statistic under each of the 6^4 orders within the places.
     ranks = np.array([[1, 2, 3], [2, 1, 3], [1, 2.5, 2.5], [1, 2, 3]])
-    orders = itertools.product(itertools.permutations(range(3)), repeat=4)
-    sums = [
-        (np.array([ranks[i, o] for i, o in enumerate(order)]).sum(0) ** 2).sum() for order in orders
-    ]
-    exact = np.mean(np.array(sums) >= (ranks.sum(0) ** 2).sum())
+    orders = np.array([*itertools.product(itertools.permutations(range(3)), repeat=4)])
+    sums = (np.take_along_axis(ranks[None], orders, 2).sum(1) ** 2).sum(1)
+    exact = np.mean(sums >= (ranks.sum(0) ** 2).sum())
     assert found.p == permutation_p(ranks) == pytest.approx(exact, abs=0.006)
-    assert win_matrix(found) == [
-        ["", "3/0/1", "4/0/0"],
-        ["1/0/3", "", "3/1/0"],
-        ["0/0/4", "0/1/3", ""],
-    ]
+    wins = [["", "3/0/1", "4/0/0"], ["1/0/3", "", "3/1/0"], ["0/0/4", "0/1/3", ""]]
+    assert win_matrix(found) == wins
 
     # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
@@ -142,10 +134,8 @@ def test_settings_that_are_not_told_apart_stand_together() -> None:
     found = rank(dict.fromkeys("xyz", names))
     assert found is not None and found.critical == pytest.approx(1.913, abs=1e-3)
     assert found.together == [(0, 1), (1, 2)]
-    many, mixed = (
-        rank(dict.fromkeys("vwxyz", names)),
-        rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}}),
-    )
+    many = rank(dict.fromkeys("vwxyz", names))
+    mixed = rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}})
     assert many is not None and rank_sentence(many).endswith(
         "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
     )
@@ -174,25 +164,20 @@ def test_the_probabilities_of_a_further_place_come_true(places: int, seeds: int)
 
 def test_of_a_further_place_nobody_is_told_better_that_failed() -> None:
     values = {"a": {s: 90.0 + s for s in range(3)}, "b": {s: 80.0 - s for s in range(3)}}
-    each = [Study(place, "global/common/accuracy", values) for place in "xyz"]
-    assert any(
-        "in a further place like these 3: a better than b" in x for x in conclude(Studies(each))
-    )
+    each = [studied(values, place) for place in "xyz"]
+    better = "in a further place like these 3: a better than b"
+    assert any(better in line for line in conclude(Studies(each)))
     for change in ({"failed": {"a": {7: "died"}}}, {"levels": {DRAWS: {0: "u", 1: "u", 2: "v"}}}):
         other = [replace(each[0], **change), *each[1:]]
         assert not any("in a further place" in line for line in conclude(Studies(other)))
     assert elsewhere([5.0, 5.1, 4.9], [0.1, math.nan, 0.1], [5, 1, 5], 1.0) is not None
     assert elsewhere([5.0, math.nan, 4.9], [0.1, math.nan, 0.1], [5, 0, 5], 1.0) is None
-
-
-def test_a_further_place_needs_three_and_a_spread() -> None:
+    # It needs three, and a spread.
     assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None
     assert elsewhere([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3, 3, 3], 1.0) is None
     clear = elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)
     assert clear is not None and clear[0] > 0.98
 
-
-# One per kind of sentence.
 
 FIVE = {seed: 80.0 + seed for seed in range(5)}
 
@@ -322,38 +307,32 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert conclude(Studies([])) == []
 
 
-def test_a_share_of_explained_variance_below_zero_is_in_points_too() -> None:
-    values = {"a": {0: -40.0, 1: -30.0, 2: -35.0}, "b": {0: 10.0, 1: 20.0, 2: 14.0}}
-    (line, _) = conclude(Studies([replace(studied(values), measure="global/common/r2")]))
-    assert line.startswith("b is better than a by 49.7 points (")
-
-
 def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> None:
     jitter = np.random.default_rng(1)
+    levels = {"a": 90.0, "b": 60.0, "c": 30.0, "d": 29.9, "e": 10.0}
     values = {
         name: {seed: level + float(jitter.normal()) for seed in range(5)}
-        for name, level in (("a", 90.0), ("b", 60.0), ("c", 30.0), ("d", 29.9), ("e", 10.0))
+        for name, level in levels.items()
     }
-    lines = conclude(Studies([studied(values)]))
-    assert [line.split(" by ")[0] for line in lines[:4]] == [
-        f"a is better than {name}" for name in "edcb"
-    ]
-    assert lines[4] == (
-        "6 further pairs: 5 decided, 1 not (all are in comparisons.csv of the report)"
-    )
+    *best, further = conclude(Studies([studied(values)]))[:5]
+    assert [line.split(" by ")[0] for line in best] == [f"a is better than {x}" for x in "edcb"]
+    assert further == "6 further pairs: 5 decided, 1 not (all are in comparisons.csv of the report)"
 
 
 def test_places_and_what_was_left_out_are_named() -> None:
     two = [studied({"a": A, "b": B}, "mnist"), studied({"a": A, "b": B}, "usps")]
     lines = conclude(Studies(two, ["c: stopped early, not compared"]))
-    assert lines[0].startswith(
-        "mean ranks over 2 places (mnist, usps): a 1.00, b 2.00; not decided"
-    )
+    ranks = "mean ranks over 2 places (mnist, usps): a 1.00, b 2.00; not decided"
+    assert lines[0].startswith(ranks)
     assert lines[1].startswith("mnist: a and b: not decided")
     assert lines[-1] == "c: stopped early, not compared"
     assert studied({"a": A, "b": B}).unit == "points"
     assert replace(studied({"a": A, "b": B}), measure="personal/local/loss").unit == ""
     assert studied({"a": {0: 3120.0}, "b": B}).unit == ""
+    # A share of explained variance below zero is in points too.
+    below = {"a": {0: -40.0, 1: -30.0, 2: -35.0}, "b": {0: 10.0, 1: 20.0, 2: 14.0}}
+    (line, _) = conclude(Studies([replace(studied(below), measure="global/common/r2")]))
+    assert line.startswith("b is better than a by 49.7 points (")
 
 
 def test_shares_of_the_variance_by_hand() -> None:
@@ -372,22 +351,27 @@ def test_shares_of_the_variance_by_hand() -> None:
     assert odd is not None and [*odd.shares.values()] == [0.0, 0.0, 1.0]
 
 
-def test_the_components_that_were_drawn_are_found_again() -> None:
+def found_again(drawn: Callable[[np.random.Generator], Any], rel: float) -> None:
+    """Assert that variances of 9, 4 and 1 are found in what is drawn, and that intervals hold their shares."""
     draws = np.random.default_rng(0)
     parts, held = [], []
     for _ in range(400):
-        table = (
-            3 * draws.normal(size=(5, 1))
-            + 2 * draws.normal(size=(1, 6))
-            + draws.normal(size=(5, 6))
-        )
-        found = split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
+        found = drawn(draws)
         assert found is not None
         parts.append([*found.parts.values()])
         true = zip(found.intervals.values(), (9 / 14, 4 / 14, 1 / 14), strict=True)
         held.append([low <= share <= high for (low, high), share in true])
     assert np.mean(held, axis=0) == pytest.approx([0.95] * 3, abs=0.04)
-    assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.1)
+    assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=rel)
+
+
+def test_the_components_that_were_drawn_are_found_again() -> None:
+    def drawn(draws: np.random.Generator) -> Any:
+        table = 3 * draws.normal(size=(5, 1)) + 2 * draws.normal(size=(1, 6))
+        table = table + draws.normal(size=(5, 6))
+        return split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
+
+    found_again(drawn, 0.1)
 
 
 def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
@@ -415,33 +399,21 @@ def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
 
 
 def test_nested_components_that_were_drawn_are_found_again() -> None:
-    draws = np.random.default_rng(0)
-    levels = {
-        TUNINGS: {seed: str(seed % 4) for seed in range(24)},
-        DRAWS: {seed: str(seed % 12) for seed in range(24)},
-    }
-    parts, held = [], []
-    for _ in range(400):
+    levels = {name: {s: str(s % by) for s in range(24)} for name, by in ((TUNINGS, 4), (DRAWS, 12))}
+
+    def drawn(draws: np.random.Generator) -> Any:
         of_tuning, of_draw = 3 * draws.normal(size=4), 2 * draws.normal(size=12)
-        drawn = {s: of_tuning[s % 4] + of_draw[s % 12] + draws.normal() for s in range(24)}
-        found = nested_variance("", drawn, levels)
-        assert found is not None
-        parts.append([*found.parts.values()])
-        true = zip(found.intervals.values(), (9 / 14, 4 / 14, 1 / 14), strict=True)
-        held.append([low <= share <= high for (low, high), share in true])
-    assert np.mean(held, axis=0) == pytest.approx([0.95] * 3, abs=0.04)
-    assert np.mean(parts, axis=0) == pytest.approx([9, 4, 1], rel=0.15)
+        values = {s: of_tuning[s % 4] + of_draw[s % 12] + draws.normal() for s in range(24)}
+        return nested_variance("", values, levels)
+
+    found_again(drawn, 0.15)
 
 
 def test_profiles_by_hand() -> None:
     values = {"a": {0: 90.0, 1: 80.0}, "b": {0: 88.0, 1: 85.0}, "c": {0: 90.0, 1: math.nan}}
-    first = Study("x", "global/common/accuracy", {"a": values["a"], "b": values["b"]})
-    second = Study("y", "global/common/accuracy", values)
-    found = behind_best([first, second])
+    first = studied({"a": values["a"], "b": values["b"]}, "x")
+    found = {name: [*one] for name, one in behind_best([first, studied(values, "y")]).items()}
     # Seed 0 of y counts as well, and c, which x lacks, does not.
-    assert {name: list(one) for name, one in found.items()} == {
-        "a": [0.0, 0.0, 5.0, 5.0],
-        "b": [0.0, 0.0, 2.0, 2.0],
-    }
+    assert found == {"a": [0.0, 0.0, 5.0, 5.0], "b": [0.0, 0.0, 2.0, 2.0]}
     loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
     assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}

@@ -17,6 +17,7 @@ from flray.results.load import load_folder
 from flray.results.measures import costs
 from flray.results.result_set import PROVENANCE, ResultSet, beside, digest, read_entries
 from flray.results.sweep import build_table
+from flray.results.table import Table
 from flray.results.verify import agreement
 from tests.messages import refused
 
@@ -39,9 +40,8 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     made = build_table(kept_results(frame))
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     moved = build_table(kept_results(frame[list(frame)[::-1]]))  # by a spreadsheet
-    assert {" ".join(sorted(name.split())) for name in moved.rows} == {
-        " ".join(sorted(name.split())) for name in made.rows
-    }
+    words, others = ({frozenset(name.split()) for name in one.rows} for one in (moved, made))
+    assert words == others
     best, second = made.rows["full CIFAR-10"][0], made.rows["none CIFAR-10"][0]
     assert best.mean == pytest.approx(82.0) and best.std == pytest.approx(2 * math.sqrt(2))
     assert second.mean == pytest.approx(71.0)
@@ -56,11 +56,8 @@ def test_settings_code_and_machine_are_kept_beside_the_rows(sweep: Path, tmp_pat
     older = read_export(path).drop(columns=list(PROVENANCE)).iloc[:1]
     beside(path).unlink()
     older.to_csv(path, index=False)
-    code = {
-        "flray": {"flray": "f" * 64},
-        "files": {"/home/someone/mine.py": "a" * 64},
-        "versions": {"python": "3.11", "torch": "2.0"},
-    }
+    code = {"flray": {"flray": "f" * 64}, "versions": {"python": "3.11", "torch": "2.0"}}
+    code["files"] = {"/home/someone/mine.py": "a" * 64}
     for trial in sorted(sweep.glob("trials/*")):
         settings = yaml.safe_load((trial / "config.yaml").read_text())
         settings["experiment"]["plugins"] = ["/home/someone/mine.py"]
@@ -94,29 +91,24 @@ def test_settings_code_and_machine_are_kept_beside_the_rows(sweep: Path, tmp_pat
     refused(read_export, path)
 
 
-def test_what_was_tuned_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
+def test_what_was_tuned_and_the_positive_class_are_kept_and_said(
+    sweep: Path, tmp_path: Path
+) -> None:
     source = load_folder(sweep)
     for trial in source.trials[:2]:
         trial.tuned["local.lr"] = 0.123456789
-    export_runs(source, tmp_path / "kept.csv")
-    frame = read_export(tmp_path / "kept.csv")
-    assert frame["tuned.local.lr"].tolist() == ["0.123456789"] * 2 + [""] * 6
-    table = build_table(kept_results(frame))
-    assert list(table.rows) == list(
-        build_table(kept_results(frame.drop(columns="tuned.local.lr"))).rows
-    )
-    assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
-
-
-def test_the_positive_class_is_kept_and_said(sweep: Path, tmp_path: Path) -> None:
-    source = load_folder(sweep)
     for trial in source.trials:
         trial.history["global/common/sensitivity"] = 0.5
         (trial.partition or {})["positive"] = "ill"
     export_runs(source, tmp_path / "kept.csv")
     frame = read_export(tmp_path / "kept.csv")
+    assert frame["tuned.local.lr"].tolist() == ["0.123456789"] * 2 + [""] * 6
+    table = build_table(kept_results(frame))
+    untuned = build_table(kept_results(frame.drop(columns="tuned.local.lr")))
+    assert list(table.rows) == list(untuned.rows)
+    assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
     assert frame["positive"].tolist() == ["ill"] * 8
-    assert "positive class: ill" in build_table(kept_results(frame)).notes
+    assert "positive class: ill" in table.notes
 
 
 def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_path: Path) -> None:
@@ -146,11 +138,8 @@ def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_pat
     export_runs(of(range(2), range(0)), grown)
     assert not {"look", "failed"} & set(read_export(grown).columns)
     assert export_runs(last, grown) == (5, 4, 1)
-    reports = [
-        build_table(last),
-        *(build_table(kept_results(read_export(one))) for one in (whole, grown)),
-    ]
-    for table in reports:
+    kept = [kept_results(read_export(path)) for path in (whole, grown)]
+    for table in map(build_table, (last, *kept)):
         (pair,) = table.studies.each[0].differences
         assert (pair.first_look, pair.seeds) == (2, 4)
         assert (pair.first_failed or pair.second_failed).startswith("1 of 5 seeds")
@@ -158,10 +147,10 @@ def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_pat
     refused(read_export, grown)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["until", "places", "stopped", "failed", "no number", "domains", "error", "early", "close"],
-)
+KINDS = "until, places, stopped, failed, no number, domains, error, early, close"
+
+
+@pytest.mark.parametrize("kind", KINDS.split(", "))
 def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind: str) -> None:
     """Seeds that a rule added are tested by it, places stay apart, and nothing disappears without a line."""
     rule = {"margin": 1.0, "alpha": 0.05, "at_least": 2, "at_most": 4}
@@ -202,29 +191,20 @@ def test_a_kept_file_says_what_its_sweep_says(sweep: Path, tmp_path: Path, kind:
     said = [one.replace(why, "") for one in own.conclusions if "registered" not in one]
     assert said == other.conclusions
     assert (said == own.conclusions[: len(said)]) is (kind != "failed")
-    gone = {
-        "stopped": "1 of 8 trials stopped early",
-        "failed": "trial (full CIFAR-100 seed=1) failed",
-    }
-    assert [one for one in other.notes if "trial" in one] == [
-        v for k, v in gone.items() if k == kind
-    ]
+    gone = {"stopped": ["1 of 8 trials stopped early"]}
+    gone["failed"] = ["trial (full CIFAR-100 seed=1) failed"]
+    assert [one for one in other.notes if "trial" in one] == gone.get(kind, [])
     assert own.rows.keys() == other.rows.keys() and len(own.rows) == 4
     for label, row in other.rows.items():
-        same = [
-            one
-            for one, at in zip(own.rows[label], own.columns, strict=True)
-            if kind == "domains" or at.client == "avg"
-        ]
-        assert [one.mean for one in row] == pytest.approx([one.mean for one in same], nan_ok=True)
+        cells = zip(own.rows[label], own.columns, strict=True)
+        same = [one.mean for one, at in cells if kind == "domains" or at.client == "avg"]
+        assert [one.mean for one in row] == pytest.approx(same, nan_ok=True)
     lines = {"stopped": "stopped early", "no number": "no number at 1 of 2 seeds"}
     assert found.left_out == [f"CIFAR-100 full: {lines.get(kind)}, not compared"] * (kind in lines)
     if kind == "until":
         assert {one.first_look for study in kept.each for one in study.differences} == {2}
-        mixed = frame.assign(until=["", *frame["until"][1:]])
-        (pair, _) = (
-            study.differences[0] for study in build_table(kept_results(mixed)).studies.each
-        )
+        mixed = build_table(kept_results(frame.assign(until=["", *frame["until"][1:]])))
+        pair = mixed.studies.each[0].differences[0]
         assert (pair.first_look, pair.last_look) == (2, 0)
         frame.assign(until="{at_most: 1}").to_csv(tmp_path / "kept.csv", index=False)
         refused(read_export, tmp_path / "kept.csv")
@@ -307,33 +287,28 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
     assert export_runs(first, path) == (0, 2, 0)
 
 
-def rows(path: Path, *changes: dict[str, object]) -> pd.DataFrame:
-    """Keep a row for each change of a first one and return what is read."""
-    first = dict.fromkeys(
-        ["suite", "algorithm", "algorithm.mu", *export.MEASURED, *export.LAST], ""
-    )
+def table_of(path: Path, *changes: dict[str, object]) -> Table:
+    """Keep a row for each change of a first one and return the table of what is read."""
+    columns = ["suite", "algorithm", "algorithm.mu", *export.MEASURED, *export.LAST]
+    first = dict.fromkeys(columns, "")
     first |= {"algorithm": "fedavg", "metric": "global/common/accuracy", "data": "mnist"}
     numbers = {"seed": 0, "rounds": 5, "value": 50.0, "own": 50.0, "others": 50.0, "worst": 40.0}
     base = first | numbers | {"sha256": "ab" * 32, "protocol": "last round"}
     pd.DataFrame([base | change for change in changes]).to_csv(path, index=False)
-    return read_export(path)
+    return build_table(kept_results(read_export(path)))
 
 
 def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> None:
     path, prox = tmp_path / "r.csv", {"algorithm": "fedprox"}
     mu = prox | {"algorithm.mu": 0.1}
-    made = build_table(
-        kept_results(rows(path, {}, {"seed": 1}, mu, mu | {"seed": 1, "value": 60.0}))
-    )
+    made = table_of(path, {}, {"seed": 1}, mu, mu | {"seed": 1, "value": 60.0})
     found = {label: row[0].values for label, row in made.rows.items()}
     assert found == {"fedprox mu=0.1": {0: 50.0, 1: 60.0}, "fedavg": {0: 50.0, 1: 50.0}}
-    made = build_table(
-        kept_results(rows(path, {}, {"seed": 1, "rounds": 2}, prox, prox | {"data": "svhn"}))
-    )
+    made = table_of(path, {}, {"seed": 1, "rounds": 2}, prox, prox | {"data": "svhn"})
     several = {"fedavg mnist rounds=5", "fedavg mnist rounds=2"}
     several |= {"fedprox mnist rounds=5", "fedprox svhn rounds=5"}
     assert set(made.rows) == several and "rounds: 5; 2" in made.notes
-    again = build_table(kept_results(rows(path, {"suite": "a"}, {"suite": "b", "value": 52.0})))
+    again = table_of(path, {"suite": "a"}, {"suite": "b", "value": 52.0})
     assert again.title.startswith("a and b: ")
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes

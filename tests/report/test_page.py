@@ -20,7 +20,6 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from flray.cli import display
-from flray.config.loader import load
 from flray.drawing.grids import GridPanel
 from flray.errors import one_line
 from flray.records import directory
@@ -36,10 +35,8 @@ from flray.results.result_set import ResultSet
 from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table
-from flray.tuning.space import enumerate_settings as settings_of
-from flray.tuning.space import resolve_sweep, trial_specs
 from flray.tuning.sweep import finish
-from flray.tuning.trial_store import TrialFolder
+from tests.tuning.helpers import begin, leave, specs
 
 VOID = {"meta", "img", "br"}
 LOADING = ("src", "href", "xlink:href")
@@ -181,13 +178,11 @@ def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(source: ResultS
 RATES, PULLS = (0.01, 0.1, 1.0), (0.1, 0.5, 1.0)
 
 
-def tried(bend: float = 1.0) -> Choices:
-    settings = [{"local.lr": lr, "algorithm.mu": mu} for lr in RATES for mu in PULLS]
-    scores = [
-        80 - 10 * abs(math.log10(one["local.lr"]) + 1) - bend * one["algorithm.mu"]
-        for one in settings
-    ]
+def tried() -> Choices:
     names = ("local.lr", "algorithm.mu")
+    pairs = [*itertools.product(RATES, PULLS)]
+    settings = [dict(zip(names, pair, strict=True)) for pair in pairs]
+    scores = [80 - 10 * abs(math.log10(lr) + 1) - mu for lr, mu in pairs]
     return Choices("fedprox", "personal/validation/accuracy", names, settings, np.array(scores))
 
 
@@ -222,9 +217,8 @@ def test_settings_of_a_sweep_are_grouped_by_what_is_compared(source: ResultSet) 
     first, second = choices(replace(source))
     assert [one.name for one in (first, second)] == ["none", "full"]
     assert first.columns == second.columns == ("local.lr",)
-    found = {
-        one["local.lr"]: score for one, score in zip(first.settings, first.scores, strict=True)
-    }
+    rates = [one["local.lr"] for one in first.settings]
+    found = dict(zip(rates, first.scores, strict=True))
     assert found == pytest.approx({0.3: 71.0, 0.1: 51.0})
 
 
@@ -300,8 +294,6 @@ TABLE = {"table", "thead", "tbody", "tr", "th", "td", "ul", "li", "p", "strong"}
 
 
 class Texts(HTMLParser):
-    """The texts and the tags of a page."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
@@ -345,15 +337,9 @@ def test_html_shows_a_name_as_it_is(name: str) -> None:
     assert not wanted or [cell.strip() for cell in shown.cells].count(wanted) == 3
 
 
+SIGNS = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "bar": "|", "asciigrave": "`"}
 COMMANDS = {
-    **{
-        rf"\text{name}{{}}": c
-        for name, c in zip(
-            ("backslash", "asciitilde", "asciicircum", "bar", "asciigrave", "endash"),
-            "\\~^|`–",
-            strict=True,
-        )
-    },
+    **{rf"\text{name}{{}}": c for name, c in {**SIGNS, "endash": "–"}.items()},
     **{rf"$\{name}$": letter for letter, name in {**GREEK, "±": "pm", "≥": "geq"}.items()},
     **{f"${c}$": c for c in "<>"},
     **{f"{{{c}}}": c for c in "[]*"},
@@ -399,22 +385,17 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
     del content["paper"]
     content["arms"] = {"axis": {name: {} for name in SETTABLE}}
     content["sweep"]["seeds"] = [0]
-    config = resolve_sweep(load(content))
-    directory.save_config(folder, config)
-    directory.write(folder, "sweep", {**directory.new_identity(), "status": "finished"})
+    config, made = specs(content)
+    begin(config, folder)
     names = ("global/common/accuracy", "global/local/accuracy/client/[b] _a", "time/round")
     ends: dict[str, dict[str, str]] = {
         "finished": {"sha256": "ab" * 32},
         "failed": {"failure": "KeyError: [/x] \x1b[31m <b>"},
     }
-    for point in trial_specs(config, settings_of(config)):
-        trial = TrialFolder(folder, point.number)
-        trial.create(point, config)
-        session = trial.begin(point, directory.read(folder), config)
-        session.journal.record_round(1, dict.fromkeys(names, 0.5))
+    for point in made:
         status = "failed" if point.setting["arms.axis"] == SETTABLE[-1] else "finished"
-        trial.end(session, status, metric=names[0], **ends[status])
-        session.close()
+        rounds = [dict.fromkeys(names, 0.5)]
+        leave(folder, point, config, rounds, status, metric=names[0], **ends[status])
     with Journal(folder / directory.JOURNAL) as journal:
         journal.start(uid="u", experiment="e", name="n")
         return finish(folder, journal)

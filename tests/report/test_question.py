@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,11 +59,8 @@ def test_a_report_of_what_was_asked_says_so(asked: ResultSet, edited: Edited) ->
         assert f"sweep.{key} is {value} and was {before[key]}" in line
         edited(partial(change, sweep=before))
     edited(lambda config: config["experiment"]["evaluation"].update(protocol="best"))
-    assert (
-        build_table(edited(plain))
-        .conclusions[-1]
-        .endswith("evaluation.protocol is best and was last")
-    )
+    line = build_table(edited(plain)).conclusions[-1]
+    assert line.endswith("evaluation.protocol is best and was last")
 
 
 def test_a_reference_chosen_late_spares_no_correction(asked: ResultSet, edited: Edited) -> None:
@@ -78,18 +77,18 @@ def test_a_reference_chosen_late_spares_no_correction(asked: ResultSet, edited: 
     assert all(one.corrected == every["a", one.first] for one in late_ones)
 
 
-def test_a_reference_without_values_was_not_chosen_afterwards(asked: ResultSet) -> None:
-    asked.registered["sweep.reference"] = "gone"
-    asked.config["sweep"]["reference"] = "gone"
-    line = build_table(asked).conclusions[-1]
-    assert line.endswith("(all against gone): gone has no values, so all pairs are compared")
-
-
-def test_runs_that_had_ended_before_are_counted(asked: ResultSet) -> None:
+def test_a_reference_without_values_and_runs_that_had_ended_before_are_said(
+    asked: ResultSet,
+) -> None:
     for trial in asked.trials[:3]:
         trial.taken_over = "made/000/trials/0001"
-    (line,) = build_table(asked).conclusions[-1:]
+    line = build_table(asked).conclusions[-1]
     assert line.endswith("; when it was asked, 3 of 8 runs had ended elsewhere")
+    asked.registered["sweep.reference"] = asked.config["sweep"]["reference"] = "gone"
+    assert build_table(replace(asked)).conclusions[-1] == (
+        "not as registered (all against gone; when it was asked, 3 of 8 runs had ended elsewhere): "
+        "gone has no values, so all pairs are compared"
+    )
 
 
 def test_a_kept_file_remembers_the_question(asked: ResultSet, tmp_path: Path) -> None:
@@ -122,9 +121,8 @@ def test_a_forecast_by_hand() -> None:
     values["c"] = {0: 3.0, 1: 2.0, 2: 1.0}  # a minus c: -2, 0, 2
     (line,) = forecast(Studies([Study("", "personal/local/accuracy", values)]), 1800.0, 2.0)
     seeds = seeds_to_detect((1 / 3 + 1 / 3 + 4 / 3) ** 0.5, 2.0, 0.05 / 3)
-    assert (
-        f"difference of 2 points would probably be seen (4 times in 5) with {seeds} seeds (" in line
-    )
+    seen = "difference of 2 points would probably be seen (4 times in 5) with"
+    assert f"{seen} {seeds} seeds (" in line
     assert f": {3 * seeds} trials, {1.5 * seeds:.2g} hours of training (" in line
     assert " hours" not in next(forecast(Studies([Study("", "x", values)]), math.nan, 2.0))
     shared = {DRAWS: {0: "u", 1: "u", 2: "v"}}
@@ -262,13 +260,11 @@ def made(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that is tracked once."""
     return made(tmp_path_factory.mktemp("tracked"))
 
 
 @pytest.fixture(scope="module")
 def name(tracked: Path, store: str) -> str:
-    """The experiment in MLflow that has it."""
     return track(tracked, store)
 
 
@@ -286,18 +282,15 @@ def track(tracked: Path, uri: str) -> str:
     return name
 
 
-def older(tracked: Path) -> None:
-    """Make journals those of an older flray: settings that differ stood twice among the parameters."""
-    for path in tracked.glob("*/*/journal.jsonl"):
-        first, _, rest = path.read_text().partition("\n")
-        event = json.loads(first)
-        varied = json.loads(event["tags"].pop(VARIED))
-        event["params"] |= {f"_{name.removeprefix('arms.')}": str(v) for name, v in varied.items()}
-        path.write_text(f"{json.dumps(event)}\n{rest}")
+@contextmanager
+def start_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Let the first event of a journal be changed."""
+    first, _, rest = path.read_text().partition("\n")
+    yield (event := json.loads(first))
+    path.write_text(f"{json.dumps(event)}\n{rest}")
 
 
 def trial_runs(uri: str, experiment: str) -> list[Any]:
-    """Return MLflow's runs of the trials."""
     client = connect(uri)
     where = [client.get_experiment_by_name(experiment).experiment_id]
     return [run for run in client.search_runs(where) if "trial" in run.data.tags]
@@ -313,10 +306,8 @@ def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
         assert one.history["score"].tolist() == other.history["score"].tolist()
         assert (one.metric, one.protocol, one.last) == (other.metric, other.protocol, other.last)
         assert measures.value(one, "auto") == measures.value(other, "auto")
-    assert {(one.metric, one.protocol) for one in read} == {
-        ("global/local/accuracy", "last"),
-        ("global/local/accuracy", "mean-last"),
-    }
+    found = {(one.metric, one.protocol) for one in read}
+    assert found == {("global/local/accuracy", "last"), ("global/local/accuracy", "mean-last")}
     for run in trial_runs(store, name):
         assert run.data.params["local.lr"] in ("0.1", "1.0")
         assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
@@ -332,7 +323,11 @@ def test_a_trial_that_has_not_ended_is_measured_as_the_others(tmp_path: Path) ->
 
 
 def test_what_an_older_flray_tracked_is_read(store: str, tmp_path: Path) -> None:
-    older(tracked := made(tmp_path))
+    """Settings that differ stood twice among the parameters."""
+    for path in (tracked := made(tmp_path)).glob("*/*/journal.jsonl"):
+        with start_of(path) as event:
+            varied = json.loads(event["tags"].pop(VARIED)).items()
+            event["params"] |= {f"_{name.removeprefix('arms.')}": str(v) for name, v in varied}
     name = track(tracked, store)
     assert all("_local.lr" in run.data.params for run in trial_runs(store, name))
     read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(tracked).trials
@@ -351,8 +346,6 @@ def test_a_tag_that_is_no_setting_is_one_clear_error(name: str, store: str, tmp_
 
 def test_a_parameter_that_is_no_number_is_one_clear_error(store: str, tmp_path: Path) -> None:
     folder = made(tmp_path)
-    first, _, rest = (file := trial_folders(folder)[0].path / JOURNAL).read_text().partition("\n")
-    event = json.loads(first)
-    event["params"]["rounds"] = "many"
-    file.write_text(f"{json.dumps(event)}\n{rest}")
+    with start_of(trial_folders(folder)[0].path / JOURNAL) as event:
+        event["params"]["rounds"] = "many"
     refused(load_mlflow, store, track(folder, store), tmp_path / "read")

@@ -14,9 +14,8 @@ from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
 from flray.results.result_set import ResultSet
-from flray.results.study import DRAWS, TUNINGS, Studies, Study
-from flray.results.sweep import build_table
-from tests.report.conftest import Edited
+from flray.results.study import DRAWS, TUNINGS, Studies
+from tests.report.conftest import Edited, studied
 
 STUDIES = 400
 
@@ -43,9 +42,8 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
         values = dict(zip(keys, generator.standard_normal(len(keys)).tolist(), strict=True))
         for name, deviation in effects.items():
             members = sorted(set(levels[name].values()))
-            drawn = dict(
-                zip(members, deviation * generator.standard_normal(len(members)), strict=True)
-            )
+            draws = deviation * generator.standard_normal(len(members))
+            drawn = dict(zip(members, draws, strict=True))
             values = {key: one + drawn[levels[name][key]] for key, one in values.items()}
         settings = {"a": values, "b": dict.fromkeys(keys, 0.0)}
         (one,) = compare(settings, levels=levels)
@@ -72,10 +70,8 @@ def test_levels_that_do_not_differ_cost_little() -> None:
 
 
 def test_levels_by_hand() -> None:
-    values = {
-        "a": {0: 1.0, 1: 2.0, 2: 5.0, 3: 6.0, 4: 3.0, 5: 4.0},
-        "b": dict.fromkeys(range(6), 0.0),
-    }
+    values = {"a": {0: 1.0, 1: 2.0, 2: 5.0, 3: 6.0, 4: 3.0, 5: 4.0}}
+    values["b"] = dict.fromkeys(range(6), 0.0)
     pairs = {seed: str(seed // 2) for seed in range(6)}
     (one,) = compare(values, levels={DRAWS: pairs, "seeds": {s: str(s) for s in range(6)}})
     means = [1.5, 5.5, 3.5]  # by draw: standard error 2 / sqrt(3), Student's t with two degrees
@@ -114,15 +110,11 @@ def test_seeds_of_partition_and_data_in_a_space_are_repetitions(edited: Edited) 
 
 
 def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
-    source.config["paper"] = None
+    source.config["paper"], fixed = None, "held fixed throughout: one draw of the data"
     for draws, tuned, line in (
-        (
-            ("x", "x"),
-            {"local.lr": 0.1},
-            "held fixed throughout: one draw of the data and one tuning",
-        ),
-        (("x", "x"), {}, "held fixed throughout: one draw of the data"),
-        (("x", ""), {}, "held fixed throughout: one draw of the data"),  # a run that has not begun
+        (("x", "x"), {"local.lr": 0.1}, f"{fixed} and one tuning"),
+        (("x", "x"), {}, fixed),
+        (("x", ""), {}, fixed),  # a run that has not begun
         (("x", "y"), {}, None),
     ):
         trials = [
@@ -133,26 +125,25 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
         assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
 
 
+def kept_copy(source: ResultSet, folder: Path) -> ResultSet:
+    export_runs(source, folder / "kept.csv")
+    return kept_results(read_export(folder / "kept.csv"))
+
+
 def test_a_partition_that_the_file_fixes_is_said(source: ResultSet, tmp_path: Path) -> None:
     source.config["paper"] = None
     source.config["experiment"]["partition"]["seed"] = 7
-    export_runs(source, tmp_path / "kept.csv")
-    for found in (
-        build_studies(source),
-        build_table(kept_results(read_export(tmp_path / "kept.csv"))).studies,
-    ):
+    for found in map(build_studies, (source, kept_copy(source, tmp_path))):
         assert "held fixed throughout: one partition" in conclude(found)
 
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_an_arm_that_is_not_tuned_hides_no_tuning(source: ResultSet, step: int) -> None:
     source.config["paper"] = None
-    tuned = {"tuned": {"local.lr": 0.1}}
-    trials = [
-        replace(one, repetition=one.seed, **tuned if one.setting["arms.modules"] == "full" else {})
-        for one in source.trials[::step]
-    ]
-    found = build_studies(replace(source, trials=trials))
+    for one in source.trials:
+        one.repetition = one.seed
+        one.tuned = {"local.lr": 0.1} if one.setting["arms.modules"] == "full" else {}
+    found = build_studies(replace(source, trials=source.trials[::step]))
     assert [one.levels[TUNINGS] for one in found.each] == [{0: "0", 1: "1"}] * 2
 
 
@@ -174,15 +165,11 @@ def test_places_with_the_same_data_are_not_ranked_as_data_sets(source: ResultSet
 
 def test_no_setting_ranks_above_another_by_the_seeds_that_it_survived() -> None:
     """Equal methods: one fails at the hard seed, at which the other reaches half."""
+    whole, lost = {0: 90.0, 1: 92.0, 2: 45.0}, {"shaky": {2: "no memory"}}
     studies = [
-        Study(
-            f"data {number}",
-            "global/common/accuracy",
-            {"whole": {0: 90.0, 1: 92.0, 2: 45.0}, "shaky": {0: 90.0 + own, 1: 92.0 + own}},
-            failed={"shaky": {2: "no memory"}},
-        )
+        replace(studied({"whole": whole, "shaky": shaky}, f"data {number}"), failed=lost)
         for number in range(8)
-        for own in [0.0 if number % 2 else 1.0]
+        for shaky in [{0: 91.0 - number % 2, 1: 93.0 - number % 2}]
     ]
     (ranks,) = Studies(studies).ranks.values()
     assert ranks.names == ("shaky", "whole") and ranks.ties[0, 1] == 4
@@ -200,9 +187,7 @@ def test_a_first_axis_of_data_is_a_place_and_not_compared(edited: Edited, tmp_pa
         config["arms"] = {name: config["arms"][name] for name in ("data", "modules")}
 
     source = edited(first)
-    export_runs(source, tmp_path / "kept.csv")
-    kept = kept_results(read_export(tmp_path / "kept.csv"))
-    for found in map(build_studies, (source, kept)):
+    for found in map(build_studies, (source, kept_copy(source, tmp_path))):
         assert [study.place for study in found.each] == ["CIFAR-10", "CIFAR-100"]
         assert all({*study.values} == {"none", "full"} for study in found.each)
 
@@ -214,9 +199,8 @@ def test_settings_whose_clients_hold_other_samples_are_not_compared(source: Resu
         trial.fingerprints["partition"] = f"{trial.seed}{other}"
     found = build_studies(source)
     assert [study.place for study in found.each] == ["CIFAR-100"]
-    assert found.left_out == [
-        "CIFAR-10 full: other samples or clients than the others, not compared"
-    ]
+    other = "CIFAR-10 full: other samples or clients than the others, not compared"
+    assert found.left_out == [other]
 
 
 @pytest.mark.parametrize(("places", "decided"), [("wxyz", False), ("uvwxyz", True)])

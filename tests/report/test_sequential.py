@@ -124,9 +124,8 @@ def test_the_p_value_is_the_inverse_of_the_evidence_integrated_numerically() -> 
     effects = np.linspace(-30, 30, 20001)
     weights = stats.norm.pdf(effects, scale=math.sqrt(PRIOR))
     likelihood = stats.nct.pdf(t, count - 1, effects * math.sqrt(count))
-    evidence = np.trapezoid(np.nan_to_num(likelihood) * weights, effects) / stats.t.pdf(
-        t, count - 1
-    )
+    evidence = np.trapezoid(np.nan_to_num(likelihood) * weights, effects)
+    evidence /= stats.t.pdf(t, count - 1)
     assert p_value(t / math.sqrt(count), 1.0, count) == pytest.approx(1 / evidence, rel=1e-3)
 
 
@@ -178,10 +177,8 @@ def test_ties_of_a_small_test_are_no_evidence_of_equivalence(
     wrong = np.mean([one in ("equivalent", "worse") for one in verdicts])
     assert wrong <= ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / len(verdicts))
     moved = [0.0, 0.0, 2.5, 0.0, 0.0, -2.5] * 5
-    (low, high), alone = (
-        decide(moved, 1.5, ALPHA, Looks(3, 30))[1:3],
-        half_width(np.std(moved, ddof=1), 30, 2 * ALPHA, Looks(3, 30)),
-    )
+    low, high = decide(moved, 1.5, ALPHA, Looks(3, 30))[1:3]
+    alone = half_width(np.std(moved, ddof=1), 30, 2 * ALPHA, Looks(3, 30))
     assert -1.5 <= low < -alone and alone < high <= 1.5
 
 
@@ -198,9 +195,8 @@ def test_sentences() -> None:
     assert ab.decided and not ac.decided and bc.better_first().verdict == "better"
     line = sentence(ab, "points")
     assert line.startswith("a is better than b by ") and "95 % interval for all pairs" in line
-    assert " and c: equivalent within 1 point (90 % interval for all pairs " in sentence(
-        ac, "points"
-    )
+    within = " and c: equivalent within 1 point (90 % interval for all pairs "
+    assert within in sentence(ac, "points")
     losses = compare(values, lower=True, rule=rule)
     assert [one.verdict for one in losses] == ["worse", "equivalent", "better"]
     assert losses[0].low == pytest.approx(ab.low) and losses[0].mean == pytest.approx(ab.mean)
@@ -215,21 +211,14 @@ def test_sentences() -> None:
     assert wide.endswith("for a difference of 12.0 points")  # that which was asked about
 
 
-# Decisions rest on normal differences, few seeds, and that they are decided.
-
-
 def test_the_sign_flip_test_is_scipy_s_permutation_test() -> None:
-    generator = np.random.default_rng(0)
+    generator, flips = np.random.default_rng(0), {"permutation_type": "samples"}
     for count in (3, 6, 10):
         differences = generator.normal(0.5, 1, size=count).round(1)
-        found = stats.permutation_test(
-            (differences,), np.sum, permutation_type="samples", n_resamples=np.inf
-        )
+        found = stats.permutation_test((differences,), np.sum, n_resamples=np.inf, **flips)
         assert sign_flip_p(differences) == pytest.approx(found.pvalue)
     many = generator.normal(0.4, 1, size=30)
-    drawn = stats.permutation_test(
-        (many,), np.sum, permutation_type="samples", n_resamples=50_000, rng=generator
-    )
+    drawn = stats.permutation_test((many,), np.sum, n_resamples=50_000, rng=generator, **flips)
     assert sign_flip_p(many) == pytest.approx(drawn.pvalue, abs=0.01)
     assert sign_flip_p(np.ones(8)) == 2 / 2**8 and math.isnan(sign_flip_p(np.array([])))
 
