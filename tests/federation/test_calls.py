@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import ray
 import torch
-import yaml
 from torch import Tensor
 
 from flray import trees
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.types import Stage
-from flray.cli.main import invoke
 from flray.config.start import load_plugins
 from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.messages import (
@@ -36,18 +34,17 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.functional import weighted_mean
 from flray.records.journal import Journal
-from flray.runs import runner
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
-from tests.end_to_end.pool import Pools, pids
+from tests.end_to_end.pool import Pools, inline_digest, pids
 from tests.helpers import built
 from tests.messages import refused
 
 
-def a_reply(client: int, tree: dict[str, Any], architecture: str = "a") -> ClientReply:
-    packed = trees.pack({"weights": tree})
+def a_reply(client: int, tree: dict[str, Any]) -> ClientReply:
     outcome = TaskOutcome(client, entries=("weights",))
-    result = TaskResult(ClientTask("stage", client, 0, architecture), outcome, packed)
+    packed = trees.pack({"weights": tree})
+    result = TaskResult(ClientTask("stage", client, 0, "a"), outcome, packed)
     return ClientReply(result, client + 3, lambda bulk: bulk)
 
 
@@ -61,10 +58,6 @@ def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     }
 
 
-def by_tensors(all_trees: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return weighted_mean(all_trees, [client + 3 for client in range(len(all_trees))])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_one_tensor_of_all_has_the_bits_of_each_alone(dtype: torch.dtype, count: int) -> None:
@@ -72,7 +65,7 @@ def test_one_tensor_of_all_has_the_bits_of_each_alone(dtype: torch.dtype, count:
     replies = [a_reply(client, tree) for client, tree in enumerate(all_trees)]
     assert all(reply.flat("weights") is not None for reply in replies)
     mean = average(replies, lambda reply: reply.num_samples)["a"]
-    wanted = by_tensors(all_trees)
+    wanted = weighted_mean(all_trees, [client + 3 for client in range(count)])
     assert list(mean) == list(wanted)
     for name, tensor in wanted.items():
         assert mean[name].dtype == tensor.dtype and mean[name].shape == tensor.shape
@@ -99,15 +92,22 @@ def test_what_is_no_tree_of_one_kind_of_float_is_added_by_tensors() -> None:
     scalar = {"a": torch.ones(3), "n": 3}
     for tree in (mixed, nested, scalar, {}):
         assert a_reply(0, tree).flat("weights") is None
-    assert average([a_reply(0, mixed), a_reply(1, mixed)], lambda _: 1.0)["a"]["b"].dtype == (
-        torch.float64
-    )
+    mean = average([a_reply(0, mixed), a_reply(1, mixed)], lambda _: 1.0)["a"]
+    assert mean["b"].dtype == torch.float64
     assert average([a_reply(0, {})], lambda _: 1.0) == {}
 
 
 def test_different_shapes_are_refused_by_name() -> None:
     wrong = {**a_tree(1), "bias": torch.zeros(4)}
     refused(average, [a_reply(0, a_tree(0)), a_reply(1, wrong)], lambda _: 1.0)
+
+
+CLIENTS = 192
+
+
+def many_clients(digits: dict[str, Any], **changes: Any) -> FederationSpec:
+    local = {"epochs": 1, "batch_size": 2}
+    return built(digits, partition={"name": "iid", "clients": CLIENTS}, local=local, **changes)
 
 
 OWN = '''
@@ -135,35 +135,22 @@ class Ending(Algorithm):
 def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_nothing(
     digits: dict[str, Any], pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mark = tmp_path / "mark"
-    (tmp_path / "own.py").write_text(OWN.format(mark=str(mark)))
+    (tmp_path / "own.py").write_text(OWN.format(mark=str(mark := tmp_path / "mark")))
     load_plugins([str(tmp_path / "own.py")])
     mark.touch()
     ship_user_modules()
-    config = {
-        **digits,
-        "algorithm": "ends-its-process",
-        "rounds": 2,
-        "partition": {"name": "iid", "clients": 192},
-        "local": {"epochs": 1, "batch_size": 2},
-        # One attempt: of a call with several tasks nobody knows which one was at fault.
-        "faults": {"attempts": 1},
-    }
-    spec = built(config)
-    inline = Federation(spec, InlineExecutor(spec), print)
-    for _ in range(2):
-        inline.step()
+    # One attempt: of a call with several tasks nobody knows which one was at fault.
+    own = {"algorithm": "ends-its-process", "rounds": 2, "faults": {"attempts": 1}}
+    spec = many_clients(digits, **own)
     calls: list[int] = []
     send = scheduling._send
-    monkeypatch.setattr(
-        scheduling, "_send", lambda actor, blocks: calls.append(len(blocks)) or send(actor, blocks)
-    )
+    monkeypatch.setattr(scheduling, "_send", lambda *of: calls.append(len(of[1])) or send(*of))
     monkeypatch.setattr(scheduling, "CALL_SECONDS", 60.0)  # however busy this machine is
     federation = pools[2].federation(spec)
     federation.step()
     mark.unlink()
     federation.step()
-    assert federation.sha256() == inline.sha256()
+    assert federation.sha256() == inline_digest(spec)
     assert max(calls) > 4 and len(calls) < sum(calls) / 3
     assert mark.exists()
 
@@ -182,24 +169,14 @@ def test_a_call_s_replies_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_one_stage_takes_says_nothing_of_another() -> None:
     pool = object.__new__(RayExecutor)
     pool._pace = {}
-    train, publish = (
-        TaskBlock((TaskInput(ClientTask("stage", 0, 0, "a", Stage(name), cost=10.0)),))
-        for name in ("train", "publish")
-    )
+    tasks = (ClientTask("stage", 0, 0, "a", Stage(x), cost=10.0) for x in ("train", "publish"))
+    train, publish = (TaskBlock((TaskInput(task),)) for task in tasks)
     assert pool.expected_seconds(publish) == math.inf
     pool.note_pace(publish, 0.02)
     assert pool.expected_seconds(publish) == pytest.approx(0.02)
     assert pool.expected_seconds(train) == math.inf
     pool.note_pace(publish, 0.07)
     assert pool.expected_seconds(publish) == pytest.approx(0.03)  # a fifth of the way
-
-
-CLIENTS = 192
-
-
-def many_clients(digits: dict[str, Any]) -> FederationSpec:
-    partition = {"name": "iid", "clients": CLIENTS}
-    return built({**digits, "partition": partition, "local": {"epochs": 1, "batch_size": 2}})
 
 
 def blocks_of(spec: FederationSpec, executor: RayExecutor) -> list[TaskBlock]:
@@ -218,10 +195,8 @@ def test_replies_do_not_pile_up(
     digits: dict[str, Any], pools: Pools, large: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
-    if large:
-        monkeypatch.setattr(
-            scheduling, "MAX_BUFFERED_REPLY_BYTES", 1
-        )  # as if a reply filled the memory: two waiting and one at each actor
+    if large:  # as if a reply filled the memory: two waiting and one at each actor
+        monkeypatch.setattr(scheduling, "MAX_BUFFERED_REPLY_BYTES", 1)
     spec = many_clients(digits)
     executor = pools[2].executor_for(spec)
     blocks = blocks_of(spec, executor)
@@ -270,7 +245,6 @@ class Dying(Federation):
         self.steps, self.restores = steps, restores
 
     def step(self) -> RoundResult:
-        """Be lost before a round as often as it says."""
         upcoming = self.rounds_done + 1
         if self.steps.get(upcoming, 0) > 0:
             self.steps[upcoming] -= 1
@@ -278,7 +252,6 @@ class Dying(Federation):
         return super().step()
 
     def restore(self, folder: Path) -> int:
-        """Be lost while going to a checkpoint as often as it says."""
         if self.restores > 0:
             self.restores -= 1
             raise ServerLostError("gone")
@@ -310,35 +283,16 @@ def test_a_run_that_gets_nowhere_ends_as_failed(
     refused(run_federation, tmp_cwd, digits, "lost", steps, restores=restores)
 
 
-def test_a_failed_run_is_one_line_and_exit_code_1(
-    digits: dict[str, Any],
-    tmp_cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def lose(*arguments: Any, **settings: Any) -> None:
-        raise ServerLostError("the server actor died: gone")
-
-    monkeypatch.setattr(runner, "start", lose)
-    Path("x.yaml").write_text(yaml.safe_dump({"experiment": digits}))
-    assert invoke(["run", "x.yaml"]) == 1
-    assert capsys.readouterr().err == "flray: the server actor died: gone\n"
-
-
 def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
     from ray import exceptions
 
+    memory = exceptions.OutOfMemoryError("1 worker(s) were killed\n...")
     for error in (
-        exceptions.OutOfMemoryError("low on memory"),
-        exceptions.ActorDiedError(),
-        exceptions.ActorUnavailableError("", None),
-        exceptions.WorkerCrashedError(),
-        exceptions.NodeDiedError(""),
+        *(memory, exceptions.ActorDiedError(), exceptions.ActorUnavailableError("", None)),
+        *(exceptions.WorkerCrashedError(), exceptions.NodeDiedError("")),
     ):
         assert isinstance(error, losses.ACTOR_DIED_ERRORS)
-    assert "memory monitor" in losses.last_line(
-        exceptions.OutOfMemoryError("1 worker(s) were killed\n...")
-    )
+    assert "memory monitor" in losses.last_line(memory)
 
 
 @pytest.mark.parametrize(
@@ -375,10 +329,6 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
-    import ray
-
-    from flray.federation.ray_backend import executor as scheduling
-
     spec = built(digits, faults={"attempts": 2})
     whole = inline_federation(spec, print)
     whole.step()
@@ -386,9 +336,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
 
     @ray.remote(num_cpus=0, num_returns=3, max_retries=0)
     def end() -> None:
-        raise ray.exceptions.OutOfMemoryError(
-            "1 worker(s) were killed due to the node running low on memory."
-        )
+        raise ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to low memory.")
 
     left, send = {2: 1}, scheduling._send
 

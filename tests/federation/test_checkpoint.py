@@ -35,10 +35,8 @@ def federation_of(spec: FederationSpec, rounds_done: int) -> Federation:
 def test_the_newest_checkpoint_has_the_highest_number(spec: FederationSpec, tmp_path: Path) -> None:
     for number in (999_998, 999_999, 1_000_000, 1_000_001):
         checkpoint.save(federation_of(spec, number), tmp_path, keep=2)
-    assert [path.name for path in checkpoint.manifests(tmp_path)] == [
-        "round-1000000.json",
-        "round-1000001.json",
-    ]
+    names = [path.name for path in checkpoint.manifests(tmp_path)]
+    assert names == ["round-1000000.json", "round-1000001.json"]
     assert checkpoint.restore(federation_of(spec, 0), tmp_path) == 1_000_001
 
 
@@ -77,15 +75,8 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 @pytest.fixture
 def with_states(digits: dict[str, Any]) -> FederationSpec:
     """Six clients that keep their whole model."""
-    settings = {
-        **digits,
-        "algorithm": "local",
-        "model": "linear",
-        "rounds": 9,
-        "partition": {"name": "iid", "clients": 6},
-        "local": {"lr": 0.05},
-    }
-    return built(settings)
+    settings = {"model": "linear", "rounds": 9, "local": {"lr": 0.05}}
+    return built(digits, **settings, algorithm="local", partition={"name": "iid", "clients": 6})
 
 
 def trained(federation: Federation, clients: list[int]) -> Federation:
@@ -124,10 +115,8 @@ def test_states_lie_together_and_only_new_ones_are_written_until_most_are_old(
     checkpoint.restore(restored, tmp_path)
     assert restored.sha256() == federation.sha256() != before
     for one in (federation, restored):  # one that was restored knows as much
-        folder = tmp_path / str(id(one))
-        shutil.copytree(
-            tmp_path, folder, ignore=lambda path, names: [n for n in names if n.isdigit()]
-        )
+        folder = tmp_path.with_name(f"{tmp_path.name}-{id(one)}")
+        shutil.copytree(tmp_path, folder)
         checkpoint.save(trained(one, [2]), folder, keep=1)
         assert sorted(files_of(folder).values()) == [["0"], ["1", "5"], ["2", "3", "4"]]
         assert len(list(folder.glob("clients-*"))) == 3
@@ -156,26 +145,10 @@ def test_a_manifest_of_no_such_client_is_told(with_states: FederationSpec, tmp_p
     federation = trained(inline_federation(with_states, print), [0, 1])
     path = checkpoint.save(federation, tmp_path)
     manifest = json.loads(path.read_text())
-    for clients in (
-        {**manifest["clients"], "3": manifest["clients"]["0"]},
-        {**manifest["clients"], "3": "clients-of-no-file.safetensors"},
-    ):
+    for file in (manifest["clients"]["0"], "clients-of-no-file.safetensors"):
+        clients = {**manifest["clients"], "3": file}
         path.write_text(json.dumps({**manifest, "clients": clients}))
         refused(checkpoint.restore, inline_federation(with_states, print), tmp_path)
-
-
-class SlowlySaved(Federation):
-    """A federation whose checkpoints take long to write."""
-
-    def __init__(self, spec: FederationSpec, clock: Clock, seconds: float) -> None:
-        super().__init__(spec, InlineExecutor(spec), print)
-        self.clock, self.seconds, self.saved = clock, seconds, list[int]()
-
-    def save(self, folder: Path, keep: int) -> None:
-        """Take a while."""
-        self.clock.now += self.seconds
-        super().save(folder, keep)
-        self.saved.append(self.rounds_done)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +163,18 @@ def test_writing_takes_a_tenth_of_the_time_at_most(
     writing: float,
     saved: list[int],
 ) -> None:
-    clock = Clock()
+    clock, found = Clock(), list[int]()
     monkeypatch.setattr("flray.runs.loop.time", clock)
     settings = {"model": "linear", "rounds": 4, "checkpoint": {"min_seconds": min_seconds}}
     spec = built(digits, **settings)
-    federation = SlowlySaved(spec, clock, writing)
+
+    class SlowlySaved(Federation):
+        def save(self, folder: Path, keep: int) -> None:
+            clock.now += writing
+            super().save(folder, keep)
+            found.append(self.rounds_done)
+
     with Journal(tmp_path / "journal.jsonl") as journal:
         recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
-        RoundLoop(spec, federation, recorder, Progress()).run()
-    assert federation.saved == saved
+        RoundLoop(spec, SlowlySaved(spec, InlineExecutor(spec)), recorder, Progress()).run()
+    assert found == saved

@@ -14,7 +14,7 @@ from flray import registry
 from flray.devices import resident_bytes
 from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.spec import FederationSpec, partition_summary
+from flray.federation.spec import partition_summary
 from flray.federation.worker import resources
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.diagnostics import encode, evenly_spaced, save_encoded
@@ -40,9 +40,8 @@ def test_normalised_per_channel(digits: dict[str, Any], layout: str, precision: 
     raw = torch.from_numpy(data.x[rows]).to(torch.float64)
     mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (data.mean, data.std))
     torch.testing.assert_close(x, ((raw / 255 - mean) / std).to(dtype))
-    assert x.is_contiguous(
-        memory_format=getattr(torch, f"{layout}_format" if layout == "contiguous" else layout)
-    )
+    layouts = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
+    assert x.is_contiguous(memory_format=layouts[layout])
     assert y.tolist() == data.y[rows].tolist()
     # Public samples may have another size than private ones.
     small = runner._resources._prepare(torch.from_numpy(data.x[rows][:, :, :5, :9]))
@@ -96,12 +95,7 @@ def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
     assert federation.sha256() == before
     assert found["correlation"].shape == (3, 3, 3) and np.isfinite(found["correlation"]).all()
     assert np.abs(found["correlation"]).max() <= 1.01
-    assert (
-        len(found["labels"])
-        == len(found["predicted"])
-        == len(found["features"])
-        == len(found["client"])
-    )
+    assert len({len(found[name]) for name in ("labels", "predicted", "features", "client")}) == 1
     assert found["distance"].shape == (3, len(found["layers"]))
     assert set(collect_diagnostics(federation, final=False)) == {"correlation"}
 
@@ -121,21 +115,12 @@ def test_a_portrait_travels_as_text(tmp_path: Path) -> None:
         assert found["a"].tolist() == [0, 1, 2, 3] and found["names"].tolist() == ["x", "yy"]
 
 
-def test_chosen_rows_are_spread_evenly() -> None:
+def test_chosen_rows_are_spread_evenly_and_who_holds_what() -> None:
     assert evenly_spaced(np.arange(10), 4).tolist() == [0, 3, 6, 9]
     assert evenly_spaced(np.arange(3), 4).tolist() == [0, 1, 2]
-
-
-def test_who_holds_what() -> None:
-    spec = spec_of("fedavg", gaussian_clients())
-    found = partition_summary(spec.data)
-    assert [sum(client["train"]) for client in found["clients"]] == [
-        len(c.train) for c in spec.data.clients
-    ]
-
-
-def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
-    return built(experiment, **changes)
+    data = spec_of("fedavg", gaussian_clients()).data
+    held = [sum(client["train"]) for client in partition_summary(data)["clients"]]
+    assert held == [len(client.train) for client in data.clients]
 
 
 @pytest.mark.parametrize(
@@ -152,9 +137,8 @@ def world_of(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
 def test_the_names_are_those_of_an_evaluation(
     digits: dict[str, Any], task: str, changes: dict[str, Any]
 ) -> None:
-    spec = world_of(
-        {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}[task], **changes
-    )
+    tasks = {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}
+    spec = built(tasks[task], **changes)
     federation = Federation(spec, InlineExecutor(spec))
     found = federation.evaluate()
     assert {name for name in found if name.count("/") == 2} == set(available_metrics(spec))
@@ -167,7 +151,7 @@ def test_the_names_are_those_of_an_evaluation(
     ["global/common/acuracy", "validation/accuracy", "personal/local/accuracy", "acc\nuracy"],
 )
 def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str) -> None:
-    spec = world_of(digits)
+    spec = built(digits)
     refused(check_metric, spec, name, "sweep.metric")
     check_metric(spec, "train/loss", "sweep.metric")
 
@@ -176,7 +160,6 @@ SIZE = 200 * 2**20
 
 
 def in_a_process(program: str, content: object = None) -> list[float]:
-    """Return the numbers that a program prints last."""
     done = python(program, input=json.dumps(content))
     return [float(word) for word in done.stdout.split()[-2:]]
 
@@ -218,14 +201,9 @@ def test_a_round_leaves_nothing_to_the_search_for_cycles(
 @pytest.mark.slow
 def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> None:
     """A round trains on a batch of 16 and is tested on 400 samples at once, which takes far more memory."""
-    content = {
-        **digits,
-        "rounds": 1,
-        "data": {"name": "digits-sklearn", "samples": 400},
-        "model": {"name": "resnet8"},
-        "evaluation": {"batch_size": 2048},
-        "local": {"lr": 0.05, "batch_size": 16, "steps": 2},
-    }
+    content = {**digits, "rounds": 1, "model": "resnet8", "evaluation": {"batch_size": 2048}}
+    content["data"] = {"name": "digits-sklearn", "samples": 400}
+    content["local"] = {"lr": 0.05, "batch_size": 16, "steps": 2}
     told, peak = in_a_process(
         "import json, sys\n"
         "from flray.config.loader import load\n"
@@ -240,12 +218,7 @@ def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> 
     assert told > 0.97 * peak
 
 
-SETTINGS: dict[str, Any] = {"rounds": 1, "local": {"epochs": 1}}
-
-
 class Counting(nn.Linear):
-    """A body that counts its passes."""
-
     passes = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,7 +238,6 @@ def model() -> SplitModel:
 
 
 def outputs(cache: EvaluationCache, runner: ClientRunner, model: nn.Module) -> list[Tensor]:
-    """Return the outputs for two batches."""
     rows = runner.spec.data.test[:10]
     with torch.no_grad(), cache.sharing([("net", model)]):
         samples = runner._resources.samples(rows, once=True)
@@ -329,13 +301,9 @@ def test_a_client_without_test_samples_has_one_empty_batch(runner: ClientRunner)
 
 @pytest.mark.parametrize("others", [False, True])
 def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
-    content = {
-        "data": {"name": "random", "samples": 60, "shape": [3, 8, 8], "classes": 3},
-        "partition": {"name": "iid", "clients": 20},
-        "model": "linear",
-        "algorithm": "fedper",
-        "evaluation": {"others": others, "pooled": True},
-    }
+    data = {"name": "random", "samples": 60, "shape": [3, 8, 8], "classes": 3}
+    content = {"data": data, "partition": {"name": "iid", "clients": 20}, "model": "linear"}
+    content |= {"algorithm": "fedper", "evaluation": {"others": others, "pooled": True}}
     federation = inline_federation(built({"rounds": 1, **content}), print)
     found = federation.step().metrics
     assert sum(not len(client.test) for client in federation.spec.data.clients) > 0
@@ -357,19 +325,16 @@ def test_no_more_is_kept_than_there_is_room_for(
 
 @pytest.mark.parametrize("method", ["fedper", "fedrod", "fedproto", "fedbabu", "fedco2"])
 def test_methods_measure_the_same_without_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = gaussian_clients((12, 9, 15))
-    wanted = {"others": True, "pooled": True}
-    found = run(method, clients, **SETTINGS, evaluation=wanted).evaluate()
+    settings = {"rounds": 1, "local": {"epochs": 1}, "evaluation": {"others": True, "pooled": True}}
+    found = run(method, gaussian_clients((12, 9, 15)), **settings).evaluate()
     monkeypatch.setattr(resources, "CACHE_BYTES", 0)
-    assert run(method, clients, **SETTINGS, evaluation=wanted).evaluate() == found
+    assert run(method, gaussian_clients((12, 9, 15)), **settings).evaluate() == found
 
 
 @pytest.mark.parametrize("top_k", [None, 3])
 def test_parts_are_measured_to_the_bits_of_each_alone(top_k: int | None) -> None:
-    task, draws = (
-        make_task("classification", tuple("abcdefg"), top_k=top_k),
-        np.random.default_rng(1),
-    )
+    task = make_task("classification", tuple("abcdefg"), top_k=top_k)
+    draws = np.random.default_rng(1)
     sizes = [*draws.integers(0, 20, 30), *draws.integers(0, 1000, 10), 0, 8, 8, 9000]
     found = {"correct": draws.random(sum(sizes)) < 0.5, "loss": draws.gamma(1.0, 2.0, sum(sizes))}
     if top_k is not None:

@@ -18,15 +18,8 @@ from flray.devices import CONTEXT_BYTES
 from flray.federation.building import build_spec
 from flray.federation.federation import inline_federation
 from flray.federation.messages import describe_failure
-from flray.federation.ray_backend.nodes import (
-    Gpu,
-    ResourceSurvey,
-    joined,
-    measure_footprint,
-    node_resources,
-    ship_user_modules,
-    survey_nodes,
-)
+from flray.federation.ray_backend import nodes
+from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey, measure_footprint
 from flray.federation.ray_backend.placement import make_plan
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.tuning.trial import TRANSIENT_ERRORS
@@ -50,14 +43,12 @@ class MeetsErrors(Algorithm):
     hp: Params
 
     def meet(self) -> None:
-        """Raise as long as errors are left."""
         left = Path(self.hp.file)
         if count := int(left.read_text()):
             left.write_text(str(count - 1))
             raise getattr(torch, self.hp.error)("injected")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Be met at the client."""
         if self.hp.client in (client.id, -1):
             self.meet()
         return super().loss(client, batch)
@@ -70,7 +61,6 @@ class ServerMeetsErrors(MeetsErrors):
     trains_at_server = True
 
     def refine(self, server: Server) -> None:
-        """Be met at the server."""
         if server.round == 1:
             self.meet()
         super().refine(server)
@@ -115,10 +105,8 @@ def test_a_trial_gets_the_error_and_is_tried_again(tmp_path: Path, error: str, c
 def test_an_actor_ends_and_its_task_is_run_elsewhere(
     tmp_path: Path, digits: dict[str, Any], pools: Pools
 ) -> None:
-    whole, own = (
-        built(digits, algorithm=algorithm) for algorithm in ("fedavg", method(tmp_path, 2))
-    )
-    ship_user_modules()
+    whole, own = (built(digits, algorithm=one) for one in ("fedavg", method(tmp_path, 2)))
+    nodes.ship_user_modules()
     federation, inline = pools[2].federation(own), inline_federation(whole, print)
     federation.step()
     inline.step()
@@ -141,30 +129,21 @@ def test_measured_is_what_is_reserved_in_the_heaviest_round(
 
     monkeypatch.setattr(ClientRunner, "run", watched)
     monkeypatch.setattr("flray.devices.reserved_bytes", lambda device: GIB)
-    content = {
-        **digits,
-        "partition": {"name": "iid", "clients": 9},
-        "algorithm": "fedfomo",
-        "evaluation": {"validation": 0.3, "every": 5},
-        "local": {"epochs": 2, "batch_size": 8},
-    }
-    spec = built(content)
+    own = {"algorithm": "fedfomo", "evaluation": {"validation": 0.3, "every": 5}}
+    partition, local = {"name": "iid", "clients": 9}, {"epochs": 2, "batch_size": 8}
+    spec = built(digits, **own, partition=partition, local=local)
     need = measure_footprint(spec, torch.device("cpu"))
     assert need.gpu == int(1.2 * GIB) + CONTEXT_BYTES
     assert seen == [("stage", 0, 0, 2), ("stage", 1, 5, 2), ("personal", 2, 0, 0)]
 
 
-def test_a_device_that_is_full_while_measured_is_said(tmp_path: Path) -> None:
-    found = measure_footprint(spec_of(method(tmp_path, 2, client=-1)), torch.device("cpu"))
-    assert found.problem == "injected"
-
-
-def test_no_room_for_a_step_ends_before_the_run_begins(
+def test_no_room_for_a_step_is_said_and_ends_before_the_run_begins(
     tmp_path: Path, digits: dict[str, Any], ray_here: dict[str, float]
 ) -> None:
-    content = {**digits, "algorithm": method(tmp_path, 2, client=-1)}
-    spec = built(content)
-    refused(survey_nodes, spec, node_resources())
+    found = measure_footprint(spec_of(method(tmp_path, 2, client=-1)), torch.device("cpu"))
+    assert found.problem == "injected"
+    spec = built(digits, algorithm=method(tmp_path, 2, client=-1))
+    refused(nodes.survey_nodes, spec, nodes.node_resources())
 
 
 def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
@@ -172,12 +151,11 @@ def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
 ) -> None:
     monkeypatch.setattr("flray.federation.ray_backend.nodes.GPU_PROBE_TIMEOUT_S", 0.01)
     config = load({"experiment": digits}).experiment
-    survey = survey_nodes(build_spec(config), node_resources())
+    survey = nodes.survey_nodes(build_spec(config), nodes.node_resources())
     plan = make_plan(config, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
     assert (plan.actors, plan.gpus_per_actor) == (2, 1.0)
-    assert str(plan).endswith(
-        "(what an actor takes could not be measured, not within 0.01 s, so no GPU is shared)"
-    )
+    why = "(what an actor takes could not be measured, not within 0.01 s, so no GPU is shared)"
+    assert str(plan).endswith(why)
     asked = load({"experiment": {**digits, "resources": {"actors": 4}}}).experiment
     refused(make_plan, asked, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
 
@@ -186,7 +164,8 @@ def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str,
     large = ResourceSurvey(GIB, 2 * GIB, (Gpu("a", 0, 80 * GIB),))
     small = ResourceSurvey(GIB, 3 * GIB, (Gpu("b", 0, 8 * GIB),))
     config = load({"experiment": digits}).experiment
-    plan = make_plan(config, 20, 20, {"CPU": 16, "GPU": 2}, survey=joined([large, small]))
+    survey = nodes.joined([large, small])
+    plan = make_plan(config, 20, 20, {"CPU": 16, "GPU": 2}, survey=survey)
     assert (plan.gpus_per_actor, plan.measured) == (0.5, 3 * GIB)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 import ray
 
 import flray
-from flray import api
-from flray import devices as identity
+from flray import api, devices
 from flray.config.loader import load
 from flray.devices import check_kinds
 from flray.errors import DataError
@@ -28,6 +26,7 @@ from flray.records import directory
 from flray.records.journal import read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
+from tests.end_to_end.pool import pids
 from tests.helpers import python
 from tests.messages import refused
 
@@ -46,9 +45,7 @@ def test_models_are_not_mixed_unless_that_is_asked_for(digits: dict[str, Any]) -
     assert only_model(experiment(digits, gpus_per_actor=0), [L4, A100]) == ""
     assert only_model(experiment(digits, gpu_model="L4"), [L4, A100]) == "L4"
     refused(only_model, experiment(digits, gpu_model="H100"), [L4, A100])
-
-
-def test_actors_that_found_themselves_on_several_kinds_end_the_run() -> None:
+    # Actors that found themselves on several kinds end the run.
     check_kinds([ONE], "one", "float32")
     check_kinds([ONE, {**ONE, "driver": "570"}], "any", "float32")
     refused(check_kinds, [ONE, {**ONE, "driver": "570"}], "one", "float32")
@@ -103,16 +100,13 @@ def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
         plan = PoolPlanner(spec, there).plan()
         assert (plan.actors, plan.gpus_per_actor) == (2, 0.5) and plan.measured > 0
 
-        def pids(server: Any) -> Any:
-            actors = [worker.actor for worker in server.executor.workers]
-            return ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors])
-
         federation, inline = RayFederation(spec, plan, print), inline_federation(spec, print)
         try:
             federation.step()
             inline.step()
             assert federation.sha256() == inline.sha256()
-            assert len(set(ray.get(federation._server.__ray_call__.remote(pids)))) == 2
+            asked = federation._server.__ray_call__.remote(lambda server: pids(server.executor))
+            assert len(set(ray.get(asked))) == 2
             left = ray.available_resources()
             assert left["accelerator_type:A100"] < 1.0 == left["accelerator_type:L4"]
             assert left["GPU"] == 1.0
@@ -132,11 +126,11 @@ def busy(shares: list[float]) -> int:
     """Return how many GPUs are used where Ray fills one before it takes the next."""
     free: list[float] = []
     for share in shares:
-        place = next((i for i, left in enumerate(free) if left >= share - 1e-9), None)
-        if place is None:
-            free.append(1.0)
-            place = len(free) - 1
-        free[place] -= share
+        fits = [place for place, left in enumerate(free) if left >= share - 1e-9]
+        if fits:
+            free[fits[0]] -= share
+        else:
+            free.append(1.0 - share)
     return len(free)
 
 
@@ -184,12 +178,11 @@ def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> 
     assert not make_plan(config, 20, 20, {"CPU": 8}, trains_at_server=True).server_gpu
 
 
-def trained_at_the_server(digits: dict[str, Any]) -> Any:
-    return placed(
-        digits,
-        algorithm={"name": "feddf", "steps": 2, "public_size": 40},
-        public={"name": "digits-sklearn", "samples": 40},
-    )
+AT_THE_SERVER = {
+    "algorithm": {"name": "feddf", "steps": 2, "public_size": 40},
+    "public": {"name": "digits-sklearn", "samples": 40},
+}
+"""A method whose server trains."""
 
 
 @pytest.mark.parametrize(
@@ -211,7 +204,7 @@ def test_a_server_on_a_node_without_gpus_is_planned_there(
     nodes = [{"id": "head", "CPU": 4.0}, {"id": "other", "CPU": 4.0, "GPU": 1.0}]
     monkeypatch.setattr(placement, "node_resources", lambda: nodes)
     monkeypatch.setattr(placement, "should_probe", lambda spec, nodes: False)
-    spec = build_spec(trained_at_the_server(digits))
+    spec = build_spec(placed(digits, **AT_THE_SERVER))
     plan = placement.PoolPlanner(spec, {"CPU": 8, "GPU": 1}, driver).plan()
     assert (plan.server_gpu, plan.actors, plan.gpus_per_actor) == (share, actors, 0.25)
     assert str(plan).endswith(f"; the server {words}")
@@ -220,7 +213,7 @@ def test_a_server_on_a_node_without_gpus_is_planned_there(
 @pytest.mark.slow
 def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -> None:
     """On two GPUs that are not there; an actor that finds none although Ray gave it one says so."""
-    config = trained_at_the_server(digits)
+    config = placed(digits, **AT_THE_SERVER)
     spec = build_spec(config)
     plan = make_plan(config, 20, 20, {"CPU": 2, "GPU": 2}, trains_at_server=True)
     assert plan.server_gpu
@@ -244,16 +237,9 @@ def test_the_actors_of_a_trial_leave_the_bundle_of_its_server_alone(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     """One that was put there would never start, and the others would do its work."""
-    trained = trained_at_the_server(digits).model_dump(mode="json")
     resources = {"executor": "ray", "actors": 2, "gpus_per_actor": 0.25}
-    content = {
-        **digits,
-        **{name: trained[name] for name in ("algorithm", "public")},
-        "rounds": 2,
-        "resources": resources,
-        "faults": {"round_timeout": 3600},  # with a limit all actors are waited for
-        "tracking": {"uri": None},
-    }
+    faults = {"round_timeout": 3600}  # with a limit all actors are waited for
+    content = {**digits, **AT_THE_SERVER, "rounds": 2, "resources": resources, "faults": faults}
     with joined_cluster({"num_cpus": 3, "num_gpus": 1}):
         result = api.tune({"experiment": content, "sweep": {"seeds": [0]}})
     events = rounds_of(read_events(next((result.folder / "trials").iterdir())))
@@ -274,8 +260,7 @@ for device, tf32, share in (("cpu", False, 1.0), ("cuda", False, 1.0), ("cuda", 
         torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG"), capped]))
 """
-MODEL = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
-OTHER = {**MODEL, "model": "Other"}
+OTHER = {**ONE, "model": "Other"}
 
 
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
@@ -286,13 +271,12 @@ def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_
 
 
 def test_kinds_of_gpu_are_compared_by_all_that_the_bits_depend_on() -> None:
-    assert not identity.difference([MODEL, OTHER], [OTHER, MODEL, MODEL])
-    assert not identity.difference([], [])
-    for name in MODEL:
-        assert identity.difference([MODEL], [{**MODEL, name: "2"}])
-    assert "began on no GPU, and here computes on One (driver 580.1" in identity.difference(
-        [], [MODEL]
-    )
+    assert not devices.difference([ONE, OTHER], [OTHER, ONE, ONE])
+    assert not devices.difference([], [])
+    for name in ONE:
+        assert devices.difference([ONE], [{**ONE, name: "2"}])
+    words = "began on no GPU, and here computes on One (driver 580.1"
+    assert words in devices.difference([], [ONE])
 
 
 def interrupted(digits: dict[str, Any]) -> Path:
@@ -307,10 +291,10 @@ def interrupted(digits: dict[str, Any]) -> Path:
 def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: MODEL)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: ONE)
     folder = interrupted(digits)
     noted = directory.read(folder)
-    assert noted["gpus"] == [MODEL]
+    assert noted["gpus"] == [ONE]
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: OTHER)
     refused(flray.resume, folder)
     result = flray.resume(folder, other_cpu=True)
@@ -325,6 +309,6 @@ def test_a_run_of_an_older_flray_goes_on_and_notes_its_gpus(
     noted = directory.read(folder)
     assert noted.pop("gpus") == []
     directory.write(folder, "run", noted)
-    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: MODEL)
+    monkeypatch.setattr("flray.devices.gpu_identity", lambda device: ONE)
     assert flray.resume(folder).sha256 == noted["sha256"]
-    assert directory.read(folder)["gpus"] == [MODEL]
+    assert directory.read(folder)["gpus"] == [ONE]

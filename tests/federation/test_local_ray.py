@@ -1,5 +1,6 @@
 """The Ray that flray joins or starts on this machine, and Ray's private members that it reaches for."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -19,7 +20,6 @@ from typing import Any
 import psutil
 import pytest
 import ray
-import yaml
 from ray import tune
 
 import flray
@@ -30,7 +30,7 @@ from flray.files.atomic import hold_lock
 from flray.records import directory
 from flray.runs import runner
 from flray.tuning import tuner
-from tests.helpers import python
+from tests.helpers import python, written
 from tests.messages import refused
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,19 +45,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def started(tmp_cwd: Path, digits: dict[str, Any]) -> subprocess.Popen[str]:
+def started(digits: dict[str, Any]) -> subprocess.Popen[str]:
     """Start a long sweep of a trial with an actor in a process of its own, as a user does."""
     experiment = {**digits, "name": "long", "rounds": 500, "resources": {"actors": 1}}
-    content = {"experiment": experiment, "space": {"local.lr": {"grid": [0.01]}}}
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump(content))
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "flray", "tune", "x.yaml"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    _drivers.append(driver)
-    return driver
+    written(experiment, space={"local.lr": {"grid": [0.01]}})
+    said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    _drivers.append(subprocess.Popen([sys.executable, "-m", "flray", "tune", "x.yaml"], **said))
+    return _drivers[-1]
 
 
 SLOW = """
@@ -105,20 +99,15 @@ def descendants(driver: subprocess.Popen[str]) -> list[psutil.Process]:
 def called(driver: subprocess.Popen[str], name: str) -> list[psutil.Process]:
     found = []
     for process in descendants(driver):
-        try:
-            if process.name().startswith(name):
-                found.append(process)
-        except psutil.NoSuchProcess:
-            pass
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.name().startswith(name) else []
     return found
 
 
 def of_folder(folder: Path) -> list[psutil.Process]:
     """Return the processes whose command line names `folder`, whoever their parent is."""
     found = psutil.process_iter(["cmdline"])
-    return [
-        each for each in found if any(str(folder) in word for word in each.info["cmdline"] or ())
-    ]
+    return [one for one in found if str(folder) in "\0".join(one.info["cmdline"] or ())]
 
 
 def waits(name: str, command: list[str]) -> bool:
@@ -134,7 +123,7 @@ def all_ended(processes: list[psutil.Process]) -> bool:
 def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
     tmp_cwd: Path, digits: dict[str, Any], short: Path
 ) -> None:
-    driver = started(tmp_cwd, digits)
+    driver = started(digits)
     journals = "runs/long/001/trials/*/journal.jsonl"
     wait_for(lambda: any('"round"' in path.read_text() for path in Path().glob(journals)), driver)
     (private,) = short.iterdir()
@@ -159,7 +148,7 @@ def test_a_sweep_that_is_stopped_while_ray_starts_leaves_no_process_of_it(
     tmp_cwd: Path, digits: dict[str, Any], short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang_agents(tmp_cwd, monkeypatch)
-    driver = started(tmp_cwd, digits)
+    driver = started(digits)
     wait_for(lambda: list(tmp_cwd.glob("*agent*")), driver)
     processes = descendants(driver)
     driver.send_signal(signal.SIGHUP)
@@ -207,8 +196,6 @@ def test_who_asks_again_before_ray_is_ended_leaves_no_process_of_it(
             assert of_folder(short)
         assert not of_folder(short) and not list(short.iterdir())
     finally:
-        import ray
-
         ray.shutdown()
 
 
@@ -216,8 +203,6 @@ def test_who_asks_again_before_ray_is_ended_leaves_no_process_of_it(
 def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Path) -> None:
     """Its control process (gcs_server) would grow by about 9 MiB here."""
     with ray_session(None):
-        import ray
-
         found = psutil.Process().children(recursive=True)
         started = " ".join(part for process in of_folder(short) for part in process.cmdline())
         assert "log_monitor.py" in started and "--minimal" in started
@@ -248,17 +233,14 @@ def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Pa
     ],
 )
 def test_the_environment_s_ray_is_joined_and_said(
-    given: str | None,
-    environment: str | None,
-    expected: str | None,
-    said: int,
-    monkeypatch: pytest.MonkeyPatch,
+    given: str | None, environment: str | None, expected: str | None, said: int
 ) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if environment is not None:
-        monkeypatch.setenv("RAY_ADDRESS", environment)
     lines: list[str] = []
-    assert chosen_address(given, lines.append) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        if environment is not None:
+            patch.setenv("RAY_ADDRESS", environment)
+        assert chosen_address(given, lines.append) == expected
     assert len(lines) == said and all("10.0.0.1:6379" in line for line in lines)
 
 
@@ -322,9 +304,8 @@ def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
         "from flray.federation.ray_backend.session import ray_session\n"
         "with ray_session(None): print('started')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == ""
     assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
 
@@ -353,9 +334,8 @@ def test_the_installed_ray_reads_every_variable_that_is_set_for_it() -> None:
     package = Path(ray.__file__).parent
     settings = (package / "_raylet.so").read_bytes()
     assert [name for name in session._HERE if name[4:].encode() not in settings] == []
-    tune = "".join(path.read_text() for path in (package / "tune").rglob("*.py"))
-    tune += "".join(path.read_text() for path in (package / "air").rglob("*.py"))
-    tune += "".join(path.read_text() for path in (package / "train").rglob("*.py"))
+    folders = [package / name for name in ("tune", "air", "train")]
+    tune = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     assert [name for name in tuner.ENVIRONMENT if f'"{name}"' not in tune] == []
 
 

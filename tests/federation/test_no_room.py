@@ -60,15 +60,13 @@ def experiment(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
 
 
 def sweep(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
-    settings = experiment(digits, **resources)
-    return {
-        "experiment": settings,
-        "space": {"local.lr": {"grid": [0.05]}},
-        "sweep": {"metric": "auto"},
-    }
+    choice = {"space": {"local.lr": {"grid": [0.05]}}, "sweep": {"metric": "auto"}}
+    return {"experiment": experiment(digits, **resources), **choice}
 
 
-def test_a_run_is_planned_on_what_others_leave(
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.timeout(300)
+def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
     tmp_cwd: Path, digits: dict[str, Any], hold: Callable[[int], Any]
 ) -> None:
     hold(1)
@@ -76,14 +74,6 @@ def test_a_run_is_planned_on_what_others_leave(
     runner.run({"experiment": experiment(digits)}, progress=said)
     (plan,) = said.find("others hold 1 of 3 CPUs")
     assert "-> 2 actors, 1 CPU each" in plan
-
-
-@pytest.mark.usefixtures("no_pictures")
-@pytest.mark.timeout(300)
-def test_the_only_trial_of_a_sweep_does_not_wait_for_what_others_hold(
-    tmp_cwd: Path, digits: dict[str, Any], hold: Callable[[int], Any]
-) -> None:
-    hold(1)
     said = Said()
     result = api.tune(sweep(digits), progress=said)
     assert list(result.results["status"]) == ["finished"]

@@ -41,32 +41,27 @@ GIB = 2**30
 def plan(
     digits: dict[str, Any],
     available: dict[str, float],
-    clients: int = 20,
     cohort: int = 20,
     nodes: Any = (),
     survey: ResourceSurvey = UNMEASURED,
     **resources: Any,
 ) -> Plan:
-    return make_plan(
-        load({"experiment": {**digits, "resources": resources}}).experiment,
-        clients,
-        cohort,
-        available,
-        nodes,
-        survey,
-    )
+    return make_plan(experiment(digits, **resources), 20, cohort, available, nodes, survey)
+
+
+def experiment(digits: dict[str, Any], **resources: Any) -> Any:
+    return load({"experiment": {**digits, "resources": resources}}).experiment
 
 
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
     shared = "; 4 on a GPU take 4 times as long as one (assumed, not measured)"
+    each = "4 actors, 1 CPU, 0.25 GPU each, about"
     assert str(plan(digits, {"CPU": 8, "GPU": 1})) == (
-        "20 clients (20 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 5 tasks per actor and round"
-        + shared
+        f"20 clients (20 per round) -> {each} 5 tasks per actor and round{shared}"
     )
     measured = ResourceSurvey(GIB, 3 * GIB, (Gpu("a", 0, 16 * GIB),))
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
-        "20 clients (8 per round) -> 4 actors, 1 CPU, 0.25 GPU each, about 2 tasks per actor and "
-        f"round{shared} (an actor takes 3.0 GiB)"
+        f"20 clients (8 per round) -> {each} 2 tasks per actor and round{shared} (an actor takes 3.0 GiB)"
     )
 
 
@@ -75,13 +70,10 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
         config = load({"experiment": {**digits, "aggregation": {"block": block}}}).experiment
         return make_plan(config, 20, cohort, {"CPU": cpus})
 
-    assert (
-        str(in_blocks(8, 20))
-        == "20 clients (20 per round) -> 3 actors, 1 CPU each, about 1 block per actor and round"
-    )
-    assert str(in_blocks(2, 20, cpus=4)).endswith(
-        "4 actors, 1 CPU each, about 2.5 blocks per actor and round"
-    )
+    words = "20 clients (20 per round) -> 3 actors, 1 CPU each, about 1 block per actor and round"
+    assert str(in_blocks(8, 20)) == words
+    words = "4 actors, 1 CPU each, about 2.5 blocks per actor and round"
+    assert str(in_blocks(2, 20, cpus=4)).endswith(words)
     assert in_blocks(2, 5).actors == 5  # the sampled may all be of different blocks
 
 
@@ -93,28 +85,24 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
         (10, (16,), 1.0, 1),
         (5, (16, 12), 0.5, 4),  # the fuller GPU decides
         (4, (16, 12), 0.5, 4),  # 0.9 * 12 / 4 = 2.7
-        (
-            3,
-            (80, 80, 80, 80),
-            1.0,
-            4,
-        ),  # sharing gains nothing that is known, and 20 is no multiple of 16
+        # Sharing gains nothing that is known, and 20 is no multiple of 16.
+        (3, (80, 80, 80, 80), 1.0, 4),
         (3, (80, 80), 0.5, 4),
     ],
 )
 def test_gpus_are_packed_by_free_memory(
     digits: dict[str, Any], need: int, free: tuple[int, ...], share: float, actors: int
 ) -> None:
-    survey = ResourceSurvey(
-        GIB, need * GIB, tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
-    )
+    gpus = tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
+    survey = ResourceSurvey(GIB, need * GIB, gpus)
     found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
     assert (found.gpus_per_actor, found.actors) == (share, actors)
 
 
-def test_a_full_gpu_is_named(digits: dict[str, Any]) -> None:
+def test_a_full_gpu_is_named_and_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
     survey = ResourceSurvey(GIB, 3 * GIB, (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
     refused(plan, digits, {"CPU": 8, "GPU": 2}, survey=survey)
+    refused(plan, digits, {"CPU": 8}, gpus_per_actor=0.5)
 
 
 def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
@@ -134,13 +122,9 @@ def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
     assert plan(digits, {"CPU": 12, "GPU": 2}, nodes=mixed, gpus_per_actor=2).actors == 1
 
 
-@pytest.mark.parametrize("share", [1.5, 2.25, -1])
-def test_shares_ray_refuses_are_refused_at_once(digits: dict[str, Any], share: float) -> None:
-    refused(load, {"experiment": {**digits, "resources": {"gpus_per_actor": share}}})
-
-
-def test_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
-    refused(plan, digits, {"CPU": 8}, gpus_per_actor=0.5)
+def test_shares_ray_refuses_are_refused_at_once(digits: dict[str, Any]) -> None:
+    for share in (1.5, 2.25, -1):
+        refused(load, {"experiment": {**digits, "resources": {"gpus_per_actor": share}}})
 
 
 PROBE = """
@@ -170,12 +154,10 @@ def test_a_probe_sees_what_a_task_takes() -> None:
 
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
-    spec = built(digits)
+    spec, large = built(digits), {"CPU": 1.0, "memory": 64.0 * GIB}
     assert not should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
     assert should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
-    assert should_probe(
-        spec, [{"CPU": 1.0, "memory": 64.0 * GIB}, {"CPU": 4.0, "GPU": 1.0, "memory": 64.0 * GIB}]
-    )
+    assert should_probe(spec, [large, {**large, "CPU": 4.0, "GPU": 1.0}])
     fixed = built(digits, resources={"actors": 2, "gpus_per_actor": 0})
     assert not should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
 
@@ -199,7 +181,6 @@ class NeverTrains(Algorithm):
     """FedAvg whose training raises."""
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Raise."""
         raise ValueError("injected")
 
 
@@ -239,21 +220,14 @@ def best(nodes: Nodes, cohort: int, trials: int, fitting: int, slowdown: Slowdow
     )
 
 
-def experiment(digits: dict[str, Any], **resources: Any) -> Any:
-    return load({"experiment": {**digits, "resources": resources}}).experiment
-
-
 def planned(
     config: Any, nodes: Nodes, cohort: int, trials: int, fitting: int, sharing: tuple[float, ...]
 ) -> Plan:
     have = [{"CPU": float(cpus), "GPU": float(gpus)} for cpus, gpus in nodes]
     total = {kind: sum(node[kind] for node in have) for kind in ("CPU", "GPU")}
-    free = [
-        Gpu(str(number), index, 20 * GIB)
-        for number, (_, gpus) in enumerate(nodes)
-        for index in range(gpus)
-    ]
-    survey = ResourceSurvey(GIB // 4, 16 * GIB // fitting, tuple(free), "", sharing)
+    there = [(str(node), index) for node, (_, gpus) in enumerate(nodes) for index in range(gpus)]
+    free = tuple(Gpu(node, index, 20 * GIB) for node, index in there)
+    survey = ResourceSurvey(GIB // 4, 16 * GIB // fitting, free, "", sharing)
     return make_plan(config, 1000, cohort, total, have, survey, trials=trials)
 
 
@@ -301,9 +275,8 @@ def test_the_settings_of_the_user_are_obeyed(digits: dict[str, Any]) -> None:
     assert (fixed.actors, fixed.at_once) == (3, 30)
     quarters = planned(experiment(digits, gpus_per_actor=0.25), nodes, 10, 30, 4, none)
     assert quarters.gpus_per_actor == 0.25
-    config = experiment(digits)
     available = {"CPU": 64.0, "GPU": 8.0}
-    limited = make_plan(config, 20, 10, available, trials=30, concurrency=3)
+    limited = make_plan(experiment(digits), 20, 10, available, trials=30, concurrency=3)
     assert limited.at_once == 3
 
 
@@ -351,7 +324,6 @@ def test_sharing_is_measured_once(digits: dict[str, Any], monkeypatch: pytest.Mo
     available = {"CPU": 2.0, "GPU": 2.0}
     placement.PoolPlanner(built(digits), available).plan()
     placement.PoolPlanner(built(digits), available).plan(cohort=2, trials=1)
-    assert asked == [2]
     fixed = built(digits, resources={"gpus_per_actor": 0.5})
     placement.PoolPlanner(fixed, available).plan()
     assert asked == [2]

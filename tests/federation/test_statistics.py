@@ -17,7 +17,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import runner
 from flray.runs.models import TrainedModels
 from tests.algorithms.helpers import OTHER, federation_of, gaussian_clients, spec_of
-from tests.helpers import built
+from tests.helpers import built, small
 from tests.messages import refused
 
 LOCAL = {"aggregation": {"buffers": "local"}}
@@ -97,14 +97,9 @@ def test_clients_that_have_not_trained_are_left_out_and_said() -> None:
     assert said[-1].endswith("they are tested with these")
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"), [("fedavg", {"participation": {"unseen": 1}}), ("pooled", {})]
-)
-def test_what_needs_one_model_is_refused(method: str, settings: dict[str, Any]) -> None:
-    refused(spec_of, method, **settings, **LOCAL)
-
-
-def test_an_unseen_client_is_tested_after_steps_of_its_own() -> None:
+def test_what_needs_one_model_is_refused_and_an_unseen_client_adapts() -> None:
+    refused(spec_of, "fedavg", participation={"unseen": 1}, **LOCAL)
+    refused(spec_of, "pooled", **LOCAL)
     settings = {"participation": {"unseen": 1}, "evaluation": {"adapt_steps": 2}}
     metrics = federation_of(spec_of("fedavg", **settings, **LOCAL)).step().metrics
     assert "adapted/unseen/accuracy" in metrics
@@ -115,17 +110,10 @@ def test_a_run_is_reported_and_exported_by_its_clients(tmp_cwd: Path) -> None:
     from flray.results.load import load_folder
     from flray.runs.export import export
 
-    experiment = {
-        "rounds": 2,
-        "data": {"name": "random", "shape": [1, 16, 16], "samples": 24},
-        "partition": {"name": "iid", "clients": 2},
-        "model": {"name": "lenet", "norm": "batch"},
-        "algorithm": "fedavg",
-        **LOCAL,
-        "resources": {"executor": "inline"},
-        "tracking": {"uri": None},
-    }
-    result = runner.run({"experiment": experiment})
+    data = {"name": "random", "shape": [1, 16, 16], "samples": 24}
+    world = {"data": data, "partition": {"name": "iid", "clients": 2}}
+    model = {"name": "lenet", "norm": "batch"}
+    result = runner.run({"experiment": small(**world, rounds=2, model=model, **LOCAL)})
     assert result.metric == "global/local/accuracy"
     assert load_folder(result.folder).trials[0].metric == "global/local/accuracy"
     refused(export, result.folder, Path("models"))
@@ -147,14 +135,8 @@ def sites(root: Path, *, masks: bool = False) -> DataSet:
         x = generator.integers(0, 256, (count + 2, 3, 16, 16), dtype=np.uint8)
         y: Any = (x[:, :1] > 128).astype(np.uint8) if masks else np.arange(count + 2) % 2
         domains.append(Domain(name, "random", x[2:], y[2:], x[:2], y[:2]))
-    return DataSet(
-        "sites",
-        tuple(domains),
-        ("a",) if masks else ("a", "b"),
-        (0.5,) * 3,
-        (0.3,) * 3,
-        task="segmentation" if masks else "classification",
-    )
+    classes, task = (("a",), "segmentation") if masks else (("a", "b"), "classification")
+    return DataSet("sites", tuple(domains), classes, (0.5,) * 3, (0.3,) * 3, task=task)
 
 
 @pytest.fixture(autouse=True)
@@ -165,30 +147,14 @@ def _sites() -> Iterator[None]:
 
 
 def federation(model: Any, **settings: Any) -> Federation:
-    content = {
-        "data": "sites",
-        "partition": "domains",
-        "model": model,
-        "algorithm": "fedavg",
-        "rounds": 1,
-        "resources": {"executor": "inline"},
-        "tracking": {"uri": None},
-        **settings,
-    }
-    spec = built(content)
+    spec = built(small(data="sites", partition="domains", model=model), **settings)
     return Federation(spec, InlineExecutor(spec), lambda line: None)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"name": "mlp", "norm": "batch"},
-        {"name": "lenet", "norm": "batch"},
-        {"name": "digit-cnn", "width": 0.05},
-    ],
-)
-def test_a_client_of_one_sample_is_named(model: dict[str, Any]) -> None:
-    refused(federation, model)
+def test_a_client_of_one_sample_is_named() -> None:
+    refused(federation, {"name": "mlp", "norm": "batch"})
+    refused(federation, {"name": "lenet", "norm": "batch"})
+    refused(federation, {"name": "digit-cnn", "width": 0.05})
 
 
 @pytest.mark.parametrize(
