@@ -34,7 +34,6 @@ Answer = TypeVar("Answer")
 
 
 def ask(executor: RayExecutor, question: Callable[[Any], Answer]) -> list[Answer]:
-    """Return every actor's answer, which a function finds in the actor itself."""
     import ray
 
     calls = [worker.actor.__ray_call__.remote(question) for worker in executor.workers]
@@ -43,7 +42,6 @@ def ask(executor: RayExecutor, question: Callable[[Any], Answer]) -> list[Answer
 
 
 def pids(executor: RayExecutor) -> list[int]:
-    """Return the actors' processes."""
     return ask(executor, lambda actor: os.getpid())
 
 
@@ -55,7 +53,6 @@ class Pool:
         self.executor: RayExecutor | None = None
 
     def executor_for(self, spec: FederationSpec) -> RayExecutor:
-        """Return the actors, made ready for a federation."""
         import ray
 
         # Next to no CPU, so that several pools find room on the same Ray.
@@ -70,11 +67,9 @@ class Pool:
         return self.executor
 
     def federation(self, spec: FederationSpec, warn: Notify = print) -> Federation:
-        """Return a new federation on the actors."""
         return Federation(spec, self.executor_for(spec), warn)
 
     def run_federation(self, spec: FederationSpec) -> Federation:
-        """Return a federation after all its rounds."""
         federation = self.federation(spec)
         for _ in range(spec.config.rounds):
             federation.step()
@@ -90,7 +85,6 @@ class Pool:
         return there, {*ours}
 
     def close(self) -> None:
-        """Stop the actors."""
         if self.executor is not None:
             self.executor.close()
 

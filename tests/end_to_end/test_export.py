@@ -50,6 +50,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+OWN = """
+from flray import register_algorithm, registry
+
+@register_algorithm("own")
+class Own(registry.algorithms.get("fedavg")):
+    pass
+"""
+
+
 def run(name: str, **more: Any) -> Result:
     partition = {"name": "dirichlet", "clients": 2, "alpha": 0.5}
     settings = {"partition": partition, "rounds": 2, "subset": 200, **CASES[name], **more}
@@ -110,11 +119,8 @@ def test_rows_as_they_are_in_a_file_are_predicted_by_the_guide_s_lines(tmp_cwd: 
 
 def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:
     own = tmp_cwd / "own.py"
-    own.write_text(
-        "from flray.algorithms.base import Algorithm\nfrom flray.registry import register_algorithm\n\n"
-        '@register_algorithm("checked")\nclass Checked(Algorithm):\n    """FedAvg."""\n'
-    )
-    result = run("float64", plugins=[str(own)], algorithm="checked", model="linear")
+    own.write_text(OWN)
+    result = run("float64", plugins=[str(own)], algorithm="own", model="linear")
     data = build_spec(result.experiment).data
     held = json.loads((result.folder / "data.json").read_text())
     assert held["normalisation"] == {"mean": list(data.mean), "std": list(data.std)}
@@ -136,14 +142,11 @@ def test_an_export_has_a_card_whose_code_runs(tmp_cwd: Path) -> None:
     assert yaml.safe_load(head)["tags"] == ["federated-learning", "flray", "fedrod"]
     code, shown = re.findall(r"```(?:python|json)\n(.*?)```", body, re.S)
     assert json.loads(shown) == json.loads((tmp_cwd / "model.json").read_text())
+    for name in ("demo/001", "tuned/001/trials/0003"):  # a trial is named by the sweep
+        assert directory.place_of(tmp_cwd / "runs" / name) == name
     first = "import sys, torch; sys.modules['flray'] = None; x = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)\n"
     done = python(f"{first}{code}print(list(outputs.shape))", cwd=tmp_cwd)
     assert done.stdout.strip() == "[2, 10]"
-
-
-def test_a_card_names_a_run_and_a_trial_by_the_sweep_s_name(tmp_path: Path) -> None:
-    for name in ("demo/001", "tuned/001/trials/0003"):
-        assert directory.place_of(tmp_path / "runs" / name) == name
 
 
 def test_names_of_data_stay_within_the_card() -> None:
@@ -180,9 +183,7 @@ def own_network(shape, num_classes):
 """
 
 
-def test_a_network_whose_file_has_changed_is_exported_only_if_the_file_is_named(
-    tmp_cwd: Path,
-) -> None:
+def test_a_changed_network_is_exported_only_if_its_file_is_named(tmp_cwd: Path) -> None:
     file = Path("own_network.py")
     file.write_text(OWN_NETWORK)
     settings = {"plugins": [str(file)], "model": "own-network", "rounds": 1}
@@ -225,18 +226,9 @@ class Branches(nn.Module):
         return x if x.sum() > 0 else -x
 
 
-@pytest.mark.parametrize("network", [Attends, Branches])
-def test_a_network_that_is_not_written_as_plain_pytorch_is_named(network: Any) -> None:
-    refused(plain_code, network(), None)
-
-
-OWN = """
-from flray import register_algorithm, registry
-
-@register_algorithm("own")
-class Own(registry.algorithms.get("fedavg")):
-    \"\"\"FedAvg.\"\"\"
-"""
+def test_a_network_that_is_not_written_as_plain_pytorch_is_named() -> None:
+    for network in (Attends(), Branches()):
+        refused(plain_code, network, None)
 
 
 def small_run(**more: Any) -> Result:
@@ -244,7 +236,6 @@ def small_run(**more: Any) -> Result:
 
 
 def graph_of(to: Path) -> dict[str, dict[str, Any]]:
-    """Return a crate's entities by their identifier, each of which stands once."""
     graph = json.loads((to / "ro-crate-metadata.json").read_text())["@graph"]
     found = {entity["@id"]: entity for entity in graph}
     assert len(found) == len(graph)
@@ -252,7 +243,6 @@ def graph_of(to: Path) -> dict[str, dict[str, Any]]:
 
 
 def references(value: Any) -> list[str]:
-    """Return all identifiers that an entity's properties refer to."""
     if isinstance(value, dict) and value.keys() == {"@id"}:
         return [value["@id"]]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -261,15 +251,12 @@ def references(value: Any) -> list[str]:
 
 def test_a_crate_describes_a_whole_run_which_runs_again_from_it(tmp_cwd: Path) -> None:
     Path("own.py").write_text(OWN)
-    result = small_run(
-        algorithm="own", plugins=["own.py"], output=str(tmp_cwd / "secret"), rounds=2
-    )
+    own = {"algorithm": "own", "plugins": ["own.py"], "output": str(tmp_cwd / "secret")}
+    result = small_run(**own, rounds=2)
     to = tmp_cwd / "crate"
+    words = ["export", str(result.folder), "--to", str(to), "--crate", "CC-BY-4.0"]
     for _ in range(2):  # over one that is there, too
-        lines = printed(
-            "export", str(result.folder), "--to", str(to), "--crate", "CC-BY-4.0"
-        ).split()
-    assert lines[-1] == str(to / "ro-crate-metadata.json")
+        assert printed(*words).split()[-1] == str(to / "ro-crate-metadata.json")
     graph = graph_of(to)
     root, action = graph["./"], graph["#run"]
     known = {*graph, "https://w3id.org/ro/crate/1.1"}
@@ -284,9 +271,8 @@ def test_a_crate_describes_a_whole_run_which_runs_again_from_it(tmp_cwd: Path) -
         assert graph[name]["sha256"] == hashlib.sha256(content).hexdigest()
         assert graph[name]["contentSize"] == str(len(content))
         assert b"secret" not in content
-    measured = {
-        graph[one["@id"]]["name"]: graph[one["@id"]]["value"] for one in root["variableMeasured"]
-    }
+    values = [graph[one["@id"]] for one in root["variableMeasured"]]
+    measured = {one["name"]: one["value"] for one in values}
     assert measured["global/common/accuracy"] == result.metrics["global/common/accuracy"]
     assert not any("/client/" in name for name in measured)
     environment = json.loads(files["record/environment.json"].read_text())
@@ -306,15 +292,11 @@ def test_a_file_s_name_is_quoted_and_a_licence_may_be_an_address(tmp_cwd: Path) 
     assert graph["./"]["license"] == {"@id": "https://example.org/terms?of=use"}
 
 
-@pytest.mark.parametrize("found", ["", "all mine", "https://a b", "file:///etc x", "-x"])
-def test_a_crate_without_a_licence_is_not_begun(tmp_cwd: Path, found: str) -> None:
+def test_a_crate_without_a_licence_or_rounds_is_not_begun(tmp_cwd: Path) -> None:
     folder = small_run().folder
-    refused(export, folder, tmp_cwd / "to", crate=found)
-    assert not (tmp_cwd / "to").exists()
-
-
-def test_a_crate_of_a_run_without_rounds_is_refused(tmp_cwd: Path) -> None:
-    folder = small_run().folder
+    for licence in ("", "all mine", "https://a b", "file:///etc x", "-x"):
+        refused(export, folder, tmp_cwd / "to", crate=licence)
+        assert not (tmp_cwd / "to").exists()
     (folder / "journal.jsonl").unlink()
     refused(write_crate, folder, tmp_cwd, [], "CC0-1.0")
     assert not (tmp_cwd / "ro-crate-metadata.json").exists()

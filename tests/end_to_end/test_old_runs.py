@@ -29,22 +29,15 @@ NO_PORTABLE_BITS = r"experiment\.resources\.bits: found portable; (this CPU|in t
 
 def flray(here: Path, *arguments: str) -> None:
     """Run a command in a process of its own: portable bits have to be asked for before it imports numpy or torch."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flray", *arguments],
-        cwd=here,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=300,
-    )
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    how |= {"cwd": here, "stdin": subprocess.DEVNULL, "timeout": 300}
+    done = subprocess.run([sys.executable, "-m", "flray", *arguments], **how)
     if done.returncode == 2 and re.search(NO_PORTABLE_BITS, done.stdout):
         pytest.skip("this CPU has no portable bits")
     assert done.returncode == 0, done.stdout
 
 
 def copied(here: Path, fixture: str, name: str) -> Path:
-    """Put a fixture where its own settings say that it lies."""
     return Path(shutil.copytree(FIXTURES / fixture, here / "runs" / name / "001"))
 
 
@@ -60,15 +53,10 @@ def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
     run, history = json.loads((folder / "run.json").read_text()), rounds(folder)
     assert run["status"] == "finished"
     assert [number for number, _ in history] == [int(number) for number in wanted["rounds"]]
-    assert [set(metrics) for _, metrics in history] == [
-        set(metrics) for metrics in wanted["rounds"].values()
-    ]
+    assert [set(metrics) for _, metrics in history] == [*map(set, wanted["rounds"].values())]
     # Other versions of the libraries may have other last bits, whatever flray does.
-    same = {
-        name: metadata.version(name).partition("+")[0] == version
-        for name, version in UNBROKEN["versions"].items()
-    }
-    if all(same.values()):
+    versions = {name: metadata.version(name).partition("+")[0] for name in UNBROKEN["versions"]}
+    if versions == UNBROKEN["versions"]:
         assert dict(history) == {int(n): metrics for n, metrics in wanted["rounds"].items()}
         assert run["sha256"] == wanted["sha256"]
 

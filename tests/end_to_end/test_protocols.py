@@ -19,6 +19,7 @@ from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.runs import runner
 from flray.runs.progress import Progress
+from flray.tracking.client import connect
 from tests.helpers import INLINE, inline
 from tests.messages import refused
 
@@ -60,9 +61,8 @@ def test_validation_parts_change_no_test_metric(digits: dict[str, Any]) -> None:
     with_val = federation(digits, evaluation={"validation": 0.2})
     first = with_val.step().metrics
     digest = with_val.sha256()
-    assert with_val.evaluate() == {
-        n: v for n, v in first.items() if n.startswith(("global/", "personal/"))
-    }
+    measured = {n: v for n, v in first.items() if n.startswith(("global/", "personal/"))}
+    assert with_val.evaluate() == measured
     assert with_val.sha256() == digest
     assert not any("validation" in name for name in federation(digits).step().metrics)
 
@@ -83,9 +83,8 @@ def test_the_protocol_decides_what_is_reported(
     assert again.reported == result.reported
     settings["evaluation"] |= {"protocol": "mean-last"}
     means = flray.run({"experiment": settings})
-    assert means.reported.values["global/common/accuracy"] == pytest.approx(
-        measured["global/common/accuracy"].iloc[-2:].mean()
-    )
+    mean = measured["global/common/accuracy"].iloc[-2:].mean()
+    assert means.reported.values["global/common/accuracy"] == pytest.approx(mean)
     assert means.sha256 == result.sha256  # a protocol only reads
     show_result(result)
     shown = capsys.readouterr().out
@@ -101,14 +100,11 @@ def test_a_protocol_that_cannot_be_is_refused(digits: dict[str, Any]) -> None:
 
 def seen(uri: str, experiment: str, metric: str) -> set[int]:
     """Return the rounds of a metric that MLflow holds now, over an experiment's runs."""
-    from flray.tracking.client import connect
-
     client = connect(uri)
     found = client.get_experiment_by_name(experiment)
     runs = client.search_runs([found.experiment_id]) if found else []
-    return {
-        point.step for run in runs for point in client.get_metric_history(run.info.run_id, metric)
-    }
+    points = (client.get_metric_history(run.info.run_id, metric) for run in runs)
+    return {point.step for of_run in points for point in of_run}
 
 
 class Watched(Progress):
