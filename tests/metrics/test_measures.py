@@ -36,16 +36,6 @@ from tests.end_to_end.test_tasks import GLYPHS
 from tests.messages import mistyped, refused
 
 
-def test_two_classes_by_hand() -> None:
-    labels = np.array([1, 1, 1, 0, 0, 0, 0])
-    scores = np.array([0.9, 0.6, 0.4, 0.8, 0.3, 0.2, 0.1])
-    found = binary_metrics(scores, labels)
-    # pairs in order: 0.9 beats 4, 0.6 beats 3, 0.4 beats 3, of 12
-    assert found == approx(
-        {"auc": 10 / 12, "sensitivity": 2 / 3, "specificity": 3 / 4, "f1": 4 / 6}
-    )
-
-
 def test_two_classes_equal_scikit_learn() -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(2, size=200)
@@ -70,21 +60,6 @@ def box(top: int, left: int, height: int, width: int, size: int = 24) -> np.ndar
     mask = np.zeros((size, size), dtype=np.uint8)
     mask[top : top + height, left : left + width] = 1
     return mask
-
-
-def test_a_shifted_square() -> None:
-    first, second = box(4, 4, 10, 10), box(4, 7, 10, 10)
-    assert dice_coefficient(first[None, None], second[None, None])[0, 0] == 0.7
-    assert hausdorff_distance(first, second).tolist() == [3.0]
-
-
-def test_a_far_pixel_counts_at_100_percent_only() -> None:
-    truth = box(2, 2, 20, 20)
-    predicted = truth.copy()
-    predicted[0, 0] = 1
-    largest, most = hausdorff_distance(predicted, truth, (100.0, 95.0))
-    assert largest == approx(np.sqrt(8))
-    assert most == 0
 
 
 def test_empty_masks() -> None:
@@ -153,14 +128,13 @@ def test_a_diverged_network_is_never_right() -> None:
     assert among_largest(logits, torch.tensor([1]), 2).all()
 
 
-@pytest.mark.parametrize("k", [3, 5])
-def test_as_many_as_there_are_classes_is_refused(k: int) -> None:
-    refused(spec_of, "fedavg", evaluation={"top_k": k})
-
-
-@pytest.mark.parametrize("task", ["segmentation", "few-shot"])
-def test_without_fixed_classes_it_is_refused(task: str) -> None:
-    refused(make_task, task, ("cup",), top_k=5)
+def test_what_does_not_suit_classes_or_episodes_is_refused() -> None:
+    for k in (3, 5):
+        refused(spec_of, "fedavg", evaluation={"top_k": k})
+    for task in ("segmentation", "few-shot"):
+        refused(make_task, task, ("cup",), top_k=5)
+    config = load({"experiment": {**GLYPHS, "algorithm": "local", "evaluation": {"pooled": True}}})
+    refused(build_spec, config.experiment)
 
 
 CLIENTS = gaussian_clients((5, 9, 40))
@@ -194,11 +168,6 @@ def test_one_model_for_all_has_it_on_the_common_test_set() -> None:
     ) / len(federation.spec.data.test)
     assert found["global/common/accuracy"] == pytest.approx(by_hand, rel=1e-12)
     assert not any("pooled" in name for name in found)
-
-
-def test_episodes_are_refused() -> None:
-    config = load({"experiment": {**GLYPHS, "algorithm": "local", "evaluation": {"pooled": True}}})
-    refused(build_spec, config.experiment)
 
 
 @pytest.mark.parametrize(
