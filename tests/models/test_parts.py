@@ -8,20 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from flray import registry
+from flray import models, registry
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
-from flray.models import (
-    SplitModel,
-    as_split,
-    batch_norm_modules,
-    build,
-    feature_dim,
-    layer_taps,
-    linear_classifier,
-    norm_layer,
-    select,
-)
 from flray.models.base import complement, dry_run
 from flray.tasks import make_task
 from tests.algorithms import helpers as tiny
@@ -35,23 +24,6 @@ class Users(nn.Module):
         super().__init__()
         for name, child in children.items():
             self.add_module(name, child)
-
-
-def test_split_model_applies_the_classifier_to_the_features() -> None:
-    model = SplitModel(nn.Linear(3, 4), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    model.eval()
-    x = torch.rand(5, 3)
-    assert torch.equal(model(x), model.classifier(model.features(x)))
-    assert model.feature_dim == 4
-    assert model.taps == ()
-    head = nn.Linear(4, 3)
-    assert linear_classifier(SplitModel(nn.Flatten(), head)) is head
-
-
-def test_a_users_module_is_returned_unchanged() -> None:
-    model = Users(features=nn.Linear(3, 4), classifier=nn.Linear(4, 2))
-    assert as_split(model) is model
-    assert feature_dim(model) == 4
 
 
 @registry.register_model("wide-and-deep")
@@ -136,71 +108,75 @@ def test_a_network_that_remembers_elsewhere_than_in_buffers_is_refused(where: st
 
 def test_what_is_not_split_so_is_named() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
-    refused(as_split, Users(features=layer, head=other))
-    refused(as_split, layer)
-    refused(as_split, Users(features=layer, projector=nn.Linear(4, 4), classifier=other))
-    refused(feature_dim, Users(features=layer, classifier=nn.Identity()))
-    refused(linear_classifier, SplitModel(nn.Flatten(), nn.Sequential(layer)))
+    refused(models.as_split, Users(features=layer, head=other))
+    refused(models.as_split, layer)
+    refused(models.as_split, Users(features=layer, projector=nn.Linear(4, 4), classifier=other))
+    refused(models.feature_dim, Users(features=layer, classifier=nn.Identity()))
+    refused(models.linear_classifier, models.SplitModel(nn.Flatten(), nn.Sequential(layer)))
 
 
 @pytest.fixture
 def resnet() -> nn.Module:
-    return build("resnet8", (3, 8, 8), 10, {"width": 4}, seed=0)
+    return models.build("resnet8", (3, 8, 8), 10, {"width": 4}, seed=0)
 
 
 def test_batch_norm_in_shortcuts_is_found_by_type(resnet: nn.Module) -> None:
     """Nine of them: stem, two in each of three blocks, one in each of two shortcuts."""
-    names = [name for name, _ in batch_norm_modules(resnet)]
+    names = [name for name, _ in models.batch_norm_modules(resnet)]
     assert len(names) == 9
     assert not any("bn" in name for name in names)
     assert "features.stage2.0.sum.shortcut.norm" in names
-    assert "features.stage2.0.sum.shortcut.norm.running_var" in select(resnet, "batch_norm")
-    assert "features.stage2.0.sum.shortcut.conv.weight" not in select(resnet, "batch_norm")
+    assert "features.stage2.0.sum.shortcut.norm.running_var" in models.select(resnet, "batch_norm")
+    assert "features.stage2.0.sum.shortcut.conv.weight" not in models.select(resnet, "batch_norm")
 
 
 def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
     bare = nn.BatchNorm1d(2, affine=False, track_running_stats=False)
     model = nn.ModuleDict({"norm": bare, "norm2": nn.Linear(1, 1), "bn2": nn.GroupNorm(1, 2)})
-    assert select(model, "batch_norm") == frozenset()  # whatever the names say
-    assert select(nn.BatchNorm2d(3), "not_batch_norm") == frozenset()
-    assert len(select(nn.BatchNorm3d(3), "batch_norm")) == 5
+    assert models.select(model, "batch_norm") == frozenset()  # whatever the names say
+    assert models.select(nn.BatchNorm2d(3), "not_batch_norm") == frozenset()
+    assert len(models.select(nn.BatchNorm3d(3), "batch_norm")) == 5
 
 
 def test_expressions(resnet: nn.Module) -> None:
     everything = frozenset(resnet.state_dict())
-    norms, head = select(resnet, "batch_norm"), select(resnet, "classifier")
-    assert select(resnet, "all") == everything
-    assert select(resnet, "none") == frozenset()
+    norms, head = models.select(resnet, "batch_norm"), models.select(resnet, "classifier")
+    assert models.select(resnet, "all") == everything
+    assert models.select(resnet, "none") == frozenset()
     assert head == {"classifier.weight", "classifier.bias"}
-    assert select(resnet, "features-batch_norm") == everything - norms - head
-    assert select(resnet, "classifier+batch_norm") == head | norms
-    assert select(resnet, "all - classifier - batch_norm + classifier") == everything - norms
+    assert models.select(resnet, "features-batch_norm") == everything - norms - head
+    assert models.select(resnet, "classifier+batch_norm") == head | norms
+    assert models.select(resnet, "all - classifier - batch_norm + classifier") == everything - norms
     assert len(everything) == 9 * 5 + 9 + 2
+    buffers = everything - {name for name, _ in resnet.named_parameters()}
+    assert models.select(resnet, "buffers") == buffers
+    whole = models.select(resnet, "not_batch_norm+buffers")
+    assert whole == models.select(resnet, "not_batch_norm") | buffers
 
 
 @pytest.mark.parametrize(
     "group", ["none", "classifier", "features - batch_norm", "all-features+buffers-classifier"]
 )
 def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
-    chosen, rest = select(resnet, group), select(resnet, complement(group))
+    chosen, rest = models.select(resnet, group), models.select(resnet, complement(group))
     assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
 
 
 @pytest.mark.parametrize("group", ["feature", "all-batchnorm", "all-", ""])
 def test_unknown_groups_are_refused(resnet: nn.Module, group: str) -> None:
-    refused(select, resnet, group)
+    refused(models.select, resnet, group)
 
 
 def test_a_model_without_split_is_refused_only_where_the_split_is_needed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert len(select(model, "all")) == 7
-    assert len(select(model, "batch_norm")) == 5
+    assert len(models.select(model, "all")) == 7
+    assert len(models.select(model, "batch_norm")) == 5
     for group in ("features", "all-classifier"):
-        refused(select, model, group)
+        refused(models.select, model, group)
 
 
 def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> None:
-    taps = layer_taps(resnet)
+    taps = models.layer_taps(resnet)
     assert [name for name, _ in taps] == [
         "features.stem.norm",
         "features.stage1.0.sum",
@@ -217,27 +193,20 @@ def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> N
 def test_a_user_models_taps() -> None:
     features = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4))
     for given, taps in ((), ["features.0", "features.2"]), (["features.1"], ["features.1"]):
-        model = SplitModel(features, nn.Linear(4, 2), given)
-        assert [name for name, _ in layer_taps(model)] == taps
-    refused(layer_taps, SplitModel(features, nn.Linear(4, 2), ["features.9"]))
-    refused(layer_taps, build("linear", (4,), 2, {}, seed=0))
+        model = models.SplitModel(features, nn.Linear(4, 2), given)
+        assert [name for name, _ in models.layer_taps(model)] == taps
+    refused(models.layer_taps, models.SplitModel(features, nn.Linear(4, 2), ["features.9"]))
+    refused(models.layer_taps, models.build("linear", (4,), 2, {}, seed=0))
 
 
 @pytest.mark.parametrize(
     ("channels", "groups"), [(512, 32), (64, 32), (32, 16), (6, 1), (12, 2), (7, 1)]
 )
 def test_group_norm_keeps_two_channels_in_each_group(channels: int, groups: int) -> None:
-    layer, flat = (norm_layer("group", channels, images=images) for images in (True, False))
+    layer, flat = (models.norm_layer("group", channels, images=images) for images in (True, False))
     assert isinstance(layer, nn.GroupNorm) and layer.num_groups == groups
     assert isinstance(flat, nn.GroupNorm) and flat.num_groups == 1
-    assert isinstance(norm_layer("batch", channels, images=False), nn.BatchNorm1d)
-
-
-def test_buffers_are_what_is_no_parameter() -> None:
-    model = build("lenet", (1, 16, 16), 3, {"norm": "batch"}, 0)
-    names = select(model, "buffers")
-    assert names == frozenset(model.state_dict()) - {name for name, _ in model.named_parameters()}
-    assert select(model, "not_batch_norm+buffers") == select(model, "not_batch_norm") | names
+    assert isinstance(models.norm_layer("batch", channels, images=False), nn.BatchNorm1d)
 
 
 def test_it_is_left_as_it_was() -> None:
@@ -248,9 +217,6 @@ def test_it_is_left_as_it_was() -> None:
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn)
-
-
-def test_other_samples_than_it_takes() -> None:
     refused(dry_run, "mine", nn.Linear(3, 4), (5,))
 
 
