@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from flray.cli.main import invoke
@@ -42,6 +43,11 @@ def written(experiment: dict[str, Any], file: str = "x.yaml", **sections: Any) -
 def built(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
     """Return the specification of an experiment with some changes."""
     return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
+
+
+def cases(names: str, rows: str) -> pytest.MarkDecorator:
+    """Run a test with each of some settings, which are written as in a user's file: ``{}, {mu: 0.1}``."""
+    return pytest.mark.parametrize(names, yaml.safe_load(f"[{rows}]"), ids=str)
 
 
 def steady(metrics: Any) -> dict[str, Any]:

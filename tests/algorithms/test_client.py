@@ -24,6 +24,7 @@ from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
 from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
+from tests.helpers import cases
 from tests.messages import refused
 
 SEEN: list[torch.Tensor] = []
@@ -150,24 +151,15 @@ def test_the_learning_rate_of_each_round() -> None:
     assert rates(6, schedule="cosine", warmup=2) == pytest.approx(warm, rel=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "local", "steps"),
-    [
-        # Batches of 4: an epoch has 3, 2 (a last one of one sample is left out) and 4 of them.
-        ((12, 9, 15), {"steps": 1}, 3),
-        ((12, 9, 15), {"steps": 2}, 6),
-        ((12, 9, 15), {"steps": 5}, 15),
-        # Half of 3 batches is 2 that are begun.
-        ((12,), {"epochs": 0.5}, 2),
-        ((12,), {"epochs": 0.1}, 1),
-        ((12,), {"epochs": 1.5}, 5),
-        ((12,), {"epochs": 2.0}, 6),
-        ((60,), {"epochs": 0.1, "batch_size": 2}, 3),
-        # Slow clients do their share.
-        ((12, 12), {"steps": 4, "slow": 0.5}, 2 * 2),
-    ],
+@cases(
+    "sizes, local, steps",
+    """[[12, 9, 15], {steps: 1}, 3], [[12, 9, 15], {steps: 2}, 6], [[12, 9, 15], {steps: 5}, 15],
+    [[12], {epochs: 0.5}, 2], [[12], {epochs: 0.1}, 1], [[12], {epochs: 1.5}, 5],
+    [[12], {epochs: 2.0}, 6], [[60], {epochs: 0.1, batch_size: 2}, 3],
+    [[12, 12], {steps: 4, slow: 0.5}, 4]""",
 )
 def test_so_many_steps_are_taken(sizes: Any, local: dict[str, Any], steps: int) -> None:
+    """Batches of 4: 12, 9 and 15 samples have 3, 2 (a last one of one sample is left out) and 4; begun ones count."""
     slow = {"stragglers": 1.0, "straggler_work": local.pop("slow", 1.0)}
     federation = tiny.run("fedavg", tiny.gaussian_clients(sizes), local=local, participation=slow)
     result = federation.wait_for_round()
@@ -336,7 +328,7 @@ def test_public_batches_are_the_same_for_all_participants(monkeypatch: pytest.Mo
 # --- private and public images apart --------------------------------------------------------------
 
 
-def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
+def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Tell whether a round trains on private and on public images that are not those stored."""
     found = {"private": False, "public": False}
 
@@ -363,45 +355,33 @@ def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> tuple[bool
         for place in ("common.public_exchange", "fedmatch"):
             patch.setattr(f"flray.algorithms.{place}.augment_batch", watched)
         after_a_round(spec)
-    return found["private"], found["public"]
+    return [found["private"], found["public"]]
 
 
 BATCHES: dict[str, Any] = {"public_batch_size": 15}
-RELEASED = {**BATCHES, "variant": "released", "pretrain_epochs": 1}
-ROTATION = [{"name": "rotation", "degrees": 30}]
-MATCH = {"average": False, "strong": "none"}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "local", "wanted"),
-    [
-        ("fcclplus", BATCHES, {}, (False, False)),
-        ("fcclplus", BATCHES, {"augment": "flip"}, (True, True)),
-        ("fcclplus", BATCHES, {"public_augment": "weak"}, (False, True)),
-        ("fcclplus", BATCHES, {"public_augment": ROTATION}, (False, True)),
-        *(
-            (name, options, {"augment": "flip", "public_augment": "none"}, (True, False))
-            for name, options in (
-                ("fcclplus", BATCHES),
-                ("fccl", {**BATCHES, "pretrain_epochs": 1}),
-                ("rhfl", BATCHES),
-                ("feddf", {**BATCHES, "mode": "peer"}),
-                ("fedmatch", MATCH),
-            )
-        ),
-        ("fedmatch", MATCH, {"public_augment": "weak"}, (False, True)),  # its weak view
-        ("fcclplus", RELEASED, {}, (False, True)),
-        ("fccl", RELEASED, {}, (False, True)),
-    ],
+@cases(
+    "name, options, local, wanted",
+    """[fcclplus, {}, {}, [false, false]],
+    [fcclplus, {}, {augment: flip}, [true, true]],
+    [fcclplus, {}, {public_augment: weak}, [false, true]],
+    [fcclplus, {}, {public_augment: [{name: rotation, degrees: 30}]}, [false, true]],
+    [fcclplus, {}, {augment: flip, public_augment: none}, [true, false]],
+    [fccl, {pretrain_epochs: 1}, {augment: flip, public_augment: none}, [true, false]],
+    [rhfl, {}, {augment: flip, public_augment: none}, [true, false]],
+    [feddf, {mode: peer}, {augment: flip, public_augment: none}, [true, false]],
+    [fedmatch, {average: false, strong: none}, {augment: flip, public_augment: none}, [true, false]],
+    [fedmatch, {average: false, strong: none}, {public_augment: weak}, [false, true]],
+    [fcclplus, {variant: released, pretrain_epochs: 1}, {}, [false, true]],
+    [fccl, {variant: released, pretrain_epochs: 1}, {}, [false, true]]""",
 )
 def test_private_and_public_images_are_augmented_apart(
-    name: str,
-    options: dict[str, Any],
-    local: dict[str, Any],
-    wanted: tuple[bool, bool],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, options: Any, local: Any, wanted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert changed(spec_with(name, local, **options), monkeypatch) == wanted
+    """The method's options and the experiment's; FedMatch's public augmentation is its weak view."""
+    spec = spec_with(name, local, **{**BATCHES, **options} if name != "fedmatch" else options)
+    assert changed(spec, monkeypatch) == wanted
 
 
 def test_fedmd_compares_scores_of_images_as_they_are() -> None:

@@ -15,6 +15,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import Bytes, own_row, parameters, same, size
+from tests.helpers import cases
 from tests.messages import refused
 
 BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
@@ -249,46 +250,26 @@ def test_counters_are_exact_and_bytes_are_those_of_the_method_s_description(name
     assert (metrics["bytes/down"], metrics["bytes/up"]) == (3 * down, 3 * up)
 
 
-FRESH = {"name": "fcclplus", "epoch_optimizer": "fresh"}
-RELEASED = {"name": "fcclplus", "variant": "released"}
-COIN = {"name": "l2sgd", "coin": True, "p": 0.5, "lam": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [
-        ("fedavg", {"local": {"warmup": 3}}),
-        (
-            "fedavg",
-            {
-                "data": {"name": "random", "shape": [2, 12, 12]},
-                "local": {"public_augment": "strong"},
-                "model": "simple-cnn",
-            },
-        ),
-        ("feddf", {"aggregation": {"buffers": "local"}}),
-        ("fedfomo", {}),
-        ("fednh", {"model": "deep-classifier"}),
-        ("fedproto", {"models": {"client0": {"name": "two-layer", "width": 4}}}),
-        ("fedrcl", {"model": "one-layer"}),
-        ("fedrs", {"model": "deep-classifier"}),
-        ("pooled", {"participation": {"clients": 2}}),
-        ("scaffold", {"local": {"momentum": 0.9}}),
-        ("scaffold", {"local": {"optimizer": "adam"}}),
-        *(({"name": name, "personal": "head"}, {}) for name in ("fedper", "fedalt", "fedsim")),
-        (FRESH, {"local": {"epochs": 1.5}}),
-        (FRESH, {"local": {"steps": 2}}),
-        (RELEASED, {"local": {"batch_size": 16}}),
-        (RELEASED, {"local": {"batch_size": 128, "public_augment": "weak"}}),
-        ({"name": "fcclplus", "public_augment": "blur"}, {}),
-        ("fcclplus", {"local": {"public_augment": "blur"}}),
-        ({"name": "fedskc", "variant": "released"}, {"local": {"lr": 0.05}}),
-        ({**COIN, "p": 0.01}, {}),
-        (COIN, {"local": {"epochs": 2}}),
-        (COIN, {"local": {"optimizer": "adam"}}),
-        (COIN, {"local": {"steps": 2}}),
-    ],
-    ids=str,
+@cases(
+    "algorithm, settings",
+    """[fedavg, {local: {warmup: 3}}],
+    [fedavg, {data: {name: random, shape: [2, 12, 12]}, local: {public_augment: strong}, model: simple-cnn}],
+    [feddf, {aggregation: {buffers: local}}], [fedfomo, {}], [fednh, {model: deep-classifier}],
+    [fedproto, {models: {client0: {name: two-layer, width: 4}}}], [fedrcl, {model: one-layer}],
+    [fedrs, {model: deep-classifier}], [pooled, {participation: {clients: 2}}],
+    [scaffold, {local: {momentum: 0.9}}], [scaffold, {local: {optimizer: adam}}],
+    [{name: fedper, personal: head}, {}], [{name: fedalt, personal: head}, {}],
+    [{name: fedsim, personal: head}, {}],
+    [{name: fcclplus, epoch_optimizer: fresh}, {local: {epochs: 1.5}}],
+    [{name: fcclplus, epoch_optimizer: fresh}, {local: {steps: 2}}],
+    [{name: fcclplus, variant: released}, {local: {batch_size: 16}}],
+    [{name: fcclplus, variant: released}, {local: {batch_size: 128, public_augment: weak}}],
+    [{name: fcclplus, public_augment: blur}, {}], [fcclplus, {local: {public_augment: blur}}],
+    [{name: fedskc, variant: released}, {local: {lr: 0.05}}],
+    [{name: l2sgd, coin: true, p: 0.01, lam: 0.5}, {}],
+    [{name: l2sgd, coin: true, p: 0.5, lam: 0.5}, {local: {epochs: 2}}],
+    [{name: l2sgd, coin: true, p: 0.5, lam: 0.5}, {local: {optimizer: adam}}],
+    [{name: l2sgd, coin: true, p: 0.5, lam: 0.5}, {local: {steps: 2}}]""",
 )
 def test_what_would_be_ignored_is_refused(algorithm: Any, settings: dict[str, Any]) -> None:
     refused(tiny.spec_of, algorithm, **settings)

@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 from tests.algorithms.released import ROUNDS
+from tests.helpers import cases
 
 LR, EPOCHS, PRIVATE, PUBLIC = 0.01, 2, 4, 10
 
@@ -182,39 +182,19 @@ def compare(
             released.assert_same(tiny.kept(federation, i), net, atol=tolerance)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"omega": 0.5, "mu": 0.1},
-        {"fccm": False},
-        {"fisl": False},
-        {"local_term": "none"},
-        {"public_passes": 2},
-        {"epoch_optimizer": "fresh"},
-        {"kd_share": 0.4},
-        {"tau_squared": False},
-        {"teacher": "current"},
-        {"local_term": "ewc", "ewc": 5.0},
-        {"average": True},
-        {"weight_decay": 0.1},
-        {"name": "fccl", "pretrain_epochs": 3},
-    ],
-    ids=str,
+    """{}, {omega: 0.5, mu: 0.1}, {fccm: false}, {fisl: false}, {local_term: none},
+    {public_passes: 2}, {epoch_optimizer: fresh}, {kd_share: 0.4}, {tau_squared: false},
+    {teacher: current}, {local_term: ewc, ewc: 5.0}, {average: true}, {weight_decay: 0.1},
+    {name: fccl, pretrain_epochs: 3}""",
 )
 def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     compare(variant="paper", **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"average": True},
-        {"name": "fccl", "pretrain_epochs": 3},
-        {"name": "fccl", "average": True},
-    ],
-    ids=str,
+@cases(
+    "options", "{}, {average: true}, {name: fccl, pretrain_epochs: 3}, {name: fccl, average: true}"
 )
 def test_whole_loops_of_the_released_code(options: dict[str, Any]) -> None:
     compare(**options)

@@ -13,6 +13,7 @@ from flray.federation.federation import Federation
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
+from tests.helpers import cases
 
 ALONE = {"name": "fedco2", "mu": 0, "intra": "none"}
 
@@ -147,22 +148,11 @@ def test_whole_loops_of_the_released_code(options: dict[str, Any]) -> None:
     compare(**options)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"mu": 0.3},
-        {"intra": "to_online"},
-        {"intra": "to_offline"},
-        {"intra": "none"},
-        {"inter": "online"},
-        {"inter": "offline"},
-        {"inter": "none"},
-        {"form": "label_skew"},
-        {"personal": "classifier"},
-        {"statistics": "averaged"},
-    ],
-    ids=str,
+    """{}, {mu: 0.3}, {intra: to_online}, {intra: to_offline}, {intra: none}, {inter: online},
+    {inter: offline}, {inter: none}, {form: label_skew}, {personal: classifier},
+    {statistics: averaged}""",
 )
 def test_whole_loops_of_the_paper(options: dict[str, Any]) -> None:
     compare(variant="paper", **options)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
+from tests.helpers import cases
 
 OFF = {"lcl": False, "gda": False, "gpr": False}
 Knowledge = dict[int, Tensor]
@@ -183,20 +184,10 @@ def test_whole_loops_of_the_released_code() -> None:
     assert len({tuple(sorted(known)) for known in classes}) > 1, "classes come and go"
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"review": "interpolate"},
-        {"sample_scale": "fraction"},
-        {"neighbours": 2, "tau": 0.5},
-        {"neighbours": 0},
-        {"beta": 0.7, "gate": False},
-        {"gda": False},
-        {"lcl": False},
-        {"gpr": False},
-    ],
-    ids=str,
+    """{}, {review: interpolate}, {sample_scale: fraction}, {neighbours: 2, tau: 0.5},
+    {neighbours: 0}, {beta: 0.7, gate: false}, {gda: false}, {lcl: false}, {gpr: false}""",
 )
 def test_whole_loops_of_the_paper(options: dict[str, Any]) -> None:
     compare(variant="paper", **options)

@@ -23,7 +23,7 @@ from flray.models import SplitModel
 from flray.tasks import Classification
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
-from tests.helpers import python
+from tests.helpers import cases, python
 from tests.messages import refused
 
 
@@ -314,29 +314,16 @@ def assert_near(ours: Federation, theirs: Federation) -> None:
         tiny.close(mine, other, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "together", "changes"),
-    [
-        *(
-            (name, together, {})
-            for name in ("fedavg", {"name": "fedprox", "mu": 0.5}, "fedbn", "local")
-            for together in (2, 5)
-        ),
-        *(
-            ("fedavg", 3, changes)
-            for changes in (
-                {"model": {"name": "two-layer", "norm": False}},
-                {"local": {"optimizer": "adam", "lr": 0.01}},
-                {"local": {"clip_norm": 0.1}},
-                {"participation": {"fraction": 0.8, "stragglers": 0.5, "straggler_work": 0.4}},
-                {"aggregation": {"buffers": "local"}},
-                {"local": {"lr_decay": 0.5, "batch_size": 20}},
-                {"local": {"epochs": 0}},
-                {"models": {"client1": {"name": "two-layer", "width": 7}}},
-            )
-        ),
-    ],
-    ids=str,
+@cases(
+    "name, together, changes",
+    """[fedavg, 2, {}], [fedavg, 5, {}], [{name: fedprox, mu: 0.5}, 2, {}],
+    [{name: fedprox, mu: 0.5}, 5, {}], [fedbn, 2, {}], [fedbn, 5, {}], [local, 2, {}],
+    [local, 5, {}], [fedavg, 3, {model: {name: two-layer, norm: false}}],
+    [fedavg, 3, {local: {optimizer: adam, lr: 0.01}}], [fedavg, 3, {local: {clip_norm: 0.1}}],
+    [fedavg, 3, {participation: {fraction: 0.8, stragglers: 0.5, straggler_work: 0.4}}],
+    [fedavg, 3, {aggregation: {buffers: local}}],
+    [fedavg, 3, {local: {lr_decay: 0.5, batch_size: 20}}], [fedavg, 3, {local: {epochs: 0}}],
+    [fedavg, 3, {models: {client1: {name: two-layer, width: 7}}}]""",
 )
 def test_it_is_the_same_training(name: Any, together: int, changes: dict[str, Any]) -> None:
     assert_near(run(name, together, **changes), run(name, 1, **changes))
@@ -390,17 +377,11 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return SplitModel(Branch(), nn.Linear(shape[0], num_classes))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("moon", {}),
-        ("own-loss-under-fedprox", {}),
-        ("fedavg", {"block": 2}),
-        ("fedavg", {"local": {"compile": True}}),
-        ("fedavg", {"model": {"name": "two-layer", "dropout": 0.2}}),
-        ("fedavg", {"model": "branching"}),
-    ],
-    ids=str,
+@cases(
+    "name, changes",
+    """[moon, {}], [own-loss-under-fedprox, {}], [fedavg, {block: 2}],
+    [fedavg, {local: {compile: true}}], [fedavg, {model: {name: two-layer, dropout: 0.2}}],
+    [fedavg, {model: branching}]""",
 )
 def test_what_cannot_be_is_refused_before_a_round(name: str, changes: dict[str, Any]) -> None:
     refused(fresh, name, 3, **changes)

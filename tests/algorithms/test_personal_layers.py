@@ -13,6 +13,7 @@ from flray.algorithms.common.samples import Batch
 from flray.models.base import select
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
+from tests.helpers import cases
 
 TUNED = ("all", "classifier", "features")
 
@@ -49,16 +50,13 @@ def test_the_head_is_softmax_regression_on_the_received_features(method: Any, ro
         tiny.close(tiny.kept(federation, i)[V], head)
 
 
-@pytest.mark.parametrize(
-    ("method", "group"),
-    [
-        (rep(2, 1), "classifier"),
-        *(
-            ({"name": "fedalt", "personal": group, "personal_epochs": 2}, group)
-            for group in ("classifier", "features", "batch_norm", "classifier+batch_norm")
-        ),
-    ],
-    ids=str,
+@cases(
+    "method, group",
+    """[{name: fedrep, head_epochs: 2, body_epochs: 1}, classifier],
+    [{name: fedalt, personal: classifier, personal_epochs: 2}, classifier],
+    [{name: fedalt, personal: features, personal_epochs: 2}, features],
+    [{name: fedalt, personal: batch_norm, personal_epochs: 2}, batch_norm],
+    [{name: fedalt, personal: classifier+batch_norm, personal_epochs: 2}, classifier+batch_norm]""",
 )
 def test_each_phase_leaves_the_other_part_as_it_is(
     method: dict[str, Any], group: str, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ from flray.models import SplitModel
 from flray.registry import register_algorithm
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V
+from tests.helpers import cases
 
 DATA = tiny.tensors()
 
@@ -40,15 +41,11 @@ def adam(
     return w
 
 
-@pytest.mark.parametrize(
-    ("options", "sizes"),
-    [
-        ({}, [10, 10, 4, 10, 10]),
-        ({"temperature": 2.0}, [10, 10, 4, 10, 10]),
-        ({"clip_norm": 0.01, "lr": 0.1}, [10, 10, 4, 10, 10]),
-        ({"public_size": 7, "batch_size": 4}, [4, 3, 4, 3, 4]),
-    ],
-    ids=str,
+@cases(
+    "options, sizes",
+    """[{}, [10, 10, 4, 10, 10]], [{temperature: 2.0}, [10, 10, 4, 10, 10]],
+    [{clip_norm: 0.01, lr: 0.1}, [10, 10, 4, 10, 10]],
+    [{public_size: 7, batch_size: 4}, [4, 3, 4, 3, 4]]""",
 )
 def test_feddf_three_rounds_at_the_server_by_hand(
     options: dict[str, Any], sizes: list[int]
@@ -301,17 +298,9 @@ def unlabelled(psi: Tensor, sigma: Tensor, helpers: list[Tensor], x: Tensor, hp:
     return agreed + hp.l1 * psi.abs().sum() + hp.l2 * ((sigma - psi) ** 2).sum()
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {},
-        {"confidence": 1.1},
-        {"helpers": 0},
-        {"interval": 1},
-        {"average": False},
-        {"helpers": 1, "ratio": 1.0},
-    ],
-    ids=str,
+    "{}, {confidence: 1.1}, {helpers: 0}, {interval: 1}, {average: false}, {helpers: 1, ratio: 1.0}",
 )
 def test_fedmatch_three_rounds_by_hand(options: dict[str, Any]) -> None:
     """One step of each kind in a round. Helpers arrive in round 2 and, with interval 1, anew in round 3."""

@@ -32,6 +32,7 @@ from flray.errors import DataError
 from flray.records import directory
 from flray.runs import resume_checks
 from tests.data.pictures import office, picture, pixels_of, trees, zipped
+from tests.helpers import cases
 from tests.messages import refused
 
 
@@ -150,17 +151,10 @@ def test_another_set_in_its_place_is_shown(tmp_path: Path) -> None:
     refused(load, tmp_path, path)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {"domains": ["dsl"]},
-        {"domains": []},
-        {"domains": ["dslr", "dslr"]},
-        {"samples": 0},
-        {"rename": {"cup": "mug"}},
-        {"size": 4},
-        {"test": 1.0},
-    ],
+    """{domains: [dsl]}, {domains: []}, {domains: [dslr, dslr]}, {samples: 0}, {rename: {cup: mug}},
+    {size: 4}, {test: 1.0}""",
 )
 def test_wrong_options_say_what_is_allowed(options: dict[str, Any], tmp_path: Path) -> None:
     refused(load, tmp_path, office(tmp_path, 2), **options)

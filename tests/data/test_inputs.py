@@ -22,7 +22,7 @@ from flray.registry import augmentations
 from flray.rng import torch_generator
 from flray.tuning.resources import data_key
 from tests.algorithms.helpers import spec_of
-from tests.helpers import built, small
+from tests.helpers import built, cases, small
 from tests.messages import refused
 
 
@@ -244,15 +244,7 @@ def test_colours_need_pixels() -> None:
     refused(build_spec, Config.model_validate({"experiment": config}).experiment)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "jitter",
-        ["crop", "jiter"],
-        [{"name": "jitter", "hue": 0.6}],
-        [{"name": "crop", "pading": 2}],
-    ],
-)
+@cases("how", "jitter, [crop, jiter], [{name: jitter, hue: 0.6}], [{name: crop, pading: 2}]")
 def test_mistakes_in_steps_are_named(how: object) -> None:
     base = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
     refused(load, {"experiment": {**base, "local": {"augment": how}}})
@@ -317,15 +309,10 @@ def test_what_a_network_sees(changes: dict[str, Any], mean: Any, std: Any) -> No
         torch.testing.assert_close(seen, (stored - m) / s, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
+@cases(
     "how",
-    [
-        "imagnet",
-        {"mean": [0.5, 0.5], "std": [0.5]},
-        {"mean": [0.5], "std": [0.0]},
-        {"mean": [0.5]},
-        {"mean": [0.5] * 2, "std": [1.0] * 2},
-    ],
+    """imagnet, {mean: [0.5, 0.5], std: [0.5]}, {mean: [0.5], std: [0.0]}, {mean: [0.5]},
+    {mean: [0.5, 0.5], std: [1.0, 1.0]}""",
 )
 def test_wrong_values_are_refused(how: Any) -> None:
     refused(spec_with, normalisation=how)

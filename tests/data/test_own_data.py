@@ -19,7 +19,7 @@ from flray.cli.main import invoke
 from flray.data import DataSet, load_dataset
 from flray.results.load import load_folder
 from flray.runs import runner
-from tests.helpers import small
+from tests.helpers import cases, small
 from tests.messages import refused
 
 SHADES = {"birds": 30, "cats": 120, "dogs": 220}
@@ -252,44 +252,28 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     refused(load, "huggingface", path="set", image="writer", label="digit")
 
 
-WRONG: list[dict[str, Any]] = [
-    {"path": "none.csv"},
-    {"path": "patients.txt"},
-    {"label": "il"},
-    {"by": "ward"},
-    {},
-    {"path": "holes.csv", "by": "hospital"},
-    {"columns": ["age"], "part": "hospital"},
-    {"path": "zip.parquet"},
-    {"label": "same", "path": "one.csv", "by": "hospital"},
-    {"label": "pressure", "by": "hospital", "columns": ["age"]},
-    {"columns": ["age", "ill"]},
-    {"columns": ["hospital"], "by": "hospital"},
-    {"path": "twice.csv", "label": "b"},
-    {"path": "endless.parquet", "label": "y"},
-    {"path": "lists.parquet", "label": "y"},
-    {"path": "again.csv", "by": "hospital"},
-    {"path": "large.csv", "by": "hospital"},
-    {"label": "age", "columns": ["pressure"], "task": "binary"},
-    {"columns": ["pressure"], "by": "age"},
-    {"path": "unique.csv", "label": "pressure", "columns": ["weight"]},
-    {"path": "ward.csv", "by": "hospital"},
-    {"path": "ward.csv", "by": "hospital", "leave_out": ["patient"]},
-    {"path": "ward.csv", "by": "hospital", "leave_out": ["patient"], "columns": ["patient"]},
-    {"path": "ward.csv", "by": "hospital", "leave_out": ["patients"]},
-    {"path": "ward.csv", "columns": ["remark"], "words": "one-hot"},
-    {"path": "ward.csv", "columns": ["sex"], "words": "one-hot"},
-    {"path": "ward.csv", "columns": ["seen", "weight"], "dates": ["seen"]},
-    {"path": "ward.csv", "columns": ["weight"], "dates": ["weight"]},
-    {"path": "ward.csv", "columns": ["sex"], "dates": ["sex"]},
-    {"path": "ward.csv", "columns": ["never"], "gaps": "median"},
-    {"path": "ward.csv", "columns": ["large"], "gaps": "mean"},
-    {"path": "ward.parquet", "columns": ["seen"]},
-    {"path": "lists.parquet", "label": "y", "words": "one-hot", "gaps": "zero"},
-]
-
-
-@pytest.mark.parametrize("options", WRONG)
+@cases(
+    "options",
+    """{path: none.csv}, {path: patients.txt}, {label: il}, {by: ward}, {},
+    {path: holes.csv, by: hospital}, {columns: [age], part: hospital}, {path: zip.parquet},
+    {label: same, path: one.csv, by: hospital}, {label: pressure, by: hospital, columns: [age]},
+    {columns: [age, ill]}, {columns: [hospital], by: hospital}, {path: twice.csv, label: b},
+    {path: endless.parquet, label: y}, {path: lists.parquet, label: y},
+    {path: again.csv, by: hospital}, {path: large.csv, by: hospital},
+    {label: age, columns: [pressure], task: binary}, {columns: [pressure], by: age},
+    {path: unique.csv, label: pressure, columns: [weight]}, {path: ward.csv, by: hospital},
+    {path: ward.csv, by: hospital, leave_out: [patient]},
+    {path: ward.csv, by: hospital, leave_out: [patient], columns: [patient]},
+    {path: ward.csv, by: hospital, leave_out: [patients]},
+    {path: ward.csv, columns: [remark], words: one-hot},
+    {path: ward.csv, columns: [sex], words: one-hot},
+    {path: ward.csv, columns: [seen, weight], dates: [seen]},
+    {path: ward.csv, columns: [weight], dates: [weight]},
+    {path: ward.csv, columns: [sex], dates: [sex]},
+    {path: ward.csv, columns: [never], gaps: median},
+    {path: ward.csv, columns: [large], gaps: mean}, {path: ward.parquet, columns: [seen]},
+    {path: lists.parquet, label: y, words: one-hot, gaps: zero}""",
+)
 def test_what_is_wrong_with_a_table_is_one_line(tmp_cwd: Path, options: dict[str, Any]) -> None:
     hospitals(Path("patients.csv"))
     hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])

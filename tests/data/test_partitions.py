@@ -33,6 +33,7 @@ from flray.rng import numpy_generator
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import found
 from tests.data.test_splits import OPTIONS, numbered
+from tests.helpers import cases
 from tests.messages import refused
 
 SEEDS = st.integers(0, 2**32)
@@ -304,20 +305,12 @@ def test_each_gives_what_it_gives_alone(name: str) -> None:
 registered = partitions.get("flower")
 
 
-@pytest.mark.parametrize(
-    ("name", "clients", "options"),
-    [
-        ("Shard", 3, None),
-        ("ShardPartitoner", 3, None),
-        ("NaturalIdPartitioner", None, None),
-        ("ShardPartitioner", 3, None),
-        ("ShardPartitioner", 3, {"shards": 2}),
-        ("IidPartitioner", None, None),
-        ("SizePartitioner", 3, {"partition_sizes": [3]}),
-        ("IidPartitioner", 3, {"seed": 3}),
-        ("DirichletPartitioner", 3, {"alpha": "x"}),
-        ("IidPartitioner", 2000, None),
-    ],
+@cases(
+    "name, clients, options",
+    """[Shard, 3, null], [ShardPartitoner, 3, null], [NaturalIdPartitioner, null, null],
+    [ShardPartitioner, 3, null], [ShardPartitioner, 3, {shards: 2}], [IidPartitioner, null, null],
+    [SizePartitioner, 3, {partition_sizes: [3]}], [IidPartitioner, 3, {seed: 3}],
+    [DirichletPartitioner, 3, {alpha: x}], [IidPartitioner, 2000, null]""",
 )
 def test_what_does_not_suit_is_one_line(
     name: str, clients: int | None, options: dict[str, Any] | None

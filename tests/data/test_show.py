@@ -25,7 +25,7 @@ from flray.federation.building import build_spec
 from flray.federation.spec import partition_summary
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
-from tests.helpers import printed, small
+from tests.helpers import cases, printed, small
 from tests.messages import mistyped, refused
 
 
@@ -53,14 +53,10 @@ def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
     assert entries["cifar10-jpeg"].todo == "give data.path"
 
 
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("office-home", ["Art/Bed/1.jpg"]),
-        ("tiny-imagenet", ["train/n1/images/1.JPEG"]),
-        ("camelyon17", ["metadata.csv"]),
-        ("svhn", ["train_32x32.mat", "test_32x32.mat"]),
-    ],
+@cases(
+    "name, files",
+    """[office-home, [Art/Bed/1.jpg]], [tiny-imagenet, [train/n1/images/1.JPEG]],
+    [camelyon17, [metadata.csv]], [svhn, [train_32x32.mat, test_32x32.mat]]""",
 )
 def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path: Path) -> None:
     for file in files:

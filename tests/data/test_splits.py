@@ -21,7 +21,7 @@ from flray.federation.spec import partition_summary
 from flray.federation.worker.resources import WorkerResources
 from flray.records import directory
 from flray.registry import partitions
-from tests.helpers import built, small
+from tests.helpers import built, cases, small
 from tests.messages import refused
 
 
@@ -233,18 +233,11 @@ def test_what_does_not_fit_the_data_is_named(settings: dict[str, Any]) -> None:
 BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "settings",
-    [
-        {"split": "fedbn"},
-        {"split": [0.6, 0.3, 0.2]},
-        {"split": [0.6, 0.4]},
-        {"split": [1.0, 0.0, 0.0]},
-        {"shift": {"long_tial": 10}},
-        {"shift": {"long_tail": 0.5}},
-        {"shift": {"test_long_tail": 0.5}},
-        {"shift": {"sizes": {"plain": 0}}},
-    ],
+    """{split: fedbn}, {split: [0.6, 0.3, 0.2]}, {split: [0.6, 0.4]}, {split: [1.0, 0.0, 0.0]},
+    {shift: {long_tial: 10}}, {shift: {long_tail: 0.5}}, {shift: {test_long_tail: 0.5}},
+    {shift: {sizes: {plain: 0}}}""",
 )
 def test_what_does_not_fit_the_schema_is_named(settings: dict[str, Any]) -> None:
     refused(load, {"experiment": {**BASE, **settings}})

@@ -21,12 +21,14 @@ from tests.functional.helpers import flat, near, normal
 LABELS = torch.tensor([0, 1, 2, 0])
 
 
-def test_balanced_softmax_of_equal_counts_or_none_is_plain() -> None:
+def test_balanced_softmax_neutral_and_absent_classes() -> None:
     logits = normal(4, 3).requires_grad_()
     (plain,) = grad(F.cross_entropy(logits, LABELS), logits)
     for counts in (torch.tensor([7, 7, 7]), torch.tensor([0, 0, 0])):
         (uniform,) = grad(fn.balanced_softmax_loss(logits, LABELS, counts), logits)
         assert_close(uniform, plain, rtol=1e-12, atol=1e-15)
+    loss = fn.balanced_softmax_loss(logits, LABELS, torch.tensor([5, 0, 5]))
+    assert torch.isfinite(loss) and torch.isfinite(grad(loss, logits)[0]).all()
 
 
 def test_restricted_logits_scale_the_weights_not_the_bias() -> None:

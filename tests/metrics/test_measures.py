@@ -27,6 +27,7 @@ from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.multi_output import dice_coefficient, hausdorff_distance
 from tests.algorithms.helpers import gaussian_clients, run, spec_of
 from tests.end_to_end.test_tasks import GLYPHS
+from tests.helpers import cases
 from tests.messages import mistyped, refused
 
 
@@ -239,40 +240,27 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
         assert sum(shown in line for line in out.splitlines()) == 1  # the rows of who holds what
 
 
-@pytest.mark.parametrize(
-    ("metric", "measure", "lower"),
-    [
-        ("global/common/accuracy", "accuracy", False),
-        ("personal/local/hausdorff95_cup/worst", "hausdorff95_cup", True),
-        ("train/loss/client/loss", "loss", True),
-        ("train/seconds", "seconds", True),
-        ("own/hausdorff", "hausdorff", True),
-        ("others/accuracy", "accuracy", False),
-        ("auc", "auc", False),
-        ("own/train/loss", "loss", True),
-    ],
+@cases(
+    "metric, measure, lower",
+    """[global/common/accuracy, accuracy, false],
+    [personal/local/hausdorff95_cup/worst, hausdorff95_cup, true],
+    [train/loss/client/loss, loss, true], [train/seconds, seconds, true],
+    [own/hausdorff, hausdorff, true], [others/accuracy, accuracy, false], [auc, auc, false],
+    [own/train/loss, loss, true]""",
 )
 def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
     assert measure_name(metric) == measure
     assert lower_is_better(metric) is lower
 
 
-@pytest.mark.parametrize(
-    ("metric", "share"),
-    [
-        ("global/common/accuracy", True),
-        ("personal/local/own_measure", True),
-        ("own/accuracy | pooled/accuracy", True),
-        ("global/common/accuracy or personal/local/accuracy", True),
-        ("top5", True),
-        ("global/common/loss", False),
-        ("own/train/loss", False),
-        ("train/lgmix/lambda", False),
-        ("train/seconds", False),
-        ("time/samples_per_second", False),
-        ("fedskc/e_k", False),
-        ("global/common/accuracy >= 60", False),
-    ],
+@cases(
+    "metric, share",
+    """[global/common/accuracy, true], [personal/local/own_measure, true],
+    [own/accuracy | pooled/accuracy, true],
+    [global/common/accuracy or personal/local/accuracy, true], [top5, true],
+    [global/common/loss, false], [own/train/loss, false], [train/lgmix/lambda, false],
+    [train/seconds, false], [time/samples_per_second, false], [fedskc/e_k, false],
+    [global/common/accuracy >= 60, false]""",
 )
 def test_only_shares_are_shown_in_percent(metric: str, share: bool) -> None:
     assert is_share(metric) is share
@@ -345,15 +333,12 @@ def test_what_was_never_measured_is_left_out() -> None:
     assert summary.summarise_history(nothing, "a", "mean-last", 2).values == {}
 
 
-@pytest.mark.parametrize(
-    ("metric", "validation"),
-    [
-        ("global/common/accuracy", "global/validation/accuracy"),
-        ("personal/others/loss", "personal/validation/loss"),
-        ("global/common/accuracy/model/a", "global/validation/accuracy"),
-        ("time/round", None),
-        ("score", None),
-    ],
+@cases(
+    "metric, validation",
+    """[global/common/accuracy, global/validation/accuracy],
+    [personal/others/loss, personal/validation/loss],
+    [global/common/accuracy/model/a, global/validation/accuracy], [time/round, null],
+    [score, null]""",
 )
 def test_validation_metric(metric: str, validation: str | None) -> None:
     assert summary.validation_metric(metric) == validation

@@ -18,6 +18,7 @@ from flray.config.loader import load
 from flray.models import build, feature_dim, layer_taps
 from flray.runs import runner
 from flray.runs.identity import run_identity
+from tests.helpers import cases
 from tests.messages import refused
 
 CIFAR, MNIST, LARGE, DIGITS = (3, 32, 32), (1, 28, 28), (3, 256, 256), (3, 28, 28)
@@ -222,21 +223,12 @@ def test_a_users_model_is_built_like_any_other(users_model: str) -> None:
     refused(build, users_model, (6,), 4, {}, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("users-own-model", {"hidden": 1}),
-        ("users-own-model", {"hiden": 5}),
-        ("linear", {"norm": "batch"}),
-        ("lenet", {"norm": "layer"}),
-        ("mlp", {"hidden": []}),
-        ("mlp", {"hidden": [4, 0]}),
-        ("digit-cnn", {"layers": 5}),
-        ("digit-cnn", {"width": 0.0}),
-        ("resnet18", {"norm": "none"}),
-        ("efficientnet-b0", {"dropout": 1.0}),
-        ("resnett34", {}),
-    ],
+@cases(
+    "name, options",
+    """[users-own-model, {hidden: 1}], [users-own-model, {hiden: 5}], [linear, {norm: batch}],
+    [lenet, {norm: layer}], [mlp, {hidden: []}], [mlp, {hidden: [4, 0]}],
+    [digit-cnn, {layers: 5}], [digit-cnn, {width: 0.0}], [resnet18, {norm: none}],
+    [efficientnet-b0, {dropout: 1.0}], [resnett34, {}]""",
 )
 def test_what_cannot_be_built_is_told(users_model: str, name: str, options: dict[str, Any]) -> None:
     refused(build, name, (3, 32, 32), 4, options, seed=0)

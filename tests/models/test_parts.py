@@ -108,6 +108,8 @@ def test_a_network_that_remembers_elsewhere_than_in_buffers_is_refused(where: st
 
 def test_what_is_not_split_so_is_named() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    whole = Users(features=layer, classifier=other)
+    assert models.as_split(whole) is whole
     refused(models.as_split, Users(features=layer, head=other))
     refused(models.as_split, layer)
     refused(models.as_split, Users(features=layer, projector=nn.Linear(4, 4), classifier=other))
