@@ -95,7 +95,6 @@ def judged(code: int | str, stderr: str, before: set[str], codes: tuple[int, ...
 
 
 def listing() -> set[str]:
-    """Return everything in the current folder."""
     return {
         str(Path(folder) / name)
         for folder, folders, files in os.walk(".")

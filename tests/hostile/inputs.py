@@ -24,8 +24,6 @@ def void(_: object) -> None:
 
 
 def plugin(code: str, *settings: str) -> Input:
-    """A plug-in that is named in an otherwise good file."""
-
     def write() -> None:
         Path("mine.py").write_text("import flray, numpy as np\n" + code)
         Path("x.yaml").write_text(yaml.safe_dump(with_value((E, "plugins"), ["mine.py"])))
@@ -34,7 +32,6 @@ def plugin(code: str, *settings: str) -> Input:
 
 
 def typed(*arguments: str) -> Input:
-    """A command line beside a good file."""
     return lambda: void(Path("x.yaml").write_text(yaml.safe_dump(GOOD))), list(arguments)
 
 
@@ -47,14 +44,14 @@ MERGES = "a: &a {x: 1}\n" + "".join(
     for before, one in zip("abcdefgh", "bcdefghi", strict=True)
 )
 METHOD = "from flray.algorithms import Algorithm\n@flray.register_algorithm('mine')\nclass Mine(Algorithm):\n"
-NETWORK = "@flray.register_model('mine')\ndef mine("
-DATA = (
-    "from flray.data import DataSet, Domain\nx = np.zeros((20, 3, 32, 32), np.uint8)\ny = "
-    "np.arange(20) % 2\n"
-    "@flray.register_dataset('mine')\ndef mine(root):\n    return "
-)
+NETWORK = "@flray.register_model('mine')\ndef mine(shape, num_classes"
+DATA = """from flray.data import DataSet, Domain
+x, y = np.zeros((20, 3, 32, 32), np.uint8), np.arange(20) % 2
+@flray.register_dataset('mine')
+def mine(root):
+    return """
 PARTITION = "@flray.register_partition('mine')\n"
-MADE = "DataSet('mine', (Domain('d', 'real', x, y, x, y),), ('a', 'b'), {mean}, {std})"
+MADE = "DataSet('mine', (Domain('d', 'real', x, y, x, y),), ('a', 'b'), {})"
 FILES: dict[str, Input] = {
     "empty": of(""),
     "a text": of("hello"),
@@ -116,35 +113,29 @@ PLUGINS: dict[str, Input] = {
     "check": plugin(f"{METHOD}    def check(self, config): {{}}['x']", "algorithm=mine"),
     "network": plugin(f"{METHOD}    def network(self, network): 1 / 0", "algorithm=mine"),
     "Params": plugin(f"{METHOD}    Params = 5", "algorithm=mine"),
-    "an option of any type": plugin(
-        f"{NETWORK}shape, num_classes, *, a: object = print): pass", "model=mine"
-    ),
-    "an unknown annotation": plugin(
-        f"{NETWORK}shape, num_classes, *, a: 'Nothing' = 1): pass", "model=mine"
-    ),
-    "network none": plugin(f"{NETWORK}shape, num_classes): pass", "model=mine"),
-    "network raises": plugin(f"{NETWORK}shape, num_classes): 1 / 0", "model=mine"),
+    "an option of any type": plugin(f"{NETWORK}, *, a: object = print): pass", "model=mine"),
+    "an unknown annotation": plugin(f"{NETWORK}, *, a: 'Nothing' = 1): pass", "model=mine"),
+    "network none": plugin(f"{NETWORK}): pass", "model=mine"),
+    "network raises": plugin(f"{NETWORK}): 1 / 0", "model=mine"),
     "partition of text": plugin(f"{PARTITION}def mine(labels): return 'abc'", "partition=mine"),
     "data none": plugin(f"{DATA}None", "data=mine"),
     "data raise": plugin(f"{DATA}1 / 0", "data=mine"),
     **{
-        f"mean {mean}, std {std}": plugin(DATA + MADE.format(mean=mean, std=std), "data=mine")
-        for mean, std in (
-            ("(0.5,)", "(0.5,)"),
-            ("('a',) * 3", "(1,) * 3"),
-            ("(.5,) * 3", "(0,) * 3"),
-            ("(float('nan'),) * 3", "(1,) * 3"),
+        f"mean, std {numbers}": plugin(DATA + MADE.format(numbers), "data=mine")
+        for numbers in (
+            *("(0.5,), (0.5,)", "('a',) * 3, (1,) * 3", "(.5,) * 3, (0,) * 3"),
+            "(float('nan'),) * 3, (1,) * 3",
         )
     },
     "domains number": plugin(f"{DATA}DataSet('mine', 5, ('a',), (.5,), (.5,))", "data=mine"),
     "objects": plugin(
-        DATA.replace("np.uint8)", "object)") + MADE.format(mean="(.5,) * 3", std="(1,) * 3"),
-        "data=mine",
+        DATA.replace("np.uint8)", "object)") + MADE.format("(.5,) * 3, (1,) * 3"), "data=mine"
     ),
 }
 METRIC = "@flray.register_metric('mine')\ndef m("
 SAMPLER = "@flray.register_sampler('mine')\n"
-CALLBACK = "@flray.register_callback('mine')\n"
+CALLBACK = "@flray.register_callback('mine')\nclass C:\n"
+SLASHED = "@flray.register_metric('a/b')\ndef m(targets, outputs): return 1"
 MEASURED = "evaluation.metrics=[mine]"
 SAMPLED = "participation.sampler=mine"
 CALLED = "callbacks=[mine]"
@@ -155,10 +146,7 @@ PLUGINS |= {
     "metric with an option without value": plugin(
         f"{METRIC}targets, outputs, *, a: int): return 1", MEASURED
     ),
-    "metric with a slash": plugin(
-        "@flray.register_metric('a/b')\ndef m(targets, outputs): return 1",
-        "evaluation.metrics=[a/b]",
-    ),
+    "metric with a slash": plugin(SLASHED, "evaluation.metrics=[a/b]"),
     "metric not registered": plugin("", MEASURED),
     "metric twice": plugin(
         f"{METRIC}targets, outputs): return 1", "evaluation.metrics=[mine, mine]"
@@ -169,49 +157,29 @@ PLUGINS |= {
         f"{SAMPLER}def s(a, *, b: int = 1): return [0]", "participation.sampler={name: mine, b: x}"
     ),
     "callback an instance": plugin("flray.register_callback('mine')(5)", CALLED),
-    "callback without round": plugin(f"{CALLBACK}class C:\n    pass", CALLED),
+    "callback without round": plugin(f"{CALLBACK}    pass", CALLED),
     "callback check raises": plugin(
-        f"{CALLBACK}class C:\n{ROUND}    def __init__(self, run): pass\n"
+        f"{CALLBACK}{ROUND}    def __init__(self, run): pass\n"
         "    def check(): raise ValueError('no token')",
         CALLED,
     ),
     "callback not registered": plugin("", CALLED),
 }
 ADDRESSES = ("127.0.0.1:9", "127.0.0.1:99999999", "a" * 300 + ":1", "\n:1", "ray://127.0.0.1:9", "")
+LINES = (
+    "runn x.yaml; run; run x.yaml --rounds=3; run x.yaml local.lr; run x.yaml =1; run x.yaml seed=1.0; "
+    "run x.yaml local.lr=40%; run x.yaml sweep.seeds=3; run x.yaml experiment=5; "
+    "run x.yaml space.local.lr=5; run .; run /dev/zero; run x.yaml/y; "
+    "tune x.yaml sweep.search=grid sweep.samples=5; tune x.yaml --smoke=3; resume; resume none; "
+    "resume ..; report none; sync none; list nothing; data get nothing; data show x.yaml --plot a.b; "
+    "--nothing"
+)
 TYPED: dict[str, Input] = {
     **{
         f"address {one!r:.30}": typed("run", "x.yaml", "resources.executor=ray", "--address", one)
         for one in ADDRESSES
     },
-    **{
-        f"typed {line}": typed(*line.split())
-        for line in (
-            "runn x.yaml",
-            "run",
-            "run x.yaml --rounds=3",
-            "run x.yaml local.lr",
-            "run x.yaml =1",
-            "run x.yaml seed=1.0",
-            "run x.yaml local.lr=40%",
-            "run x.yaml sweep.seeds=3",
-            "run x.yaml experiment=5",
-            "run x.yaml space.local.lr=5",
-            "run .",
-            "run /dev/zero",
-            "run x.yaml/y",
-            "tune x.yaml sweep.search=grid sweep.samples=5",
-            "tune x.yaml --smoke=3",
-            "resume",
-            "resume none",
-            "resume ..",
-            "report none",
-            "sync none",
-            "list nothing",
-            "data get nothing",
-            "data show x.yaml --plot a.b",
-            "--nothing",
-        )
-    },
+    **{f"typed {line}": typed(*line.split()) for line in LINES.split("; ")},
     "papers": typed("list", "papers", "nope"),
     "rounds twice": typed("resume", "x", "rounds=9", "rounds=8"),
     "buffers": typed("run", "x.yaml", "aggregation.buffers=local", "algorithm=pooled"),
@@ -221,8 +189,6 @@ TYPED: dict[str, Input] = {
 
 
 def table(text: str, **options: Any) -> Input:
-    """A table of one's own."""
-
     def write() -> None:
         Path("t.csv").write_text(text)
         given = {"name": "table", "path": "t.csv", "label": "y", **options}

@@ -42,7 +42,6 @@ LISTS = ("callbacks", "metrics")
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the published schema."""
     return schema()
 
 
@@ -71,15 +70,12 @@ def places(
         return
     for one in forms:
         needed = set() if path in ((), ("experiment",)) else set(one.get("required", ()))
-        found |= {
-            key: part for key, part in one.get("properties", {}).items() if not needed - {key}
-        }
+        every = one.get("properties", {})
+        found |= {key: part for key, part in every.items() if not needed - {key}}
     for key, part in found.items():
         yield (*path, key), part
-        if path or key in (
-            "experiment",
-            "sweep",
-        ):  # the others' keys are made of these, or need each other
+        # The others' keys are made of these, or need each other.
+        if path or key in ("experiment", "sweep"):
             yield from places((*path, key), part)
 
 
@@ -109,15 +105,11 @@ def of_components() -> Iterator[Case]:
         for name in sorted(set(entries.names()) - set(entries.added())):
             form = entries.params(name).model_json_schema()
             shared = {"$defs": form.get("$defs", {})}
-            required = {
-                key: _allowed({**form["properties"][key], **shared})
-                for key in form.get("required", ())
-            }
-            for option, part in form.get("properties", {}).items():
+            options = {k: {**part, **shared} for k, part in form.get("properties", {}).items()}
+            required = {key: _allowed(options[key]) for key in form.get("required", ())}
+            for option, part in options.items():
                 for value in WRONG:
-                    if not Draft202012Validator({**part, "$defs": form.get("$defs", {})}).is_valid(
-                        value
-                    ):
+                    if not Draft202012Validator(part).is_valid(value):
                         component = {**required, "name": name, option: value}
                         yield setting, [component] if kind in LISTS else component
 
@@ -131,7 +123,6 @@ def _allowed(form: dict[str, Any]) -> Any:
 
 
 def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """Return a good configuration with one value replaced."""
     content = copy.deepcopy(GOOD)
     node = content
     for part in path[:-1]:
