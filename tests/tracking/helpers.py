@@ -19,7 +19,6 @@ PATIENCE = 120
 
 
 def wait(until: Callable[[], bool], why: Callable[[], str] = str) -> None:
-    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not until():
         assert time.monotonic() < deadline, why()
@@ -27,12 +26,10 @@ def wait(until: Callable[[], bool], why: Callable[[], str] = str) -> None:
 
 
 def tracking_threads() -> list[str]:
-    """Return the names of the threads of trackers that run."""
     return [thread.name for thread in threading.enumerate() if thread.name == "flray-tracking"]
 
 
 def recorded(journal: Journal, metric: str) -> list[Point]:
-    """Return all points of a metric that a journal holds."""
     return sorted((one["round"], one["metrics"][metric], one["time"]) for one in journal.rounds())
 
 
@@ -43,43 +40,35 @@ class Sending:
         self.folder, self.uri = folder, uri
 
     def start(self, name: str = "run", **start: Any) -> Journal:
-        """Start the journal of a run in a new folder."""
         journal = Journal(self.folder / name / JOURNAL)
         own = {"uid": f"{self.folder.name}-{name}", "experiment": self.folder.name, "name": name}
         journal.start(**(own | start))
         return journal
 
     def exporter(self, name: str = "run", **more: Any) -> MlflowExporter:
-        """Return what sends a run."""
         return MlflowExporter(self.folder / name, self.uri, **more)
 
     def send(self, name: str = "run") -> MlflowExporter:
-        """Send all of a run."""
         exporter = self.exporter(name)
         assert exporter.flush() == 0
         return exporter
 
     @property
     def client(self) -> MlflowClient:
-        """The store, as MLflow reads it."""
         return MlflowClient(tracking_uri=self.uri)
 
     def run_id(self, name: str = "run") -> str:
-        """Return the id under which a run was sent."""
         found = client.read_cursor(self.folder / name)
         assert found is not None and found.run_id is not None
         return found.run_id
 
     def sent(self, name: str = "run") -> Any:
-        """Return MLflow's run."""
         return self.client.get_run(self.run_id(name))
 
     def runs(self) -> list[Any]:
-        """Return MLflow's runs of this test."""
         experiment = self.client.get_experiment_by_name(self.folder.name)
         return list(self.client.search_runs([experiment.experiment_id]))
 
     def points(self, metric: str, name: str = "run") -> list[Point]:
-        """Return all points of a metric that MLflow holds."""
         history = self.client.get_metric_history(self.run_id(name), metric)
         return sorted((point.step, point.value, point.timestamp) for point in history)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from flray.cli.main import invoke
 from flray.config.loader import load
@@ -18,6 +17,7 @@ from flray.files.tracking_address import check, redact, resolve_uri, without_sec
 from flray.records import directory
 from flray.tracking.client import Cursor, connect, save_cursor, ui_links
 from flray.tracking.exporter import MlflowExporter
+from tests.helpers import written
 from tests.messages import mistyped, refused
 from tests.tracking.helpers import Sending
 
@@ -25,6 +25,8 @@ S = "hunter2-0123"
 PASSWORDS = ("password", "passwd", "pwd", "PWD", "pass%77ord", "sslpassword")
 KEYS = ("token", "access_token", "api-key", "secret", "client_secret", "key", "credentials")
 SIGNED = ("X-Amz-Signature", "sig", "auth", "sas")
+NAMES = (*PASSWORDS, *KEYS, *SIGNED)
+QUERY, ODBC = "postgresql://h/db?user=me&", "mssql+pyodbc:///?odbc_connect="
 
 
 @pytest.mark.parametrize(
@@ -39,36 +41,15 @@ SIGNED = ("X-Amz-Signature", "sig", "auth", "sas")
         (f"https://{S}@host/path", "https://***@host/path"),
         (f"https://{S}:@host", "https://***@host"),
         (f"https://{S}:x-oauth-basic@host", "https://***@host"),
-        *(
-            (
-                f"postgresql://h/db?user=me&{name}={S}&sslmode=require",
-                f"postgresql://h/db?user=me&{name}=***&sslmode=require",
-            )
-            for name in (*PASSWORDS, *KEYS, *SIGNED)
-        ),
-        (
-            f"mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BODBC%7D%3BUID%3Dme%3BPWD%3D{S}",
-            "mssql+pyodbc:///?odbc_connect=***",
-        ),
-        (
-            f"mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD={S}",
-            "mssql+pyodbc:///?odbc_connect=***;PWD=***",
-        ),
+        *((f"{QUERY}{name}={S}&x=1", f"{QUERY}{name}=***&x=1") for name in NAMES),
+        (f"{ODBC}DRIVER%3D%7BODBC%7D%3BUID%3Dme%3BPWD%3D{S}", f"{ODBC}***"),
+        (f"{ODBC}DRIVER=x;PWD={S}", f"{ODBC}***;PWD=***"),
         (f"mssql://host;user=me;password={S}", "mssql://host;user=me;password=***"),
         (f"http://host/#access_token={S}&x=1", "http://host/#access_token=***&x=1"),
-        (
-            f"http://a:{S}@host/?token={S}&pwd={S}#key={S}",
-            "http://***@host/?token=***&pwd=***#key=***",
-        ),
-        (
-            f"s3://id:{S}@bucket/x?secret_key={S}&region=eu",
-            "s3://***@bucket/x?secret_key=***&region=eu",
-        ),
+        (f"http://a:{S}@h/?token={S}&pwd={S}#key={S}", "http://***@h/?token=***&pwd=***#key=***"),
+        (f"s3://id:{S}@b/x?secret_key={S}&region=eu", "s3://***@b/x?secret_key=***&region=eu"),
         (f"s3://id:ab/{S}@bucket/x", "s3://***@bucket/x"),
-        (
-            f"no connection to http://{S}@host:1 (refused)",
-            "no connection to http://***@host:1 (refused)",
-        ),
+        (f"none to http://{S}@host:1 (refused)", "none to http://***@host:1 (refused)"),
     ],
 )
 def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
@@ -76,24 +57,13 @@ def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
     assert redact(shown) == shown
 
 
-LOCAL = (
-    "sqlite:////a/b.db",
-    "sqlite:////a/b:c@d/x.db",
-    "local.lr",
-    "",
-    "a=1&password=2",
-    "ann:b@c",
-)
-PUBLIC = (
-    "http://host:5000",
-    "postgresql://me@host/db",
-    "s3://bucket/x?region=eu",
-    "['a://b', 'c']",
-)
+LOCAL = ("sqlite:////a/b.db", "sqlite:////a/b:c@d/x.db", "local.lr", "", "a=1&password=2")
+PUBLIC = ("http://host:5000", "postgresql://me@host/db", "s3://bucket/x?region=eu")
+TEXTS = ("['a://b', 'c']", "ann:b@c")
 KEY_FILE = "mysql://host/db?charset=utf8&ssl_key=/a/key.pem"
 
 
-@pytest.mark.parametrize("text", (*LOCAL, *PUBLIC, KEY_FILE))
+@pytest.mark.parametrize("text", (*LOCAL, *PUBLIC, *TEXTS, KEY_FILE))
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
 
@@ -103,13 +73,10 @@ def test_what_a_driver_says_has_no_secret_either() -> None:
     for said in (f"cannot reach {uri}", "'se/cret x' is wrong", "se%2Fcret%20x", "se/cret%20x"):
         shown = without_secrets(said, uri)
         assert "cret" not in shown and "***" in shown
-
-
-def test_secrets_within_a_connection_string_are_found_in_what_a_driver_says() -> None:
-    uri = f"mssql+pyodbc:///?odbc_connect=DRIVER%3D%7BODBC%7D%3BPWD%3D%7B{S}%7D"
-    assert (
-        without_secrets(f"Login failed (DRIVER={{ODBC}};PWD={{{S}}})", uri) == "Login failed (***)"
-    )
+    # Nor of those within a connection string.
+    uri = f"{ODBC}DRIVER%3D%7BODBC%7D%3BPWD%3D%7B{S}%7D"
+    failed = f"Login failed (DRIVER={{ODBC}};PWD={{{S}}})"
+    assert without_secrets(failed, uri) == "Login failed (***)"
     assert without_secrets(f"Login failed: {S}", uri) == "Login failed: ***"
 
 
@@ -121,8 +88,8 @@ def test_nothing_secret_in_files_mlflow_or_messages(
 ) -> None:
     uri = f"http://{S}1@127.0.0.1:1/?token={S}2&pass%77d={S}3#access_token={S}4"
     shown = "http://***@127.0.0.1:1/?token=***&pass%77d=***#access_token=***"
-    content = {**digits, "tracking": {"uri": uri}, "rounds": 1, "resources": {"executor": "inline"}}
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    resources = {"executor": "inline"}
+    written({**digits, "tracking": {"uri": uri}, "rounds": 1, "resources": resources})
     assert invoke(["run", "x.yaml"]) == 0
     (tmp_cwd / "x.yaml").unlink()
     out, err = capfd.readouterr()
@@ -136,9 +103,8 @@ def test_nothing_secret_in_files_mlflow_or_messages(
     assert "set MLFLOW_TRACKING_URI" in errors
     assert S not in out + err + more + errors
     files = [path for path in tmp_cwd.rglob("*") if path.is_file()]
-    assert {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"} <= {
-        path.name for path in files
-    }
+    wanted = {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"}
+    assert wanted <= {path.name for path in files}
     for path in files:
         assert S.encode() not in path.read_bytes(), path
     # The whole address comes from the environment when the run is taken up again.
@@ -148,54 +114,38 @@ def test_nothing_secret_in_files_mlflow_or_messages(
 
 
 def test_a_missing_driver_is_told_without_password(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    content = {**digits, "tracking": {"uri": f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"}}
-    (tmp_cwd / "x.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    uri = f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"
+    written({**digits, "tracking": {"uri": uri}})
     mistyped("run", "x.yaml", "resources.executor=inline")
     assert not (tmp_cwd / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "address", [f"s3://id:a/{S}@bucket", f"gs://{S}@bucket", f"s3://bucket/x?secret_key={S}"]
-)
-def test_storage_takes_no_keys_in_addresses(
-    address: str, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_storage_takes_no_keys_in_addresses(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "work"))
-    for act in (storage.local_cache_of, storage.filesystem):
-        error = refused(act, address)
-        assert S not in str(error)
+    for address in (f"s3://id:a/{S}@bucket", f"gs://{S}@bucket", f"s3://bucket/x?secret_key={S}"):
+        for act in (storage.local_cache_of, storage.filesystem):
+            assert S not in str(refused(act, address))
     assert list(tmp_cwd.iterdir()) == []
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir()
+TEXT = "this is no database, and long enough"
+MADE: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a text": lambda path: path.write_text(TEXT),
+    "a loop": lambda path: path.symlink_to(path),
+    "below a file": lambda path: (path.parent.rmdir(), path.parent.write_text("a file")),
+}
 
 
-def a_text(path: Path) -> None:
-    path.write_text("this is no database, and long enough")
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def below_a_file(path: Path) -> None:
-    path.parent.rmdir()
-    path.parent.write_text("a file")
-
-
-@pytest.mark.parametrize("make", [a_folder, a_text, a_loop, below_a_file])
+@pytest.mark.parametrize("made", MADE)
 def test_what_is_no_database_is_refused_before_the_first_round(
-    make: Callable[[Path], None], tmp_cwd: Path, digits: dict[str, Any]
+    made: str, tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     (tmp_cwd / "x").mkdir()
-    make(tmp_cwd / "x" / "m.db")
+    MADE[made](tmp_cwd / "x" / "m.db")
     settings = {"tracking": {"uri": "sqlite:///x/m.db"}, "resources": {"executor": "inline"}}
-    content = {**digits, **settings}
-    (tmp_cwd / "run.yaml").write_text(yaml.safe_dump({"experiment": content}))
-    (tmp_cwd / "tune.yaml").write_text(
-        yaml.safe_dump({"experiment": content, "space": {"local.lr": {"grid": [0.1]}}})
-    )
+    written({**digits, **settings}, "run.yaml")
+    written({**digits, **settings}, "tune.yaml", space={"local.lr": {"grid": [0.1]}})
     before = sorted(tmp_cwd.rglob("*"))
     for command in ("run", "tune"):
         mistyped(command, f"{command}.yaml")
@@ -228,7 +178,7 @@ def test_a_good_address_makes_no_file(tmp_path: Path) -> None:
 
 def test_a_report_from_a_server_that_is_away_or_no_database_is_one_line(tmp_cwd: Path) -> None:
     """And makes none."""
-    a_text(tmp_cwd / "text.db")
+    (tmp_cwd / "text.db").write_text(TEXT)
     for uri in ("http://127.0.0.1:9", "sqlite:///absent.db", "sqlite:///text.db"):
         mistyped("report", "x", "--uri", uri)
     assert [path.name for path in tmp_cwd.iterdir()] == ["text.db"]
@@ -239,12 +189,10 @@ CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CH
 
 def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     local = "sqlite:////somewhere/mlflow.db"
-    assert ui_links(local, tmp_path) == [
-        f"see it: mlflow ui --backend-store-uri {local}"
-    ]  # nothing was sent yet
-    assert ui_links("sqlite:////some where/mlflow.db", tmp_path)[0].endswith(
-        " 'sqlite:////some where/mlflow.db'"
-    )
+    see_it = f"see it: mlflow ui --backend-store-uri {local}"
+    assert ui_links(local, tmp_path) == [see_it]  # nothing was sent yet
+    apart = "sqlite:////some where/mlflow.db"
+    assert ui_links(apart, tmp_path)[0].endswith(f" '{apart}'")
     save_cursor(tmp_path, Cursor(local, "run", "7"))
     assert ui_links(local, tmp_path)[1:] == [f"charts: http://127.0.0.1:5000{CHARTS}"]
     served = ui_links("http://me:secret@host:5000/", tmp_path)
@@ -261,10 +209,9 @@ def test_a_version_of_mlflow_without_its_database_store_is_refused(
 
 
 def test_a_database_that_sqlalchemy_would_look_for_elsewhere_is_refused(tmp_path: Path) -> None:
+    said = r"no \? and no % may be in a database's name or folder"
     for name in ("100%20", "what?x=1"):
-        with pytest.raises(
-            FlrayError, match=r"no \? and no % may be in a database's name or folder"
-        ):
+        with pytest.raises(FlrayError, match=said):
             check(f"sqlite:///{tmp_path / name / 'mlflow.db'}")
     assert list(tmp_path.iterdir()) == []
 
@@ -278,6 +225,5 @@ def test_a_database_in_a_folder_of_any_other_name_is_the_one_written(tmp_path: P
     to.send()
     assert {path.name for path in tmp_path.iterdir()} == {folder.name, "run"}
     with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
-        assert database.execute("select key, value, step from metrics").fetchall() == [
-            ("a", 0.5, 1)
-        ]
+        found = database.execute("select key, value, step from metrics").fetchall()
+    assert found == [("a", 0.5, 1)]

@@ -105,9 +105,8 @@ def test_rounds_played_again_by_another_host_are_not_sent_twice(to: Sending) -> 
         copy.append(event)
     size = copy.path.stat().st_size
     copy.close()
-    client.save_cursor(
-        to.folder / "copy", client.Cursor(sent.uri, sent.run_id, sent.experiment_id, size)
-    )
+    known = client.Cursor(sent.uri, sent.run_id, sent.experiment_id, size)
+    client.save_cursor(to.folder / "copy", known)
     again = Journal(copy.path)
     for round_ in range(3, 8):
         again.record_round(round_, {"loss": 1 / round_, **others})
@@ -124,10 +123,8 @@ def test_a_fetched_run_writes_into_no_run_but_its_own(to: Sending) -> None:
     before, uid = to.sent("mine"), f"{to.folder.name}-mine"
     for planted in ("cursor", "uid", "parent", "tags"):
         named = {"mlflow.parentRunId": to.run_id("mine"), "flray.uid": uid}
-        start: dict[str, Any] = {"parent": uid} if planted == "parent" else {}
-        start |= {"uid": uid} if planted == "uid" else {}
-        start |= {"tags": named} if planted == "tags" else {}
-        journal = to.start(planted, **start)
+        starts: dict[str, Any] = {"parent": uid, "uid": uid, "tags": named}
+        journal = to.start(planted, **{k: v for k, v in starts.items() if k == planted})
         journal.record_round(2, {"loss": 9.0})
         if planted == "tags":
             journal.tags(named)
@@ -141,10 +138,8 @@ def test_a_fetched_run_writes_into_no_run_but_its_own(to: Sending) -> None:
         assert "mlflow.parentRunId" not in sent.data.tags
         assert to.points("loss", planted) == recorded(journal, "loss")
     now = to.sent("mine")
-    assert (now.data.to_dictionary(), now.info.status) == (
-        before.data.to_dictionary(),
-        before.info.status,
-    )
+    assert now.data.to_dictionary() == before.data.to_dictionary()
+    assert now.info.status == before.info.status
     assert to.points("loss", "mine") == recorded(mine, "loss")
     (to.folder / "mine" / client.CURSOR).unlink()  # and none of theirs is taken for it
     to.send("mine")
@@ -304,14 +299,13 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(to: Sending) -> None:
     assert to.points("loss") == recorded(journal, "loss")
 
 
-@pytest.mark.parametrize(
-    "uri", ["htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", ""]
-)
-def test_an_address_of_no_use_is_refused_at_once(tmp_path: Path, uri: str) -> None:
-    refused(MlflowExporter, tmp_path, uri)
-
-
-def test_a_relative_database_means_one_place(tmp_cwd: Path) -> None:
+def test_an_address_of_no_use_is_refused_and_a_relative_database_means_one_place(
+    tmp_cwd: Path,
+) -> None:
+    for uri in ("htp://host", "mlruns", "file:///tmp/mlruns"):
+        refused(MlflowExporter, tmp_cwd, uri)
+    for uri in ("sqlite://", "sqlite:///:memory:", ""):
+        refused(MlflowExporter, tmp_cwd, uri)
     assert resolve_uri("sqlite:///mlflow.db") == f"sqlite:///{tmp_cwd}/mlflow.db"
     assert resolve_uri("http://host:5000") == "http://host:5000"
 
@@ -342,12 +336,8 @@ def test_two_processes_on_a_fresh_database(tmp_path: Path) -> None:
         "print(sender.flush(), sender.reason, sender.notices)\n"
     )
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / name), to.uri], text=True, **pipes
-        )
-        for name in journals
-    ]
+    commands = [[sys.executable, "-c", code, str(tmp_path / name), to.uri] for name in journals]
+    processes = [subprocess.Popen(command, text=True, **pipes) for command in commands]
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     for process in processes:
@@ -373,8 +363,7 @@ def test_a_process_killed_while_making_the_database_leaves_no_broken_one(tmp_pat
         "done = []\n"
         "original = migration.HeadMaintainer.update_to_step\n"
         "def update(*args):\n"
-        "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), "
-        "signal.SIGKILL)\n"
+        "    done.append(1); original(*args); len(done) == 20 and os.kill(os.getpid(), signal.SIGKILL)\n"
         "migration.HeadMaintainer.update_to_step = update\n"
         "MlflowExporter(Path(sys.argv[1]), sys.argv[2]).flush()\n"
     )
@@ -384,9 +373,6 @@ def test_a_process_killed_while_making_the_database_leaves_no_broken_one(tmp_pat
     assert not database.exists()
     to.send()
     assert to.points("loss") == recorded(journal, "loss")
-
-
-NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -412,12 +398,9 @@ def test_one_trial_is_sent_below_its_sweep(to: Sending, sweep: Path) -> None:
 
 
 def test_the_address_is_remembered_from_when_the_server_was_away(to: Sending) -> None:
+    refused(sync, to.folder, "sqlite:///x.db")  # a directory without a run
     to.start()
     run = to.folder / "run"
     refused(sync, run)
-    MlflowExporter(run, NOWHERE).flush()
+    MlflowExporter(run, "http://127.0.0.1:9").flush()
     refused(sync, run)
-
-
-def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
-    refused(sync, tmp_path, "sqlite:///x.db")

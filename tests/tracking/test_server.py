@@ -91,8 +91,7 @@ def test_both_are_killed_and_the_run_is_resumed(server: Service, tmp_path: Path)
     code = (
         "import sys, time; from contextlib import closing; from pathlib import Path\n"
         "from flray.records.journal import Journal; from flray.tracking.background import Tracker\n"
-        "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "
-        "int(sys.argv[4])\n"
+        "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])\n"
         "with Journal(run / 'journal.jsonl') as journal, closing(Tracker(uri, print)) as tracker:\n"
         "    tracker.register(run)\n"
         "    for round_ in range(first, last):\n"
@@ -137,8 +136,6 @@ def test_a_server_without_answers_is_given_up(to: Sending, monkeypatch: pytest.M
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and says nothing."""
-
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
@@ -153,8 +150,7 @@ def test_an_address_that_is_no_tracking_server_is_said_as_such(to: Sending) -> N
         assert tracker.close(60) == 1
         web.shutdown()
     (line,) = said
-    assert "404" in line
-    assert "is no longer sent" in line
+    assert "404" in line and "is no longer sent" in line
 
 
 LOAD = """
@@ -189,9 +185,8 @@ def test_a_run_s_model_is_loaded_by_mlflow_alone(
     data = build_spec(load(result.folder / "config.yaml").experiment).data
     np.save("x.npy", data.x[data.test])
     outputs, signature = loaded(uri, run.info.run_id, tmp_cwd)
-    assert (
-        outputs.shape == (len(data.test), 10) and "uint8" in signature and "(-1, 10)" in signature
-    )
+    assert outputs.shape == (len(data.test), 10)
+    assert "uint8" in signature and "(-1, 10)" in signature
     (held,) = run.inputs.dataset_inputs
     assert mlflow.data.get_source(held.dataset).to_dict() == {"tags": {"origin": "real, composed"}}
 
@@ -217,9 +212,8 @@ def test_trials_that_have_one_leave_a_model(digits: dict[str, Any]) -> None:
     content = inline(digits, tracking={"uri": None, "model": True}, rounds=1)
     arms = {"method": {"fedavg": {}, "local": {"algorithm": "local"}}}
     found = api.tune({**content, "arms": arms, "sweep": {"concurrency": 1}})
-    assert [path.parent.parent.name for path in found.folder.glob("trials/*/model/MLmodel")] == [
-        "0001"
-    ]
+    (made,) = found.folder.glob("trials/*/model/MLmodel")
+    assert made.parent.parent.name == "0001"
     assert len(found) == 2 and [trial.method for trial in found] == ["fedavg", "local"]
     (best,) = found.best_trials
     assert best is max(found, key=lambda trial: trial.history[trial.metric].iloc[-1])

@@ -103,9 +103,8 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
     assert tracker.close(86_400) == len(journal.rounds()) + 1
     assert tracking_threads() == []
     (line,) = said
-    assert line.startswith(
-        f"tracking at {NOWHERE} is away: nobody answers there (connection refused)"
-    )
+    away = "is away: nobody answers there (connection refused)"
+    assert line.startswith(f"tracking at {NOWHERE} {away}")
     assert statistics.median(costs) < 0.1  # a few pay for a collection of garbage
     assert retries[1] - retries[0] >= 0.5 and retries[2] - retries[1] >= 1.0
     assert client.read_cursor(to.folder / "run") == client.Cursor(NOWHERE)
@@ -194,40 +193,26 @@ def test_a_torn_last_line_is_cut_off_wherever_it_tore(tmp_path: Path) -> None:
             assert path.stat().st_size == whole
             assert journal.record_round(1, {"loss": 0.125})
             assert journal.history()["loss"].tolist() == [0.5, 0.125]
-
-
-def test_a_tail_of_zeros_is_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
-        journal.record_round(0, {"loss": 0.5})
-    good = path.read_bytes()
-    path.write_bytes(good + b"\0\0\0\n\0\0")
+    path.write_bytes(data[:whole] + b"\0\0\0\n\0\0")
     with Journal(path) as journal:
         assert len(journal.rounds()) == 1
-    assert path.read_bytes() == good
+    assert path.read_bytes() == data[:whole]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda data: data.decode().encode("utf-16"),
-        lambda data: b"{oops\n" + data,
-        lambda data: data.replace(b"\n", b"\r"),
-        lambda data: b"[1]\n[2]\n",
-        lambda data: data + b"[1]\n",
-        lambda data: data + b"words",
-        lambda data: data.replace(b"0.25}", b"0.25"),
-    ],
-)
-def test_what_no_kill_leaves_is_damage(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_what_no_kill_leaves_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         for round_, loss in enumerate((0.5, 0.25)):
             journal.record_round(round_, {"loss": loss})
-    path.write_bytes(damaged := change(path.read_bytes()))
-    for use in (Journal, read_events):
-        refused(use, path)
-    assert path.read_bytes() == damaged
+    data = path.read_bytes()
+    for damaged in (
+        *(data.decode().encode("utf-16"), b"{oops\n" + data, data.replace(b"\n", b"\r")),
+        *(b"[1]\n[2]\n", data + b"[1]\n", data + b"words", data.replace(b"0.25}", b"0.25")),
+    ):
+        path.write_bytes(damaged)
+        for use in (Journal, read_events):
+            refused(use, path)
+        assert path.read_bytes() == damaged
 
 
 def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> None:
