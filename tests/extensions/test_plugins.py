@@ -23,7 +23,6 @@ from flray.results.load import load_folder
 from flray.runs import runner
 from flray.runs.identity import code_of
 from tests.algorithms import helpers as tiny
-from tests.helpers import printed
 from tests.messages import refused
 
 METRIC = """
@@ -65,20 +64,21 @@ def named(digits: dict[str, Any], *plugins: str) -> dict[str, Any]:
 
 def test_a_package_is_named_by_its_entry_point(digits: dict[str, Any], installed: Path) -> None:
     experiment = load(named(digits, "scaling")).experiment
-    module = installed / "tests_pack" / "scaled.py"
-    assert experiment.plugins == (str(module.resolve()),)
-    assert {str(module.resolve()), str((installed / "tests_pack/__init__.py").resolve())} <= {
-        *code_of(experiment)["files"]
-    }
+    module = str((installed / "tests_pack" / "scaled.py").resolve())
+    package = str((installed / "tests_pack" / "__init__.py").resolve())
+    assert experiment.plugins == (module,)
+    assert {module, package} <= {*code_of(experiment)["files"]}
     resources = {"resources": {"executor": "inline"}}
     found = runner.run({"experiment": {**named(digits, "scaling")["experiment"], **resources}})
     last = found.history.iloc[-1]
     assert last["global/common/scaled"] == pytest.approx(last["global/common/accuracy"] / 2)
 
 
-@pytest.mark.parametrize("name", ["scalling", "gone", "broken", "../scaling", ""])
-def test_other_names_are_refused(digits: dict[str, Any], name: str) -> None:
-    assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
+def test_other_names_are_refused(digits: dict[str, Any]) -> None:
+    for name in ("scalling", "gone", "broken", "../scaling", ""):
+        assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
+    Path("scaling").write_text("raise RuntimeError('this one')")
+    refused(load, named(digits, "scaling"))  # a file of that name comes first
 
 
 METHOD = """
@@ -134,12 +134,10 @@ class PersonalFirst(Algorithm):
     views = ("personal", "global")
 
     def report(self, client: Any) -> Any:
-        """Keep the trained model."""
         client.state["own"] = client.snapshot()
         return super().report(client)
 
     def predictor(self, client: Any, view: Any) -> Any:
-        """Test it."""
         client.load(client.state["own"])
         return client.model
 
@@ -149,7 +147,6 @@ class TakenName(Algorithm):
     """Keeps the trained model under a name that flray uses where not all of the model travels."""
 
     def report(self, client: Any) -> Any:
-        """Keep it."""
         client.state["personal"] = client.snapshot()
         return super().report(client)
 
@@ -164,7 +161,6 @@ class PersonalEval(PersonalFirst):
     """Puts the model into eval mode, in which it is already."""
 
     def predictor(self, client: Any, view: Any) -> Any:
-        """Test it."""
         return super().predictor(client, view).eval()
 
 
@@ -218,11 +214,6 @@ def test_a_file_that_a_plug_in_imports_is_read_anew_too(
     assert ran[-1] == 22 and names == {"mine.py", "tests_middle.py", "tests_moved.py"}
 
 
-def test_a_file_of_that_name_comes_first(digits: dict[str, Any]) -> None:
-    Path("scaling").write_text("raise RuntimeError('this one')")
-    refused(load, named(digits, "scaling"))
-
-
 @register_algorithm("server-in-self")
 class ServerInSelf(Algorithm):
     """Counts its rounds."""
@@ -264,13 +255,13 @@ class Constants(Algorithm):
         self.table = {"lr": 0.5}
 
     def weigh(self, server: Any, reply: Any) -> float:
-        """Weigh all alike."""
         return self.table["lr"]
 
 
-@pytest.mark.parametrize("name", ["server-in-self", "client-in-self", "by-client", "of-the-class"])
-def test_a_memory_in_self_is_refused(name: str) -> None:
-    refused(tiny.run, name)
+def test_a_memory_in_self_is_refused_and_constants_are_not() -> None:
+    for name in ("server-in-self", "client-in-self", "by-client", "of-the-class"):
+        refused(tiny.run, name)
+    assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
 
 
 @register_algorithm("in-place")
@@ -283,7 +274,6 @@ class InPlace(PersonalFirst):
     hp: Params
 
     def begin(self, client: Any) -> None:
-        """Change one in training."""
         if self.hp.where == "state" and client.state:
             client.state["own"][tiny.V].add_(1)
         if self.hp.where == "message":
@@ -291,39 +281,23 @@ class InPlace(PersonalFirst):
         client.message["weights"].clear()  # is the task's own
 
     def predictor(self, client: Any, view: Any) -> Any:
-        """Change one in a test."""
         if self.hp.where == "test":
             client.state["own"][tiny.V].mul_(0.5)
         return super().predictor(client, view)
 
 
-@pytest.mark.parametrize("where", ["state", "message", "test"])
-def test_a_change_in_place_is_refused(where: str) -> None:
-    refused(tiny.run, {"name": "in-place", "where": where}, rounds=2)
-
-
-def test_dicts_of_a_message_are_the_tasks_own() -> None:
+def test_a_change_in_place_is_refused_and_dicts_of_a_message_are_the_tasks_own() -> None:
+    for where in ("state", "message", "test"):
+        refused(tiny.run, {"name": "in-place", "where": where}, rounds=2)
     assert tiny.digest("in-place") == tiny.digest("personal-first")
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("weighting", "num_samples"),
-        ("sent", "gradient"),
-        ("views", ("local",)),
-        ("needs", frozenset({"batchnorm"})),
-    ],
-)
-def test_a_declaration_that_would_have_no_effect_is_refused(
-    name: str, found: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Constants, name, found)
-    refused(tiny.spec_of, "constants")
-
-
-def test_constants_are_not() -> None:
-    assert tiny.digest("constants") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
+def test_a_declaration_that_would_have_no_effect_is_refused() -> None:
+    wrong = {"weighting": "num_samples", "sent": "gradient", "views": ("local",)}
+    for name, found in {**wrong, "needs": frozenset({"batchnorm"})}.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Constants, name, found)
+            refused(tiny.spec_of, "constants")
 
 
 class Counts(torch.optim.Optimizer):
@@ -334,7 +308,6 @@ class Counts(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Step less and less far."""
         for group in self.param_groups:
             group["steps"] = group.get("steps", 0) + 1
             for value in group["params"]:
@@ -415,10 +388,8 @@ def test_builtin_metrics_are_those_of_other_libraries() -> None:
 def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str) -> None:
     views = {"others": True, "validation": 0.25}
     measured = {**views, "pooled": True, "metrics": [{"name": "hits", "times": 2}], "top_k": 2}
-    clients = tiny.gaussian_clients(classes=4)
-    plain, federation = (
-        tiny.fresh(method, clients, classes=4, evaluation=one) for one in (views, measured)
-    )
+    clients, both = tiny.gaussian_clients(classes=4), (views, measured)
+    plain, federation = (tiny.fresh(method, clients, classes=4, evaluation=e) for e in both)
     plain.step()
     federation.step()
     before, metrics = plain.evaluate(), federation.evaluate()
@@ -438,27 +409,20 @@ def test_a_metric_has_every_view_that_accuracy_has_and_the_bits_stay(method: str
 
 
 def test_a_metric_that_writes_into_its_arrays_changes_no_other() -> None:
-    plain, spoilt = (
-        tiny.fresh("fedavg", evaluation={"metrics": [*first, "calibration-error"]})
-        for first in ([], ["spoils"])
-    )
+    every = (["calibration-error"], ["spoils", "calibration-error"])
+    plain, spoilt = (tiny.fresh("fedavg", evaluation={"metrics": names}) for names in every)
     plain.step()
     spoilt.step()
     before, metrics = plain.evaluate(), spoilt.evaluate()
     assert {name: metrics[name] for name in before} == before
 
 
-@pytest.mark.parametrize(
-    "names", [["accuracy"], ["hits", "hits"], ["takes-nothing"], [{"name": "hits", "time": 2}]]
-)
-def test_what_cannot_be_measured_is_refused(names: list[Any]) -> None:
-    refused(tiny.spec_of, "fedavg", evaluation={"metrics": names})
-
-
-@pytest.mark.parametrize("name", ["wrong-result", "raises"])
-def test_a_metric_that_fails_is_named(name: str) -> None:
-    federation = tiny.fresh("fedavg", evaluation={"metrics": [name]})
-    refused(federation.step)
+def test_what_cannot_be_measured_is_refused_and_a_metric_that_fails_is_named() -> None:
+    wrong: list[list[Any]] = [["accuracy"], ["hits", "hits"], ["takes-nothing"]]
+    for names in (*wrong, [{"name": "hits", "time": 2}]):
+        refused(tiny.spec_of, "fedavg", evaluation={"metrics": names})
+    for name in ("wrong-result", "raises"):
+        refused(tiny.fresh("fedavg", evaluation={"metrics": [name]}).step)
 
 
 @pytest.mark.parametrize("name", ["error-rate", "loss-of-tail", "rmse-of-age", "mae-days"])
@@ -473,7 +437,6 @@ class WithHead(PersonalFirst):
     """Tests another model too."""
 
     def parts(self, client: Any) -> Any:
-        """Return it."""
         return {"head": client.model}
 
 
@@ -483,8 +446,3 @@ def test_a_further_model_of_a_method_is_a_test_metric_to_stop_by() -> None:
     refused(tiny.spec_of, "fedavg", stop=stop)
     assert lower_is_better("head/local/loss") and not lower_is_better("head/local/accuracy")
     assert is_test("head/local/loss/client/A") and is_share("head/local/accuracy")
-
-
-def test_metrics_are_listed() -> None:
-    shown = printed("list", "metrics")
-    assert "balanced-accuracy" in shown and "calibration-error" in shown and "hits" in shown

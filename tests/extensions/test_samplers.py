@@ -160,18 +160,15 @@ def test_actors_give_the_bits_and_values_of_one_process(pools: Pools, method: st
     assert "adapted/unseen/loss" in pools[2].same_as_inline(made.spec)[1]
 
 
-@pytest.mark.parametrize("key", ANSWERS)
-def test_a_wrong_answer_is_refused_in_one_line(key: str) -> None:
-    refused(federation({"name": "answers", "key": key}).step)
-
-
 @register_sampler("remembers-lists")
 def remembers_lists(sampling: Sampling) -> Sequence[int]:
     sampling.state["last"] = [0, 1]
     return [0, 1]
 
 
-def test_a_memory_that_no_checkpoint_holds_is_refused_by_the_samplers_name(tmp_path: Path) -> None:
+def test_a_wrong_answer_and_a_memory_that_no_checkpoint_holds_are_refused(tmp_path: Path) -> None:
+    for key in ANSWERS:
+        refused(federation({"name": "answers", "key": key}).step)
     made = federation("remembers-lists")
     made.step()
     refused(checkpoint.save, made, tmp_path, 1)
@@ -186,10 +183,8 @@ def spec_with(method: Any = "fedavg", unseen: Any = None, **settings: Any) -> Fe
     participation = {"unseen": UNSEEN if unseen is None else unseen}
     participation |= settings.pop("participation", {})
     evaluation = {"adapt_steps": 3, **made.pop("evaluation", {}), **settings.pop("evaluation", {})}
-    clients, settings = tiny.gaussian_clients(SIZES), {**made, **settings}
-    return tiny.spec_of(
-        method, clients, participation=participation, evaluation=evaluation, **settings
-    )
+    both = {"participation": participation, "evaluation": evaluation}
+    return tiny.spec_of(method, tiny.gaussian_clients(SIZES), **both, **{**made, **settings})
 
 
 def sent(executor: tiny.Noting) -> set[tuple[str, int]]:
@@ -245,9 +240,10 @@ def test_a_method_that_shares_no_weights_says_so(name: str) -> None:
         spec_with(name)
 
 
-@pytest.mark.parametrize(
-    "sampler", sorted(set(registry.samplers.names()) - set(registry.samplers.added()))
-)
+OF_FLRAY = sorted(set(registry.samplers.names()) - set(registry.samplers.added()))
+
+
+@pytest.mark.parametrize("sampler", OF_FLRAY)
 def test_no_sampler_sees_them(sampler: str) -> None:
     spec = spec_with(participation={"clients": 2, "sampler": sampler})
     executor = tiny.Noting(spec)
@@ -262,9 +258,7 @@ def test_no_sampler_sees_them(sampler: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [{}, {"schedule": "cosine"}, {"lr_decay": 0.5}])
-def test_the_values_are_those_of_the_global_model_and_of_gradient_descent_from_it(
-    rate: dict[str, Any],
-) -> None:
+def test_values_of_the_global_model_and_of_gradient_descent_from_it(rate: dict[str, Any]) -> None:
     """After the last round a cosine has no rate left."""
     local = {"batch_size": 50, "lr": 0.3, **rate}
     spec = spec_with(model="one-layer", evaluation={"adapt_steps": 2}, local=local, rounds=2)
@@ -313,20 +307,12 @@ def test_without_the_setting_nothing_is_kept_out() -> None:
     assert spec_with().data.partition_fingerprint != plain.data.partition_fingerprint
 
 
-@pytest.mark.parametrize(
-    ("unseen", "settings"),
-    [
-        (5, {}),
-        (0.01, {}),
-        (["cleint1"], {}),
-        (0, {}),
-        (2, {"method": "fedbn", "evaluation": {"adapt_steps": 0}}),
-        (None, {"models": {"client0": "one-layer"}}),
-        (2, {"participation": {"clients": 4}}),
-    ],
-)
-def test_what_is_wrong_is_one_line(unseen: Any, settings: dict[str, Any]) -> None:
-    refused(spec_with, unseen=unseen, **settings)
+def test_what_is_wrong_is_one_line() -> None:
+    for unseen in (5, 0.01, ["cleint1"], 0):
+        refused(spec_with, unseen=unseen)
+    refused(spec_with, unseen=2, method="fedbn", evaluation={"adapt_steps": 0})
+    refused(spec_with, models={"client0": "one-layer"})
+    refused(spec_with, unseen=2, participation={"clients": 4})
 
 
 @pytest.mark.slow
