@@ -48,17 +48,14 @@ class Gates:
         (folder / "held.py").write_text(text)
 
     def reached(self, number: int) -> int:
-        """Return how many processes have come to a round."""
         return len(list(self.folder.glob(f"reached-{number}-*")))
 
     def wait_until_gone(self, number: int) -> None:
-        """Wait until the processes that came to a round have ended."""
         for path in self.folder.glob(f"reached-{number}-*"):
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(int(path.name.rpartition("-")[2])).wait(timeout=120)
 
     def open(self, number: int) -> None:
-        """Let all go on that wait in a round."""
         (self.folder / f"open-{number}").touch()
 
 

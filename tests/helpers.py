@@ -24,12 +24,10 @@ INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri
 
 
 def inline(settings: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return an experiment in this process that MLflow is not told of."""
     return {"experiment": {**settings, **INLINE, **changes}}
 
 
 def small(**changes: Any) -> dict[str, Any]:
-    """Return the settings of a round of FedAvg on digits in this process."""
     named = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg", "rounds": 1}
     return {**named, **INLINE, **changes}
 
@@ -41,7 +39,6 @@ def written(experiment: dict[str, Any], file: str = "x.yaml", **sections: Any) -
 
 
 def built(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
-    """Return the specification of an experiment with some changes."""
     return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
 
 
@@ -56,7 +53,6 @@ def steady(metrics: Any) -> dict[str, Any]:
 
 
 def printed(*command: str) -> str:
-    """Type a command that has to end well and return what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert invoke([*command]) == 0
     return out.getvalue()
@@ -77,14 +73,11 @@ class Clock:
         self.now = 0.0
 
     def monotonic(self) -> float:
-        """Return the time."""
         self.now += 0.01
         return self.now
 
 
 class Said(Progress):
-    """Keeps the lines that were said."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -92,13 +85,10 @@ class Said(Progress):
         self.lines.append(line)
 
     def find(self, words: str) -> list[str]:
-        """Return the lines with some words."""
         return [line for line in self.lines if words in line]
 
 
 class StopAfter(Said):
-    """Ctrl-C after a round."""
-
     def __init__(self, last: int) -> None:
         super().__init__()
         self.last = last
@@ -117,5 +107,4 @@ def ended(*words: str, timeout: float = 580, **options: Any) -> subprocess.Compl
 
 
 def python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh process that has to end well."""
     return ended("-c", code, *arguments, **options)

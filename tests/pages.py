@@ -33,13 +33,11 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """Its command lines, without comments, continued lines joined."""
         joined = self.text.replace("\\\n", " ").splitlines()
         return [words for line in joined if (words := shlex.split(line, comments=True))]
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return a page's fenced blocks in order."""
     found: list[Block] = []
     inside: list[str] | None = None
     language = reason = before = ""

@@ -43,7 +43,6 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **environment: str) -> "Service":
-        """Start it and wait until it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", *self._command, "--port", str(self.port)]
         quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -86,5 +85,4 @@ def tracking_server(folder: Path, store: str = "") -> Service:
 
 
 def bucket_server(folder: Path, bucket: str) -> Service:
-    """Return an S3-compatible server with one bucket, not started."""
     return Service(folder, ["moto.server", "-H", "127.0.0.1"], f"/{bucket}", "PUT")
