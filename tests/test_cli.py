@@ -140,12 +140,12 @@ def test_every_help_text_ends_with_an_example_of_the_command() -> None:
 def test_version_and_an_unknown_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed("--version") == f"flray {metadata.version('flray')}\n"
     mistyped("runn")
-    monkeypatch.setattr("importlib.metadata.version", missing_package)
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
     assert printed("--version") == "flray from source, not installed\n"
-
-
-def missing_package(name: str) -> str:
-    raise metadata.PackageNotFoundError(name)
 
 
 DIGITS = "data: digits-sklearn, model: linear, tracking: {uri: null}"
@@ -168,13 +168,14 @@ def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("suite_files")
-def test_an_unknown_suite_and_a_method_without_its_kind_are_refused() -> None:
+def test_suites_with_their_runs_data_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     refused(show_papers, "nope")
     refused(show_list, "fedavg", None)
-
-
-@pytest.mark.usefixtures("suite_files")
-def test_suites_with_their_runs_data_and_what_is_missing() -> None:
+    show_papers("fedskc/table1")
+    text = capsys.readouterr().out
+    assert "fedskc/table1" in text and "yes" in text and "fedskc/table2" not in text
     there, absent, unknown = list_suites()
     assert (there.name, there.title, there.runs) == ("fedskc/table1", "made up", 2)
     assert there.data == ("digits-sklearn",)
@@ -185,14 +186,6 @@ def test_suites_with_their_runs_data_and_what_is_missing() -> None:
     assert unknown.absent == {"nowhere": "fedskc/table10 needs data nowhere, which is unknown here"}
     some = Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"})
     assert some.availability == "2 of 3"
-
-
-@pytest.mark.usefixtures("suite_files")
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show_papers("fedskc/table1")
-    text = capsys.readouterr().out
-    assert all(word in text for word in ("fedskc/table1", "yes"))
-    assert "fedskc/table2" not in text
 
 
 def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
@@ -211,12 +204,9 @@ def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
         registry.partitions._entries.pop("of-a-test", None)
 
 
-def test_a_partition_is_listed_with_its_own_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    show_list("partitions", "iid", as_json=True)
-    assert [row["option"] for row in json.loads(capsys.readouterr().out)] == ["clients", "seed"]
-
-
-def test_a_partitions_seed_is_not_taken_for_the_runs() -> None:
+def test_a_partition_has_its_own_seed() -> None:
+    options = [row["option"] for row in shown("list", "partitions", "iid")]
+    assert options == ["clients", "seed"]
     setting = {"algorithm.mu": 0.1, "partition.seed": 3}
     assert setting_label(setting) == "mu=0.1 partition.seed=3"
 
@@ -234,29 +224,15 @@ def test_validation_and_test_metrics_are_told_apart() -> None:
     assert not is_test("train/loss") and not is_validation("train/loss")
 
 
-def test_the_list() -> None:
+def test_the_list_of_metrics_and_that_of_an_experiment(tmp_path: Path) -> None:
     text = printed("list", "metrics")
     for name in (*VIEWS, "global/validation/MEASURE", "auto", "/worst10", "hausdorff95"):
         assert name in text
-
-
-def test_the_list_of_an_experiment(tmp_path: Path) -> None:
-    content = (
-        f"experiment: {{{DIGITS}, algorithm: fedbn, evaluation: {{validation: 0.2, top_k: 3}}}}"
-    )
-    (tmp_path / "e.yaml").write_text(content)
+    measured = "evaluation: {validation: 0.2, top_k: 3}"
+    (tmp_path / "e.yaml").write_text(f"experiment: {{{DIGITS}, algorithm: fedbn, {measured}}}")
     text = printed("list", "metrics", str(tmp_path / "e.yaml"))
     assert "personal/validation/accuracy" in text and "personal/local/top3" in text
     assert "global/common" not in text
-
-
-def test_a_metric_that_is_not_measured_points_to_the_list(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text(
-        f"experiment: {{{DIGITS}, algorithm: fedavg, output: {tmp_path}/runs}}\n"
-        "sweep: {metric: validation/accuracy}\n"
-    )
-    mistyped("tune", str(tmp_path / "s.yaml"))
-    assert not (tmp_path / "runs").exists()
 
 
 PARTITION = {"name": "dirichlet", "clients": 3, "alpha": 5.0}
@@ -265,7 +241,6 @@ SMALL = small(name="small", rounds=2, subset=60, partition=PARTITION)
 
 @pytest.fixture
 def runs(tmp_cwd: Path) -> list[Path]:
-    """Two runs that differ in the learning rate."""
     return [flray.run({"experiment": {**SMALL, "local": {"lr": lr}}}).folder for lr in (0.01, 0.1)]
 
 
@@ -288,9 +263,8 @@ def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) ->
     row = next(row for row in found["values"] if row["value"] == "global/local/accuracy")
     low, _, high = row["95 % interval"].removesuffix(" (n=3)").split()
     assert float(low) <= float(row["difference"]) <= float(high)
-    assert "small/002 less small/001, over the clients" in printed(
-        "compare", "small/001", "small/002"
-    )
+    said = printed("compare", "small/001", "small/002")
+    assert "small/002 less small/001, over the clients" in said
 
     directory.update(runs[0], status="running")
     assert shown("ls")[0]["status"] == "running"

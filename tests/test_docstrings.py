@@ -22,7 +22,6 @@ def modules() -> list[str]:
 
 
 def documented(name: str) -> Iterator[str]:
-    """Yield the public functions, classes and methods that a module defines."""
     module = importlib.import_module(name)
     for key, item in vars(module).items():
         if key.startswith("_") or getattr(item, "__module__", None) != name:

@@ -15,18 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from flray.drawing import charts
 from flray.drawing.canvas import render_svg, save_figure, theme_svg
-from flray.drawing.charts import (
-    BarPanel,
-    ForestPanel,
-    Interval,
-    Line,
-    LinePanel,
-    draw_bars,
-    draw_forest,
-    draw_lines,
-    draw_ranks,
-)
+from flray.drawing.charts import BarPanel, ForestPanel, Interval, Line, LinePanel, draw_lines
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 from tests.helpers import python
 
@@ -87,7 +78,7 @@ def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
     panel = GridPanel("t", ["a", "b"], ["c", "d"], values, texts, frozenset({(0, 1)}))
     for figure in (
         drawn(curve("a", 0.5), title="t"),
-        draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy"),
+        charts.draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy"),
         draw_table(panel),
         draw_matrices([panel]),
     ):
@@ -142,16 +133,14 @@ def test_a_figure_is_laid_out_once_and_then_drawn_once_a_format(tmp_path: Path) 
 
 
 def test_drawing_needs_neither_torch_nor_ray() -> None:
-    code = (
-        "import sys, flray.drawing.charts, flray.drawing.grids; "
-        "print({'torch', 'ray', 'matplotlib.pyplot'} & set(sys.modules))"
-    )
+    loaded = "print({'torch', 'ray', 'matplotlib.pyplot'} & set(sys.modules))"
+    code = f"import sys, flray.drawing.charts, flray.drawing.grids; {loaded}"
     assert python(code).stdout == "set()\n"
 
 
 def test_a_forest_has_a_row_for_each_pair_and_open_dots_where_nothing_is_decided() -> None:
     rows = [Interval("a – b", 5.4, 3.1, 7.7, True), Interval("c – b", -0.3, -2.1, 1.5, False)]
-    (axes,) = draw_forest([ForestPanel("mnist", rows)], "points").axes
+    (axes,) = charts.draw_forest([ForestPanel("mnist", rows)], "points").axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["c – b", "a – b"]
     zero, _, low, interval, high = axes.lines
     assert list(zero.get_xdata()) == [0.0, 0.0] and list(interval.get_xdata()) == [3.1, 7.7]
@@ -161,7 +150,7 @@ def test_a_forest_has_a_row_for_each_pair_and_open_dots_where_nothing_is_decided
 
 def test_ranks_stand_on_a_line_with_their_names_and_bars(tmp_path: Path) -> None:
     together = [(0, 1), (1, 2), (2, 3)]
-    figure = draw_ranks(("a", "b", "c", "d"), (1.2, 2.1, 2.9, 3.8), 1.5, together)
+    figure = charts.draw_ranks(("a", "b", "c", "d"), (1.2, 2.1, 2.9, 3.8), 1.5, together)
     (axes,) = figure.axes
     texts = [text.get_text().strip() for text in axes.texts]
     assert texts[-4:] == ["a 1.20", "b 2.10", "c 2.90", "d 3.80"]

@@ -90,15 +90,10 @@ def test_the_programs_that_workflows_run_start() -> None:
     runs = [step.get("run", "") for file in WORKFLOWS for step in steps_of(file)]
     commands = [run for run in runs if "python scripts/" in run]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, "PATH": path, "PYTHONPATH": ""}}
+    how |= {"stdout": subprocess.DEVNULL, "check": True, "timeout": 120}
     for command in commands:
-        subprocess.run(
-            ["bash", "-c", f"{command} --help"],
-            cwd=ROOT,
-            env={**os.environ, "PATH": path, "PYTHONPATH": ""},
-            stdout=subprocess.DEVNULL,
-            check=True,
-            timeout=120,
-        )
+        subprocess.run(["bash", "-c", f"{command} --help"], **how)
     assert commands
 
 
@@ -124,12 +119,11 @@ def test_names_in_any_folder_and_a_file_of_that_name_wins(tmp_cwd: Path) -> None
     assert load("quickstart.yaml").experiment.algorithm.name == "local"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fedskc/tabel5", "quickstrat", "nothing.yaml", "local.lr=0.1", "/fedavg", "a\0b", "x" * 300],
-)
-def test_other_names_are_refused_in_one_line(tmp_cwd: Path, name: str) -> None:
-    refused(load, name)
+def test_other_names_are_refused_in_one_line(tmp_cwd: Path) -> None:
+    for name in ("fedskc/tabel5", "quickstrat", "nothing.yaml", "local.lr=0.1", "/fedavg"):
+        refused(load, name)
+    refused(load, "a\0b")
+    refused(load, "x" * 300)
 
 
 def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
@@ -144,10 +138,9 @@ def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_cwd / "installed")
     kinds = (".csv", ".html", ".md", ".tex", ".toml", ".txt")
-    beside = [
-        path.relative_to(source) for path in source.glob("flray/**/*") if path.suffix in kinds
-    ]
-    lacks = [path for path in beside if not (tmp_cwd / "installed" / path).is_file()]
+    beside = [path for path in source.glob("flray/**/*") if path.suffix in kinds]
+    installed = tmp_cwd / "installed"
+    lacks = [path for path in beside if not (installed / path.relative_to(source)).is_file()]
     assert {path.parent.name for path in lacks} == {"new"}  # a checkout's alone
     empty.mkdir()
     settings = ["data={name: digits-sklearn, samples: 96}", "algorithm=fedavg", "rounds=1"]
@@ -165,9 +158,6 @@ PRESETS = [
 ]
 
 
-MU = "algorithm.mu"
-
-
 def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
     settings = {"data": "digits-sklearn", "partition": {"name": "iid", "clients": 7}}
     return {"experiment": {**settings, "model": "lenet", "algorithm": algorithm, **more}}
@@ -183,50 +173,41 @@ def test_every_preset_fits_its_method_and_has_a_source(name: str, preset: regist
     assert options == registry.algorithms.params(name)(**preset.values).model_dump()
 
 
-def test_a_given_value_beats_the_presets() -> None:
+def test_a_given_value_beats_the_preset_s_and_a_preset_named_later_those_before() -> None:
     config = load(content({"name": "fedrs", "preset": "fcclplus", "alpha": 0.25}))
     assert config.experiment.algorithm.options == {"alpha": 0.25, "graded": True}
-
-
-def test_a_preset_named_later_replaces_the_values_before_it() -> None:
     first, preset = content({"name": "fedprox", "mu": 3.0}), {"algorithm.preset": "fedco2"}
     later = load(first, ["algorithm.preset=fedco2"]).experiment
-    found = [later, *(experiment_at(load(first), preset | more) for more in ({}, {MU: 0.5}))]
+    mu = {"algorithm.mu": 0.5}
+    found = [later, *(experiment_at(load(first), preset | more) for more in ({}, mu))]
     assert [one.algorithm.options["mu"] for one in found] == [0.001, 0.001, 0.5]
 
 
-@pytest.mark.parametrize("method", ["fedprox", "fedavg"])
-def test_an_unknown_preset_is_refused_in_one_line(method: str) -> None:
-    refused(load, content({"name": method, "preset": "fccl"}))
+def test_an_unknown_preset_is_refused_in_one_line() -> None:
+    for method in ("fedprox", "fedavg"):
+        refused(load, content({"name": method, "preset": "fccl"}))
 
 
 def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> None:
     def dealt(seed: int) -> tuple[str, ...]:
+        models = ["lenet", "mlp", "simple-cnn"]
         return build_spec(
-            load(content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)).experiment
+            load(content("local", models=models, seed=seed)).experiment
         ).architecture_of
 
     assert sorted(Counter(dealt(0)).values()) == [2, 2, 3]
     assert dealt(0) == dealt(0)
     assert len({dealt(seed) for seed in range(4)}) > 1
-
-
-def test_a_wrong_network_in_a_list_is_named_with_its_place() -> None:
-    refused(load, content("local", models=["mlp", "lent"]))
+    refused(load, content("local", models=["mlp", "lent"]))  # it is named with its place
 
 
 TESTS = ("test_demo", "test_every_algorithm", "test_identities", "test_tasks")
 
 
 def program(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "cwd": copy}
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    return subprocess.run([sys.executable, "-m", *arguments], env=environment, **how)
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_blocks_of_the_pages_are_accepted(tmp_cwd: Path) -> None:
 
 
 LEAST: dict[str, Any] = {"data": "mnist", "model": "lenet", "algorithm": "fedavg"}
+MODELS = {"models": {"client0": "mlp"}}
 
 
 @pytest.mark.parametrize(
@@ -88,10 +89,7 @@ LEAST: dict[str, Any] = {"data": "mnist", "model": "lenet", "algorithm": "fedavg
         {"experiment": LEAST, "arms": {"a": {"b": None, "c": {"experiment.local.lr": 0.1}}}},
         {"experiment": LEAST, "arms": {"a": {"b": {"space": {"local.lr": {"grid": [1]}}}}}},
         {"experiment": LEAST, "space": {"algorithm": {"grid": ["fedavg", {"name": "fedprox"}]}}},
-        {
-            "experiment": {**LEAST, "models": {"client0": "mlp"}},
-            "space": {"models.a": {"grid": ["mlp"]}},
-        },
+        {"experiment": LEAST | MODELS, "space": {"models.a": {"grid": ["mlp"]}}},
         {"experiment": {**LEAST, "start": "demo/001"}},
     ],
     ids=repr,
@@ -143,13 +141,10 @@ def test_mistakes_are_refused(content: Any) -> None:
             trial_specs(config, enumerate_settings(config))
 
 
-def test_the_command_prints_it() -> None:
+def test_the_command_prints_it_and_settings_are_listed_with_default_range_and_meaning() -> None:
     document = json.loads(printed("schema"))
     assert document == schema()
     assert document["$schema"].endswith("2020-12/schema") and document["$id"] == "urn:flray:schema"
-
-
-def test_settings_are_listed_with_default_range_and_meaning() -> None:
     rows = {row.path: row for _, _, every in settings() for row in every}
     assert set(rows) >= {"local.lr", "data", "stop.patience", "sweep.seeds", "paper.table", "arms"}
     assert rows["local.lr"][1:] == ("0.01", "number > 0", "learning rate")

@@ -14,29 +14,18 @@ from flray.cli.main import app
 from tests.helpers import python, small
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
-QUICK = (
-    "--help",
-    "--version",
-    "run --help",
-    "list algorithms",
-    "list algorithms fedskc",
-    "list augmentations",
-    "list datasets",
-    "list datasets digits-sklearn",
-    "list metrics",
-    "list models",
-    "list models lenet",
-    "list partitions",
-    "data list",
-)
+LISTED = "algorithms, algorithms fedskc, augmentations, datasets, datasets digits-sklearn, metrics"
+LISTED += ", models, models lenet, partitions"
+QUICK = ("--help", "--version", "run --help", "data list")
+QUICK += tuple(f"list {kind}" for kind in LISTED.split(", "))
+FEDAVG = "model: linear, algorithm: fedavg"
 MISTAKES = {
-    "yaml.yaml": "experiment: [",
-    "key.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: fedavg, rouds: 3}",
-    "name.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: fedvag}",
-    "option.yaml": "experiment: {data: digits-sklearn, model: linear, algorithm: {name: fedprox, mu: -1}}",
-    "model.yaml": "experiment: {data: digits-sklearn, model: {name: lenet, norm: bach}, algorithm: fedavg}",
-    "partition.yaml": "experiment: {data: digits-sklearn, model: lenet, algorithm: fedavg, "
-    "partition: {name: dirichlet, alpha: 0}}",
+    "yaml": "",
+    "key": f"{FEDAVG}, rouds: 3}}",
+    "name": "model: linear, algorithm: fedvag}",
+    "option": "model: linear, algorithm: {name: fedprox, mu: -1}}",
+    "model": "model: {name: lenet, norm: bach}, algorithm: fedavg}",
+    "partition": f"{FEDAVG}, partition: {{name: dirichlet, alpha: 0}}}}",
 }
 
 
@@ -71,8 +60,9 @@ def test_a_report_needs_none_of_what_trains(tmp_path: Path) -> None:
 
 def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     for name, text in MISTAKES.items():
-        (tmp_path / name).write_text(text)
-    commands = [[command, name] for name in MISTAKES for command in ("run", "tune")]
+        text = f"experiment: {{data: digits-sklearn, {text}"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    commands = [[command, f"{name}.yaml"] for name in MISTAKES for command in ("run", "tune")]
     found = loaded_by(commands, tmp_path)
     assert [one for one in zip(commands, found, strict=True) if one[1] != (2, [])] == []
 
@@ -86,23 +76,18 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
     assert set(entries._outlines) == set(entries.names()) - set(entries.added())
     for name, read in entries._outlines.items():
         real = entries.get(name)
-        assert (real.__module__, real.__doc__) == (
-            read.__module__.removeprefix(registry.PREFIX),
-            read.__doc__,
-        )
+        assert real.__module__ == read.__module__.removeprefix(registry.PREFIX)
+        assert real.__doc__ == read.__doc__
         options = getattr(read, "Params", None) or registry.signature_model(read, name)
         expected, found = entries.params(name), options
         assert found.model_json_schema() == expected.model_json_schema(), name
-        assert [vars(p) for p in getattr(found, "presets", ())] == [
-            vars(p) for p in getattr(expected, "presets", ())
-        ], name
+        presets = ([vars(p) for p in getattr(one, "presets", ())] for one in (found, expected))
+        assert next(presets) == next(presets), name
         if kind == "algorithms":
             assert read.adds_up() == real.adds_up(), name
             for attribute in ("shared", "needs", "views"):
-                ours, theirs = getattr(read, attribute), getattr(real, attribute)
-                assert ours == theirs or (
-                    isinstance(ours, property) and isinstance(theirs, property)
-                )
+                both = [getattr(one, attribute) for one in (read, real)]
+                assert both[0] == both[1] or all(isinstance(one, property) for one in both)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +102,12 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
     ],
 )
 def test_a_shell_completes_commands_data_sets_methods_and_suites(
-    typed: str,
-    expected: list[str],
-    tmp_cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    typed: str, expected: list[str], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.yaml").write_text("")
-    monkeypatch.setenv("_FLRAY_COMPLETE", "complete_zsh")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"flray {typed}")
-    with pytest.raises(SystemExit):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setenv("_FLRAY_COMPLETE", "complete_zsh")
+        patch.setenv("_TYPER_COMPLETE_ARGS", f"flray {typed}")
         app(prog_name="flray")
     shown = capsys.readouterr().out
     assert all(word in shown for word in expected), shown

@@ -66,9 +66,8 @@ def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
     content = prepared(tmp_cwd, digits, number)
     whole = runner.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
     assert invoke(["run", "x.yaml"]) == code
-    assert (
-        capsys.readouterr().err == "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
-    )
+    said = "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
+    assert capsys.readouterr().err == said
     assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
     resumed = runner.resume(tmp_cwd / "runs of mine" / "digits" / "002")
     assert resumed.sha256 == whole.sha256
@@ -98,7 +97,6 @@ class AskingStream(io.StringIO):
     number: int | None
 
     def write(self, text: str) -> int:
-        """Write, after the signal."""
         number, self.number = self.number, None
         if number is not None:
             signal.raise_signal(number)
@@ -140,8 +138,6 @@ def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
 
 
 class Terminal(io.StringIO):
-    """An output that says that it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -156,15 +152,12 @@ class Terminal(io.StringIO):
     ],
 )
 def test_a_run_shows_its_rounds_on_a_terminal(
-    tmp_cwd: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    out: type[io.StringIO],
-    asked: dict[str, Any],
-    seen: bool,
+    tmp_cwd: Path, out: type[io.StringIO], asked: dict[str, Any], seen: bool
 ) -> None:
-    monkeypatch.setattr(sys, "stdout", screen := out())
-    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
-    flray.run({"experiment": small()}, **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", screen := out())
+        patch.delenv("TTY_COMPATIBLE", raising=False)
+        flray.run({"experiment": small()}, **asked)
     assert ("global/common/accuracy 0." in screen.getvalue()) == seen
     assert screen.getvalue() == "" or seen
 

@@ -1,4 +1,4 @@
-"""d"""
+"""Trees of tensors are packed and hashed to the bit; keys of random numbers never change."""
 
 import math
 import pickle
@@ -64,22 +64,14 @@ def test_packed_tensors_are_aligned_and_apart_from_their_source() -> None:
 
 def test_no_byte_of_the_memory_before_leaves_with_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "empty", lambda size, dtype: np.full(size, 0xAB, dtype))
-    tree = {
-        "a": torch.zeros(3),
-        "none": torch.zeros(0, 2),
-        "b": torch.zeros(16),
-        "c": torch.zeros(1),
-    }
+    sizes = {"a": (3,), "none": (0, 2), "b": (16,), "c": (1,)}
+    tree = {name: torch.zeros(size) for name, size in sizes.items()}
     assert len(packed := trees.pack(tree).data) == 192 and not packed.any()
 
 
 def test_numbers_and_texts_of_other_kinds_are_plain_ones() -> None:
-    tree = {
-        "a": np.float64(0.1),
-        "b": np.str_("x"),
-        "c": OrderedDict(),
-        "d": {"e": np.float64("nan")},
-    }
+    tree: dict[str, Any] = {"a": np.float64(0.1), "b": np.str_("x"), "c": OrderedDict()}
+    tree["d"] = {"e": np.float64("nan")}
     plain = trees.from_bytes(trees.to_bytes(tree))
     assert trees.sha256(tree) == trees.sha256(plain)
     assert {type(value) for value in trees.unpack(trees.pack(tree)).values()} == {float, str, dict}
@@ -107,16 +99,15 @@ def test_the_digest_sees_every_bit(other: dict[str, Any]) -> None:
     assert trees.sha256(other) != trees.sha256({"x": torch.tensor([1.0, 0.0])})
 
 
-@pytest.mark.parametrize("tree", [{"a/b": 1}, {1: 2}, {"a": {"b": [1]}}, {"a": np.ones(2)}])
-def test_what_a_tree_cannot_hold_is_named(tree: dict[Any, Any]) -> None:
-    refused(trees.pack, tree)
+def test_what_a_tree_cannot_hold_is_named() -> None:
+    wrong: list[dict[Any, Any]] = [{"a/b": 1}, {1: 2}, {"a": {"b": [1]}}, {"a": np.ones(2)}]
+    for tree in wrong:
+        refused(trees.pack, tree)
 
 
-def test_a_key_never_changes() -> None:
+def test_a_key_never_changes_and_every_part_of_it_counts() -> None:
     assert rng.key(0, "batches", round=3, client=7) == 1030357466397252975
-
-
-def test_every_part_of_a_key_counts() -> None:
+    refused(rng.key, 0, "batch")  # type: ignore[arg-type]
     base: dict[str, Any] = {"round": 1, "client": 2, "extra": 3}
     numbers = {
         rng.key(0, "batches", **base),
@@ -128,10 +119,6 @@ def test_every_part_of_a_key_counts() -> None:
     }
     assert len(numbers) == 8
     assert all(0 <= number < 2**63 for number in numbers)
-
-
-def test_a_misspelt_purpose_is_refused() -> None:
-    refused(rng.key, 0, "batch")  # type: ignore[arg-type]
 
 
 def test_generators_leave_the_global_states_alone() -> None:
