@@ -52,11 +52,10 @@ def test_the_choices_in_the_comments_of_a_manifest_fit_its_indentation(name: str
 
 def checkout(folder: Path, *names: str, **programs: str) -> Path:
     """Copy files of the checkout into a folder, with programs of its environment; return the log that these write."""
-    copied = {name: (ROOT / name).read_text() for name in names}
-    made = {
-        f".venv/bin/{name}": f"#!/usr/bin/env bash\n{text}\n" for name, text in programs.items()
-    }
-    for name, text in (copied | made).items():
+    files = {name: (ROOT / name).read_text() for name in names}
+    for name, text in programs.items():
+        files[f".venv/bin/{name}"] = f"#!/usr/bin/env bash\n{text}\n"
+    for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -89,28 +88,23 @@ def test_mlflow_on_the_head_has_its_store_from_a_file_and_shows_no_password(tmp_
     (named,) = re.findall(r"```text\n(MLFLOW_.*?)```", guide, re.S)
     (tmp_path / "mlflow.env").write_text(named)
     command, seen = started()
-    assert named.splitlines() == [
-        f"{name}={seen[name]}" for name in re.findall(r"^\w+", named, re.M)
-    ]
+    keys = re.findall(r"^\w+", named, re.M)
+    assert named.splitlines() == [f"{key}={seen[key]}" for key in keys]
     assert "PASSWORD" not in command and "--host 127.0.0.1" in command
 
 
-@pytest.mark.parametrize(
-    "name", ["slurm.sh", "node/environment", "node/setup", "node/head", "node/worker"]
-)
-def test_shell_scripts_parse(name: str) -> None:
-    assert subprocess.run(["bash", "-n", CLUSTER / name], check=False).returncode == 0
+def test_shell_scripts_parse() -> None:
+    for name in ("slurm.sh", "node/environment", "node/setup", "node/head", "node/worker"):
+        assert subprocess.run(["bash", "-n", CLUSTER / name], check=False).returncode == 0, name
 
 
 def test_the_commands_of_the_skypilot_task_parse_and_exist() -> None:
     (content,) = read(CLUSTER, "skypilot")
     commands = "\n".join([content["setup"], content["run"]])
     assert subprocess.run(["bash", "-n", "-c", commands], check=False).returncode == 0
-    named = re.findall(r"cluster/node/\w+", commands)
-    assert set(named) == {
-        f"cluster/node/{name}" for name in ("setup", "environment", "worker", "head", "stop")
-    }
-    assert all((ROOT / name).is_file() for name in named)
+    named = set(re.findall(r"cluster/node/(\w+)", commands))
+    assert named == {"setup", "environment", "worker", "head", "stop"}
+    assert all((CLUSTER / "node" / name).is_file() for name in named)
     assert (ROOT / content["envs"]["SWEEP"]).is_file()
 
 
@@ -137,11 +131,8 @@ def test_the_commands_of_ray_that_files_and_pages_give_are_its_own() -> None:
     """Ray 2.60 has no ``ray rsync_down`` any more, only ``ray rsync-down``."""
     from ray.scripts.scripts import cli
 
-    for path in (
-        *CLUSTER.rglob("*"),
-        *ROOT.glob("docs/guide/*.md"),
-        *ROOT.glob("scripts/checks/*"),
-    ):
+    pages = [*ROOT.glob("docs/guide/*.md"), *ROOT.glob("scripts/checks/*")]
+    for path in (*CLUSTER.rglob("*"), *pages):
         if path.is_file() and path.suffix != ".pyc":
             given = set(re.findall(r"(?<![\w./-])ray ([a-z][a-z_-]+)", path.read_text()))
             assert given <= set(cli.commands), path
@@ -151,9 +142,8 @@ def test_the_commands_of_ray_that_files_and_pages_give_are_its_own() -> None:
 def test_the_whole_checkout_travels_to_the_nodes(name: str) -> None:
     """A pattern without a slash leaves out every file and folder of that name, at any depth."""
     (content,) = read(CLUSTER, name)
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, **how).stdout.splitlines()
 
     def left_out(file: str, pattern: str) -> bool:
         parts = Path(file).parts
@@ -177,10 +167,8 @@ def test_nothing_listens_to_strangers() -> None:
             if "headGroupSpec" in spec:
                 assert spec["authOptions"] == {"mode": "token"}
                 assert spec["headGroupSpec"]["serviceType"] == "ClusterIP"
-    everything = "".join(
-        p.read_text() for p in CLUSTER.rglob("*") if p.is_file() and p.suffix != ".md"
-    )
-    assert "0.0.0.0" not in everything
+    files = [path for path in CLUSTER.rglob("*") if path.is_file() and path.suffix != ".md"]
+    assert not [path for path in files if "0.0.0.0" in path.read_text()]
 
 
 def test_the_head_on_aws_may_look_up_the_images_of_its_workers() -> None:
@@ -188,9 +176,8 @@ def test_the_head_on_aws_may_look_up_the_images_of_its_workers() -> None:
     (content,) = read(CLUSTER, "aws")
     named = {node["node_config"]["ImageId"] for node in content["available_node_types"].values()}
     guide = (ROOT / "docs" / "guide" / "cluster.md").read_text()
-    policies = re.findall(
-        r"put-role-policy --role-name flray-head .*? --policy-document \\\n +'(.*?)'", guide, re.S
-    )
+    put = r"put-role-policy --role-name flray-head .*? --policy-document \\\n +'(.*?)'"
+    policies = re.findall(put, guide, re.S)
     allowed = [
         statement["Resource"]
         for policy in policies
@@ -251,14 +238,9 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     slurm |= {"CPUS_PER_TASK": "8", "MEM_PER_NODE": "10240", "GPUS_ON_NODE": "2"}
     given = {"LOG": str(log), **{f"SLURM_{name}": value for name, value in slurm.items()}}
     folder = Path(f"/tmp/flray-{job}")
-    done = subprocess.run(
-        ["bash", tmp_path / "cluster" / "slurm.sh", "sweep.yaml"],
-        env={**os.environ, **given},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    how: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 120}
+    script = tmp_path / "cluster" / "slurm.sh"
+    done = subprocess.run(["bash", script, "sweep.yaml"], env={**os.environ, **given}, **how)
     assert done.returncode == 0, done.stderr
     head, worker = log.read_text().splitlines()
     assert f"--ray-client-server-port={25000 + int(job) % 5000}" in head
@@ -311,16 +293,13 @@ def test_stop_ends_its_own_processes_only(tmp_path: Path) -> None:
     deaf = [sys.executable, "-c", lasting.format("signal.signal(signal.SIGTERM, signal.SIG_IGN)")]
     marks = {"FLRAY_NODE": str(tmp_path)}, {"FLRAY_NODE": "/elsewhere"}
     cases = ((sleep, marks[0]), (deaf, marks[0]), (sleep, marks[1]), (sleep, {}))
-    started = [
-        subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.PIPE)
-        for command, mark in cases
-    ]
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE}
+    started = [subprocess.Popen(one, env={**os.environ, **mark}, **pipe) for one, mark in cases]
     try:
         for process in started:
             assert process.stdout is not None and process.stdout.readline() == b"up\n"
-        done = subprocess.run(
-            [sys.executable, stop, "1"], capture_output=True, text=True, check=False, timeout=300
-        )
+        how = {"capture_output": True, "text": True, "check": False, "timeout": 300}
+        done = subprocess.run([sys.executable, stop, "1"], **how)
         assert (done.returncode, done.stdout) == (0, "flray: 2 of 2 processes stopped\n")
         assert [p.poll() for p in started] == [-signal.SIGTERM, -signal.SIGKILL, None, None]
     finally:
