@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,37 +25,20 @@ aten = torch.ops.aten
 NAME = "accel"
 ROOT = str(Path(flray.__file__).parent)
 COPIES = {aten._to_copy.default, aten.copy_.default}
-NO_KERNEL = {
-    aten.detach.default,
-    aten.alias.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten.as_strided.default,
-    aten.expand.default,
-    aten.permute.default,
-    aten.t.default,
-    aten.transpose.int,
-    aten.select.int,
-    aten.slice.Tensor,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.squeeze.dim,
-    aten.squeeze.default,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.unbind.int,
-    aten.view.dtype,
-    aten.lift_fresh.default,
-    aten.is_pinned.default,
-    aten.empty.memory_format,
-    aten.empty_like.default,
-    aten.empty_strided.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten._local_scalar_dense.default,
-    aten.is_same_size.default,
-}
+
+
+def _operators(names: str) -> set[Any]:
+    """Return operators by their names; without an overload's it is the default one."""
+    pairs = (name.partition(".") for name in names.split())
+    return {getattr(getattr(aten, name), overload or "default") for name, _, overload in pairs}
+
+
+NO_KERNEL = _operators(
+    """detach alias view _unsafe_view _reshape_alias as_strided expand permute t transpose.int
+    select.int slice.Tensor split.Tensor split_with_sizes squeeze.dim squeeze squeeze.dims
+    unsqueeze unbind.int view.dtype lift_fresh is_pinned empty.memory_format empty_like
+    empty_strided new_empty new_empty_strided _local_scalar_dense is_same_size"""
+)
 """What starts nothing on a GPU: views, allocations, questions."""
 ASKING = {
     aten._local_scalar_dense.default: "item",
@@ -68,13 +52,7 @@ ASKING = {
     aten.repeat_interleave.Tensor: "repeat_interleave",
 }
 """What the host waits for: its result, or the size of its result, is a number on the device."""
-INDEXED = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten._unsafe_index.Tensor,
-}
+INDEXED = _operators("index.Tensor index_put index_put_ _index_put_impl_ _unsafe_index.Tensor")
 
 
 class AccelTensor(Tensor):
@@ -342,29 +320,16 @@ class Everywhere(TorchDispatchMode):
         return compute(func, args, kwargs or {})
 
 
-class _Module:
-    """What ``torch.accel`` is."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        pass
-
-    def device_count(self) -> int:
-        return 1
-
-
-_setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+MODULE = SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    manual_seed_all=lambda seed: None,
+    _is_in_bad_fork=lambda: False,
+)
+"""What ``torch.accel`` is."""
+_setup_privateuseone_for_python_backend(NAME, backend_module=MODULE)
 DEVICE = torch.device(f"{NAME}:0")
 
 

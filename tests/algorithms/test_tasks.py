@@ -18,7 +18,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
-from tests.helpers import built
+from tests.helpers import built, cases
 
 SEGMENTATION = {
     "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
@@ -142,21 +142,6 @@ def test_a_distance_is_worst_where_it_is_largest() -> None:
         assert found == {worst(values)}
 
 
-def test_the_optimiser_sees_masks_and_images_moved_alike() -> None:
-    """With augmentation the same federation ends elsewhere, and repeats to the bit."""
-    digests = []
-    for how in ("none", "crop", "resized"):
-        local = {"batch_size": 2, "augment": how}
-        one, again = (
-            tiny.federation_of(world_of("fedavg", SEGMENTATION, local=local)) for _ in range(2)
-        )
-        one.step()
-        again.step()
-        assert one.sha256() == again.sha256()
-        digests.append(one.sha256())
-    assert len(set(digests)) == 3
-
-
 EVEN = tiny.gaussian_clients((12, 9, 15))
 SKEWED = tiny.gaussian_clients((12, 9, 15), skew=True)
 MANY = tiny.gaussian_clients((60, 66, 72))
@@ -177,42 +162,29 @@ def lines_of(
 
 
 ALONE = {"name": "fedskc", "lcl": False, "gda": False, "gpr": False}
-STEPS = {**ALONE, "gpr": True, "beta": 0.9999}
+HELD = {"even": EVEN, "skewed": SKEWED, "many": MANY, "few": tiny.gaussian_clients((4, 3, 5))}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "clients", "said"),
-    [
-        (
-            {"name": "fedhkd", "threshold": 0.5},
-            EVEN,
-            "fedhkd: the largest class of any client has 33.3% of its samples, less than algorithm.threshold=0.5",
-        ),
-        ({"name": "fedhkd", "threshold": 0.25}, EVEN, ""),
-        ({"name": "fedhkd", "threshold": 0}, EVEN, ""),
-        ({"name": "fedhkd", "threshold": 0.5}, SKEWED, ""),
-        ({"name": "fedrs"}, EVEN, "fedrs: every client has every class.*algorithm.graded=true"),
-        ({"name": "fedrs"}, SKEWED, ""),
-        ({"name": "fedrs", "graded": True}, EVEN, ""),
-        (
-            {**ALONE, "gda": True},
-            MANY,
-            "round 1: .*the weights of GDA are equal to five digits.*algorithm.sample_scale=fraction",
-        ),
-        ({**ALONE, "gda": True}, tiny.gaussian_clients((4, 3, 5)), ""),
-        ({**ALONE, "gda": True, "sample_scale": "fraction"}, MANY, ""),
-        (ALONE, MANY, ""),
-        (STEPS, EVEN, r"round 2: .*GPR steps by \(1 - beta\) \|rho\| = "),
-        ({**STEPS, "review": "interpolate"}, EVEN, r"^((?!multiplies).)*$"),
-        ({**STEPS, "beta": 0.5}, EVEN, ""),
-        ({"name": "fedavg"}, EVEN, ""),
-    ],
-    ids=str,
+@cases(
+    "algorithm, clients, said",
+    r"""[{name: fedhkd, threshold: 0.5}, even, 'fedhkd: the largest class of any client has 33.3% of
+    its samples, less than algorithm.threshold=0.5'],
+    [{name: fedhkd, threshold: 0.25}, even, ''], [{name: fedhkd, threshold: 0}, even, ''],
+    [{name: fedhkd, threshold: 0.5}, skewed, ''],
+    [{name: fedrs}, even, 'fedrs: every client has every class.*algorithm.graded=true'],
+    [{name: fedrs}, skewed, ''], [{name: fedrs, graded: true}, even, ''],
+    [&alone {name: fedskc, lcl: false, gda: false, gpr: false}, many, ''],
+    [{<<: *alone, gda: true}, many, 'round 1: .*the weights of GDA are equal to five
+    digits.*algorithm.sample_scale=fraction'],
+    [{<<: *alone, gda: true}, few, ''], [{<<: *alone, gda: true, sample_scale: fraction}, many, ''],
+    [&steps {<<: *alone, gpr: true, beta: 0.9999}, even, 'round 2: .*GPR steps by \(1 - beta\) \|rho\| = '],
+    [{<<: *steps, review: interpolate}, even, '^((?!multiplies).)*$'],
+    [{<<: *steps, beta: 0.5}, even, ''], [{name: fedavg}, even, '']""",
 )
 def test_it_is_said_once_with_what_helps_and_only_where_it_is_so(
-    algorithm: dict[str, Any], clients: list[tiny.Arrays], said: str
+    algorithm: dict[str, Any], clients: str, said: str
 ) -> None:
-    lines = lines_of(algorithm, clients, local={"lr": 0.01})
+    lines = lines_of(algorithm, HELD[clients], local={"lr": 0.01})
     assert len(lines) == bool(said)
     assert not said or re.search(said, lines[0])
 
@@ -235,37 +207,16 @@ def test_a_warning_is_no_part_of_what_is_learnt() -> None:
     assert loud.sha256() == quiet.sha256() and set(first) == set(second)
 
 
-def test_a_method_of_ones_own_can_say_it_too() -> None:
-    @registry.register_algorithm("idle")
-    class Idle(registry.algorithms.get("fedavg")):  # type: ignore[misc]
-        """Says that it is idle."""
-
-        def aggregate(self, server: Any, stage: Any, replies: Any) -> None:
-            server.warn("idle", f"round {server.round + 1}: nothing to do")
-            super().aggregate(server, stage, replies)
-
-    try:
-        assert lines_of({"name": "idle"}, EVEN) == ["idle: round 1: nothing to do"]
-    finally:
-        del registry.algorithms._entries["idle"]
-
-
 REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at the server"]
 """Methods whose server looks at single replies."""
-SIZES = (12, 9, 15, 7, 10)
 
 
-def fresh(
-    name: str, block: int | None, executor: Any = InlineExecutor, **changes: Any
+def rounds(
+    name: str, block: int | None, count: int = 1, executor: Any = InlineExecutor, **changes: Any
 ) -> Federation:
-    aggregation = {"block": block, **changes.pop("aggregation", {})}
-    settings = {**tiny.settings_for(name), **changes, "aggregation": aggregation}
-    spec = tiny.spec_of(name, tiny.gaussian_clients(SIZES), **settings)
-    return tiny.federation_of(spec, executor(spec))
-
-
-def rounds(name: str, block: int | None, count: int = 1, **changes: Any) -> Federation:
-    federation = fresh(name, block, **changes)
+    settings = {**tiny.settings_for(name), **changes, "aggregation": {"block": block}}
+    spec = tiny.spec_of(name, tiny.gaussian_clients((12, 9, 15, 7, 10)), **settings)
+    federation = tiny.federation_of(spec, executor(spec))
     for _ in range(count):
         federation.step()
     return federation
@@ -302,14 +253,14 @@ def test_neither_order_of_blocks_nor_checkpoint_changes_a_bit(name: str, tmp_pat
 
 
 def test_the_server_gets_one_sum_per_block() -> None:
-    size = sum(v.numel() * 8 for v in fresh("fedavg", None).server.model.values())
+    size = sum(v.numel() * 8 for v in rounds("fedavg", None, 0).server.model.values())
     for block, messages in ((None, 5), (1, 5), (2, 3), (3, 2), (5, 1), (9, 1)):
-        metrics = fresh("fedavg", block).step().metrics
+        metrics = rounds("fedavg", block, 0).step().metrics
         assert (metrics["bytes/up"], metrics["bytes/down"]) == (messages * size, 5 * size)
 
 
 def test_blocks_follow_the_client_number_not_the_cohort() -> None:
-    federation = fresh("fedavg", 2, executor=tiny.Noting, participation={"clients": 3})
+    federation = rounds("fedavg", 2, 0, tiny.Noting, participation={"clients": 3})
     calls: list[Any] = federation.executor.calls  # type: ignore[attr-defined]
     sizes = set[int]()
     for _ in range(6):

@@ -94,7 +94,7 @@ def camelyon17(root: Path) -> Written:
 
 
 def tiny_imagenet(root: Path) -> Written:
-    pictures.tiny(root / "archives" / "tiny-imagenet", folded=False)
+    pictures.tiny(root / "archives" / "tiny-imagenet")
     known = {
         numbered(n): ("tiny-imagenet", pictures.WNIDS[n // 2 if n < 400 else n - 400])
         for n in range(600)

@@ -24,15 +24,13 @@ def picture(path: Path, number: int, side: int = 8) -> None:
     Image.fromarray(pixels_of(number, side)).save(path)
 
 
-def trees(
-    root: Path, domains: dict[str, dict[str, int]], suffix: str = ".png", between: str = ""
-) -> Path:
+def trees(root: Path, domains: dict[str, dict[str, int]]) -> Path:
     """Write ROOT/domain/class/*, so many images of each class, numbered through all."""
     number = 0
     for domain, classes in domains.items():
         for name, count in classes.items():
             for i in range(count):
-                picture(root / domain / between / name / f"{i:03d}{suffix}", number)
+                picture(root / domain / name / f"{i:03d}.png", number)
                 number += 1
     return root
 
@@ -45,9 +43,9 @@ def zipped(folder: Path, archive: Path) -> Path:
     return archive
 
 
-def found(domain: Any, part: str, numbers: int = 2500) -> dict[int, int]:
+def found(domain: Any, part: str) -> dict[int, int]:
     """Return the label of each written image in a part, by its number."""
-    known = {pixels_of(n).tobytes(): n for n in range(numbers)}
+    known = {pixels_of(n).tobytes(): n for n in range(2500)}
     return {
         known[np.moveaxis(x, 0, -1).tobytes()]: int(y)
         for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)
@@ -84,20 +82,19 @@ def net(
     return path
 
 
-def tiny(root: Path, folded: bool = False, images: str = "images") -> Path:
+def tiny(root: Path) -> Path:
     """Write two training images 2c, 2c + 1 and the validation image 400 + c of each class c."""
     path = root / "tiny-imagenet-200"
     lines = []
     for label, wnid in enumerate(WNIDS):
         for i in range(2):
-            picture(path / "train" / wnid / images / f"{wnid}_{i}.png", 2 * label + i)
+            picture(path / "train" / wnid / "images" / f"{wnid}_{i}.png", 2 * label + i)
         (path / "train" / wnid / f"{wnid}_boxes.txt").write_text("boxes")
         name = f"val_{199 - label}.png"  # not in the order of the classes
-        picture(path / "val" / (wnid if folded else "images") / name, 400 + label)
+        picture(path / "val" / "images" / name, 400 + label)
         lines.append(f"{name}\t{wnid}\t0\t0\t7\t7\n")
     picture(path / "test" / "images" / "test_0.png", 700)
-    if not folded:
-        (path / "val" / "val_annotations.txt").write_text("".join(lines))
+    (path / "val" / "val_annotations.txt").write_text("".join(lines))
     return path
 
 

@@ -388,23 +388,9 @@ def test_generated_sets(name: str, options: dict[str, Any], expected: str) -> No
     assert labels(load_dataset(name, {**options, "seed": 3})) == expected
 
 
-PACS = [
-    [1, 3, 5, 7, 9, 11, 13],
-    [15, 16, 19, 20, 22, 25, 27],
-    [29, 30, 32, 34, 37, 39, 40],
-    [42, 44, 47, 49, 50, 52, 55],
-]
-CAMELYON17 = [
-    [4, 11, 12, 17],
-    [21, 28, 34, 37],
-    [45, 49, 52, 56],
-    [61, 62, 66, 75],
-    [86, 89, 94, 99],
-]
-
-
-@pytest.mark.parametrize(("name", "expected"), [("pacs", PACS), ("camelyon17", CAMELYON17)])
-def test_which_images_are_for_test(name: str, expected: list[list[int]], tmp_path: Path) -> None:
+@cases("name, expected", "[pacs, 50fa786078c616e9], [camelyon17, be41c218c70ca5ad]")
+def test_which_images_are_for_test(name: str, expected: str, tmp_path: Path) -> None:
     options = LAYOUTS[name](tmp_path).options
     dataset = load_dataset(name, {**options, "seed": 3}, tmp_path)
-    assert [sorted(found(domain, "test")) for domain in dataset.domains] == expected
+    chosen = [sorted(found(domain, "test")) for domain in dataset.domains]
+    assert hashlib.sha256(repr(chosen).encode()).hexdigest()[:16] == expected
