@@ -25,6 +25,8 @@ from flray.models.base import select
 
 Bytes = Callable[[Federation], tuple[float, float]]
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
+Clients = Sequence[Arrays] | None
+Named = str | Mapping[str, Any]
 QUICK: dict[str, dict[str, Any]] = {"feddf": {"steps": 20}}
 """Options of methods that by their defaults would take long; what is measured by name alone runs with these."""
 W, V = "features.first.weight", "classifier.weight"
@@ -101,21 +103,16 @@ def gaussian_clients(
 
 
 def spec_of(
-    algorithm: str | Mapping[str, Any],
-    clients: Sequence[Arrays] | None = None,
-    *,
-    classes: int = 3,
-    model: str | Mapping[str, Any] = "two-layer",
-    local: Mapping[str, Any] | None = None,
-    **experiment: Any,
+    algorithm: Named, clients: Clients = None, *, model: Named = "two-layer", **experiment: Any
 ) -> FederationSpec:
     """Return the specification of a federation of hand-made clients; `experiment` holds further sections."""
     if isinstance(algorithm, str):
         algorithm = {"name": algorithm, **QUICK.get(algorithm, {})}
+    classes = experiment.pop("classes", 3)
     clients = list(gaussian_clients() if clients is None else clients)
     key = str(hash((classes, *(a.tobytes() for client in clients for a in client))))
     _clients[key] = (clients, classes)
-    settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **(local or {})}
+    settings = {"precision": "float64", "lr": 0.1, "batch_size": 4, **experiment.pop("local", {})}
     content: dict[str, Any] = {"data": {"name": "hand-made", "key": key}, "rounds": 3}
     content |= {"model": model, "algorithm": algorithm, "local": settings}
     content |= {"resources": {"gpus_per_actor": 0}, **experiment}
@@ -150,11 +147,7 @@ def start(federation: Federation) -> dict[str, Tensor]:
 
 
 def run(
-    algorithm: str | Mapping[str, Any],
-    clients: Sequence[Arrays] | None = None,
-    *,
-    rounds: int = 1,
-    **settings: Any,
+    algorithm: Named, clients: Clients = None, *, rounds: int = 1, **settings: Any
 ) -> Federation:
     """Return a federation after some rounds."""
     federation = fresh(algorithm, clients, **settings)
@@ -276,9 +269,7 @@ def linear_loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
 
 
 def each_step(
-    weights: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
-    data: Sequence[tuple[Tensor, Tensor]],
-    loss: Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor] = linear_loss,
+    weights: Any, data: Sequence[tuple[Tensor, Tensor]], loss: Callable[..., Tensor] = linear_loss
 ) -> list[dict[str, Tensor]]:
     """Return each client's weights after one step on all its samples, from common weights or its own."""
     starts = [weights] * len(data) if isinstance(weights, Mapping) else weights

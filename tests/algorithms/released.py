@@ -5,7 +5,7 @@ part of a method: initial values, data, and in which order samples come.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,11 +45,7 @@ def fresh(options: dict[str, Any], **settings: Any) -> Federation:
 
 
 def side_by_side(
-    method: str,
-    loop: Callable[[Federation, Any], Any],
-    options: Mapping[str, Any],
-    other: Mapping[str, Any] | None,
-    **settings: Any,
+    method: str, loop: Any, options: Mapping[str, Any], other: Any, **settings: Any
 ) -> Iterator[tuple[Federation, Any, Mapping[str, float]]]:
     """Yield a federation, a loop and what is measured after each round; `other` are options of flray's alone.
 

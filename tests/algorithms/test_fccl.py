@@ -165,10 +165,7 @@ def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
 
 
 def compare(
-    name: str = "fcclplus",
-    other: Mapping[str, Any] | None = None,
-    average: bool = False,
-    **options: Any,
+    name: str = "fcclplus", other: Any = None, average: bool = False, **options: Any
 ) -> None:
     """Run both, and compare after every round; `other` are options that the loop does not have."""
     options |= {"average": average, "public_batch_size": PUBLIC, "batch_size": PRIVATE}

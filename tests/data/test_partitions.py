@@ -63,13 +63,7 @@ def counts(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
     st.integers(1, 4),
 )
 def test_some_cover_with_equal_sizes(
-    name: str,
-    labels: np.ndarray,
-    seed: int,
-    clients: int,
-    alpha: float,
-    beta: float,
-    per_parent: int,
+    name: str, labels: Any, seed: int, clients: int, alpha: float, beta: float, per_parent: int
 ) -> None:
     if name == "iid":
         parts = iid(labels, seed, clients=clients)

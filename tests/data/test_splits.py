@@ -49,18 +49,11 @@ def numbers_of(data: FederatedData, part: str) -> set[float]:
     return set(data.x[np.concatenate([getattr(c, part) for c in data.clients]), 0].tolist())
 
 
+FLOWER = {"alpha": 2, "min_partition_size": 1}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "iid": {"clients": 4},
-    "dirichlet": {"clients": 4, "alpha": 2},
-    "dirichlet-equal": {"clients": 4},
-    "pathological": {"clients": 4},
-    "pachinko": {"clients": 4},
-    "quantity": {"clients": 4, "alpha": 2},
-    "flower": {
-        "partitioner": "DirichletPartitioner",
-        "clients": 4,
-        "options": {"alpha": 2, "min_partition_size": 1},
-    },
+    **{name: {"clients": 4} for name in ("iid", "dirichlet-equal", "pathological", "pachinko")},
+    **{name: {"clients": 4, "alpha": 2} for name in ("dirichlet", "quantity")},
+    "flower": {"partitioner": "DirichletPartitioner", "clients": 4, "options": FLOWER},
     "domains": {"clients_per_domain": 2},
     "domain-dirichlet": {"alpha": 2},
 }

@@ -49,7 +49,6 @@ def count(model: nn.Module) -> int:
         ("cnn", CIFAR, 10, {}, 121_182),
         ("cnn", CIFAR, 100, {}, 128_832),
         ("cnn", CIFAR, 10, {"norm": "batch"}, 121_182 + 2 * (16 + 32 + 120 + 84)),
-        ("cnn", CIFAR, 10, {"norm": "group"}, 121_182 + 2 * (16 + 32 + 120 + 84)),
         ("simple-cnn", CIFAR, 10, {}, 92_626),
         # FedBN's network for digits
         ("digit-cnn", DIGITS, 10, {}, 14_219_210),
@@ -64,12 +63,10 @@ def count(model: nn.Module) -> int:
         ("resnet10", CIFAR, 10, {}, 4_903_242),
         ("resnet12", CIFAR, 10, {}, 4_977_226),
         ("resnet18", CIFAR, 10, {}, 11_173_962),
-        ("resnet18", CIFAR, 10, {"norm": "group"}, 11_173_962),
         ("resnet34", CIFAR, 10, {}, 21_282_122),
         ("resnet18-imagenet", LARGE, 1000, {}, 11_689_512),
         # the widely used form has 7,763,041 with one structure
         ("unet", LARGE, 2, {}, 7_763_041 + 33),
-        ("unet", LARGE, 2, {"norm": "group"}, 7_763_041 + 33),
         # one bias instead of scale and shift
         ("unet", LARGE, 2, {"norm": "none"}, 7_763_041 + 33 - 2 * (2 * 480 + 512)),
         # Snell et al. 2017, with three channels: 113,088 and the last layer

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from flray import models, registry
@@ -16,48 +17,28 @@ from tests.helpers import python
 from tests.messages import refused
 
 # name, options that keep it small, least height and width, features
-CASES: list[tuple[str, Mapping[str, Any], int, int]] = [
-    ("linear", {}, 1, 3),
-    ("mlp", {"hidden": [7, 5]}, 1, 5),
-    ("mlp", {"hidden": [7, 5], "norm": "batch"}, 1, 5),
-    ("mlp", {"hidden": [7, 5], "norm": "group"}, 1, 5),
-    ("lenet", {}, 16, 84),
-    ("lenet", {"norm": "batch"}, 16, 84),
-    ("lenet", {"norm": "group"}, 16, 84),
-    ("cnn", {"norm": "batch", "kernels": 4}, 16, 84),
-    ("cnn", {"norm": "group", "kernels": 3}, 16, 84),
-    ("simple-cnn", {}, 16, 256),
-    ("emnist-cnn", {}, 4, 512),
-    ("digit-cnn", {"width": 0.1}, 4, 13),
-    ("digit-cnn", {"width": 0.1, "layers": 4, "split": "head", "classifier_norm": False}, 4, 51),
-    ("digit-cnn", {"width": 0.1, "norm": "group"}, 4, 13),
-    ("alexnet", {"width": 0.05}, 63, 13 * 36),
-    ("alexnet", {"width": 0.05, "split": "head"}, 63, 205),
-    ("resnet8", {"width": 8}, 4, 32),
-    ("resnet8", {"width": 8, "norm": "group"}, 4, 32),
-    ("resnet10", {"width": 4}, 8, 32),
-    ("resnet12", {"width": 4}, 8, 32),
-    ("resnet18", {"width": 4}, 8, 32),
-    ("resnet18", {"width": 4, "norm": "group"}, 8, 32),
-    ("resnet34", {"width": 4}, 8, 32),
-    ("resnet18-imagenet", {"width": 4}, 32, 32),
-    ("mobilenetv2", {}, 8, 1280),
-    ("efficientnet-b0", {}, 16, 320),
-    ("googlenet", {}, 4, 1024),
-    ("densenet121", {}, 29, 1024),
-    ("densenet121", {"norm": "group"}, 29, 1024),
-    ("torchvision", {"network": "resnet18"}, 1, 512),
-    ("torchvision", {"network": "shufflenet_v2_x0_5", "norm": "group"}, 1, 1024),
-    ("protonet", {"width": 4}, 16, 4),
-    ("protonet", {"width": 4, "norm": "group"}, 16, 4),
-    ("unet", {"width": 4}, 16, 4),
-    ("unet", {"width": 4, "norm": "group"}, 16, 4),
-]
+CASES: list[Any] = yaml.safe_load(
+    """[[linear, {}, 1, 3], [mlp, {hidden: [7, 5]}, 1, 5], [mlp, {hidden: [7, 5], norm: batch}, 1, 5],
+    [mlp, {hidden: [7, 5], norm: group}, 1, 5], [lenet, {}, 16, 84],
+    [lenet, {norm: batch}, 16, 84], [lenet, {norm: group}, 16, 84],
+    [cnn, {kernels: 4, norm: batch}, 16, 84], [cnn, {kernels: 3, norm: group}, 16, 84],
+    [simple-cnn, {}, 16, 256], [emnist-cnn, {}, 4, 512], [digit-cnn, {width: 0.1}, 4, 13],
+    [digit-cnn, {classifier_norm: false, layers: 4, split: head, width: 0.1}, 4, 51],
+    [digit-cnn, {norm: group, width: 0.1}, 4, 13], [alexnet, {width: 0.05}, 63, 468],
+    [alexnet, {split: head, width: 0.05}, 63, 205], [resnet8, {width: 8}, 4, 32],
+    [resnet8, {norm: group, width: 8}, 4, 32], [resnet10, {width: 4}, 8, 32],
+    [resnet12, {width: 4}, 8, 32], [resnet18, {width: 4}, 8, 32],
+    [resnet18, {norm: group, width: 4}, 8, 32], [resnet34, {width: 4}, 8, 32],
+    [resnet18-imagenet, {width: 4}, 32, 32], [mobilenetv2, {}, 8, 1280],
+    [efficientnet-b0, {}, 16, 320], [googlenet, {}, 4, 1024], [densenet121, {}, 29, 1024],
+    [densenet121, {norm: group}, 29, 1024], [torchvision, {network: resnet18}, 1, 512],
+    [torchvision, {network: shufflenet_v2_x0_5, norm: group}, 1, 1024],
+    [protonet, {width: 4}, 16, 4], [protonet, {norm: group, width: 4}, 16, 4],
+    [unet, {width: 4}, 16, 4], [unet, {norm: group, width: 4}, 16, 4]]"""
+)
 IDS = ["-".join([name, *map(str, options.values())]) for name, options, _, _ in CASES]
 MAPS = {"unet"}  # whose features and outputs are maps of the images' size
-BUILT = [
-    case for case in CASES if case[0] in ("mlp", "digit-cnn", "resnet8", "unet", "torchvision")
-]
+BUILT = [one for one in CASES if one[0] in ("mlp", "digit-cnn", "resnet8", "unet", "torchvision")]
 every = pytest.mark.parametrize(("name", "options", "size", "features"), CASES, ids=IDS)
 
 
