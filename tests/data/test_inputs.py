@@ -223,7 +223,7 @@ def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
     assert torch.equal(images, photos(40, 8, 8)), "the batch is left alone"
 
 
-def test_colours_need_pixels() -> None:
+def test_colours_and_normalisation_need_pixels() -> None:
     for how, shape, dtype in (
         ("strong", (3, 32, 32), "uint8"),
         ("strong", (1, 28, 28), "uint8"),
@@ -242,6 +242,8 @@ def test_colours_need_pixels() -> None:
         "local": {"augment": ["grayscale"]},
     }
     refused(build_spec, Config.model_validate({"experiment": config}).experiment)
+    refused(spec_of, "fedavg", normalisation="none")
+    refused(spec_with, normalisation="none", algorithm={"name": "lgmix", "inputs": "unit"})
 
 
 @cases("how", "jitter, [crop, jiter], [{name: jitter, hue: 0.6}], [{name: crop, pading: 2}]")
@@ -316,11 +318,6 @@ def test_what_a_network_sees(changes: dict[str, Any], mean: Any, std: Any) -> No
 )
 def test_wrong_values_are_refused(how: Any) -> None:
     refused(spec_with, normalisation=how)
-
-
-def test_what_does_not_fit_the_data_is_refused() -> None:
-    refused(spec_of, "fedavg", normalisation="none")
-    refused(spec_with, normalisation="none", algorithm={"name": "lgmix", "inputs": "unit"})
 
 
 def world_of(**changes: Any) -> FederationSpec:

@@ -17,7 +17,6 @@ from pyarrow import parquet
 
 from flray.cli.main import invoke
 from flray.data import DataSet, load_dataset
-from flray.results.load import load_folder
 from flray.runs import runner
 from tests.helpers import cases, small
 from tests.messages import refused
@@ -216,21 +215,6 @@ def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:
         assert domain.train_x.std() == pytest.approx(1, abs=1e-6)
 
 
-def test_three_hospitals_without_python(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A table with words, gaps and an identifier: AUC per client, and what was done to it. On Ray: test_doors.py."""
-    ward(Path("ward.csv"))
-    content = federation(name="table", **WARD, task="binary", positive="yes")
-    Path("ward.yaml").write_text(json.dumps({**content["experiment"], "name": "ward"}))
-    assert invoke(["run", "ward.yaml"]) == 0
-    history = load_folder(Path("runs/ward/001")).trials[0].history
-    assert {f"global/local/auc/client/H{n}" for n in range(3)} <= set(history)
-    capsys.readouterr()
-    assert invoke(["report", "ward", "--json"]) == 0
-    shown = capsys.readouterr().out
-    assert "positive class: yes" in shown
-    assert "empty cells: 30 (filled with the median of all training rows)" in shown
-
-
 def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     datasets = pytest.importorskip("datasets")
     generator = np.random.default_rng(0)
@@ -376,28 +360,31 @@ def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
     assert load("table", **truth, task="binary", positive=1).classes == ("2.0", "1.0")
 
 
-def test_the_positive_class_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_done_to_a_table_is_shown(
+    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AUC per client, the positive class, and the filled cells. On Ray: test_doors.py."""
     from flray.cli import display
-    from flray.results.load import load_folder
-    from flray.results.sweep import build_table
     from flray.runs.export import export
 
-    options = three_of(("case", "control"))["table"]
-    settings = federation(name="table", **options, task="binary", positive="case")
-    result = runner.run(settings)
-    assert "global/local/auc/client/H2" in result.history
+    ward(Path("ward.csv"))
+    result = runner.run(federation(name="table", **WARD, task="binary", positive="yes"))
+    assert {f"global/local/auc/client/H{n}" for n in range(3)} <= set(result.history)
     display.show_result(result)
-    assert "positive class: case" in capsys.readouterr().out
-    assert "positive class: case" in build_table(load_folder(result.folder)).notes
+    assert "positive class: yes" in capsys.readouterr().out
+    assert invoke(["report", str(result.folder), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert "positive class: yes" in shown
+    assert "empty cells: 30 (filled with the median of all training rows)" in shown
     for name in ("data.json", "partition.json"):
-        assert json.loads((result.folder / name).read_text())["positive"] == "case"
+        assert json.loads((result.folder / name).read_text())["positive"] == "yes"
     export(result.folder, Path("models"))
-    assert json.loads(Path("models/model.json").read_text())["positive"] == "case"
+    assert json.loads(Path("models/model.json").read_text())["positive"] == "yes"
     events = [json.loads(line) for line in (result.folder / "journal.jsonl").open()]
     tags = {name: value for one in events for name, value in one.get("tags", {}).items()}
-    assert tags["positive class"] == "case"
-    assert "positive class: case" in tags["mlflow.note.content"]
-    plain = federation(name="table", **options)
+    assert tags["positive class"] == "yes"
+    assert "positive class: yes" in tags["mlflow.note.content"]
+    plain = federation(name="table", **three_of(("case", "control"))["table"])
     plain["experiment"]["evaluation"] = {"metrics": ["auc"]}
     refused(runner.run, plain)
 

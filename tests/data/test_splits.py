@@ -298,14 +298,6 @@ def test_private_sizes_are_met_and_nested(seed: int, size: int, less: int) -> No
     assert set(fewer) & set(range(60)) <= set(kept)
 
 
-def test_wrong_private_sizes_and_too_few_samples_are_named() -> None:
-    few = numbered([(2000, 40), (19, 40)])
-    refused(federate, few, "domains", {}, 0, split="fedbn-domainnet")
-    domains = np.repeat([0, 1], 50)
-    for sizes in ({"uspss": 5}, {"usps": 51}):
-        refused(splits.private_sizes, domains, ["mnist", "usps"], 0, sizes)
-
-
 @quick
 @given(SEEDS, st.integers(1, 200), st.floats(0.01, 1), st.floats(0.1, 1))
 def test_used_shares_are_nested(seed: int, n: int, ratio: float, part: float) -> None:
@@ -431,6 +423,10 @@ def test_whole_numbers_of_any_kind_are_rows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_mistakes_are_one_clear_message() -> None:
+    few = numbered([(2000, 40), (19, 40)])
+    refused(federate, few, "domains", {}, 0, split="fedbn-domainnet")
+    for sizes in ({"uspss": 5}, {"usps": 51}):
+        refused(splits.private_sizes, np.repeat([0, 1], 50), ["mnist", "usps"], 0, sizes)
     refused(federate, numbered([(120, 60)] * 3), "dirichlett", {}, 0)
     refused(federate, numbered([(120, 60)] * 3), "iid", {"cleints": 4}, 0)
     refused(federate, numbered([(120, 60)] * 3), "iid", {}, 0, 1.0)

@@ -108,7 +108,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def test_model_contrastive_first_round_and_scale() -> None:
+def test_model_contrastive_first_round_scale_and_edges() -> None:
     own, common = normal(4, 3).requires_grad_(), normal(4, 3, seed=1)
     loss = fn.model_contrastive_loss(own, common, common)
     near(loss, math.log(2), rel=1e-15)
@@ -118,9 +118,6 @@ def test_model_contrastive_first_round_and_scale() -> None:
         fn.model_contrastive_loss(2 * own, common, before),
         fn.model_contrastive_loss(own, common, before),
     )
-
-
-def test_model_contrastive_edges() -> None:
     zero = torch.zeros(1, 3, requires_grad=True)
     loss = fn.model_contrastive_loss(zero, torch.ones(1, 3), -torch.ones(1, 3))
     assert loss.item() == approx(math.log(2)) and not grad(loss, zero)[0].any()
@@ -128,10 +125,8 @@ def test_model_contrastive_edges() -> None:
         torch.ones(2, 3), -torch.ones(2, 3), torch.ones(2, 3), 1e-3
     )
     near(saturated, 2000.0, rel=1e-5)
-    assert (
-        fn.model_contrastive_loss(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3)).item()
-        == 0.0
-    )
+    nothing = torch.ones(0, 3)
+    assert fn.model_contrastive_loss(nothing, nothing, nothing).item() == 0.0
 
 
 def loop_relaxed(

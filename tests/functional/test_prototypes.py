@@ -166,13 +166,8 @@ def test_support_and_queries_both_learn() -> None:
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     fn.prototypical_loss(embeddings, labels, 2).backward()
     assert embeddings.grad is not None and bool((embeddings.grad.abs().sum(1) > 1e-6).all())
-
-
-def test_without_queries_there_is_nothing_to_learn() -> None:
-    embeddings = torch.randn(4, 3, requires_grad=True)
-    loss = fn.prototypical_loss(embeddings, torch.tensor([0, 0, 1, 1]), 2)
-    loss.backward()
-    assert loss.item() == 0 and embeddings.grad is not None and not embeddings.grad.any()
+    without = torch.randn(4, 3, requires_grad=True)
+    flat(fn.prototypical_loss(without, torch.tensor([0, 0, 1, 1]), 2), without)
 
 
 def test_gate_saturates_without_nan() -> None:
@@ -212,9 +207,7 @@ def test_local_contrastive_without_counted_samples_is_a_differentiable_zero(
     prototypes = torch.full((3, 3), float("nan"), dtype=F64)
     prototypes[known] = 1.0
     classes = torch.tensor(labels, dtype=torch.long)
-    loss = fn.local_contrastive_loss(logits, classes, prototypes, known)
-    loss.backward()
-    assert loss.item() == 0.0 and logits.grad is not None and not logits.grad.any()
+    flat(fn.local_contrastive_loss(logits, classes, prototypes, known), logits)
 
 
 def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
@@ -255,9 +248,6 @@ def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None
     near(pair[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
     huge = fn.discrepancy_weights(torch.tensor([1, 1]), torch.tensor([1e308, 1e308], dtype=F64))
     assert huge.tolist() == [0.5, 0.5]
-
-
-def test_discrepancy_weights_neutral_cases() -> None:
     assert fn.discrepancy_weights(torch.tensor([5]), torch.tensor([2.0])).tolist() == [1.0]
     assert fn.discrepancy_weights(torch.tensor([7, 7]), torch.zeros(2)).tolist() == [0.5, 0.5]
     assert fn.discrepancy_weights(torch.tensor([0, 0]), torch.zeros(2)).tolist() == [0.5, 0.5]
