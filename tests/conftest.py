@@ -55,9 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _ray_ends_where_it_is_not_shared(request: pytest.FixtureRequest) -> None:
     """End the Ray of the modules before, so that what starts or joins one of its own does."""
     items = [item for item in request.session.items if item.path == request.path]
-    if "ray" in sys.modules and not any(
-        "ray_here" in getattr(item, "fixturenames", ()) for item in items
-    ):
+    sharing = any("ray_here" in getattr(item, "fixturenames", ()) for item in items)
+    if "ray" in sys.modules and not sharing:
         sys.modules["ray"].shutdown()
 
 
@@ -99,7 +98,6 @@ def pools(ray_here: dict[str, float]) -> "Pools":
 
 
 def pytest_sessionfinish() -> None:
-    """End the last Ray."""
     if "ray" in sys.modules:
         sys.modules["ray"].shutdown()
 
@@ -120,16 +118,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def digits() -> dict[str, Any]:
     """A small real federation: scikit-learn's digits in four domains, one client each."""
-    return {
-        "name": "digits",
-        "rounds": 3,
-        "data": {"name": "digits-sklearn", "samples": 96},
-        "model": {"name": "lenet", "norm": "batch"},
-        "algorithm": "fedavg",
-        "local": {"epochs": 1, "batch_size": 32, "lr": 0.05},
-        "checkpoint": {"min_seconds": 0},
-        "tracking": {"uri": None},
-    }
+    data, model = {"name": "digits-sklearn", "samples": 96}, {"name": "lenet", "norm": "batch"}
+    world = {"name": "digits", "rounds": 3, "data": data, "model": model, "algorithm": "fedavg"}
+    local = {"epochs": 1, "batch_size": 32, "lr": 0.05}
+    return {**world, "local": local, "checkpoint": {"min_seconds": 0}, "tracking": {"uri": None}}
 
 
 @pytest.fixture(scope="session")
@@ -143,12 +135,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def bucket(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment in which ``s3://flray-test`` is a bucket and this machine has a working folder."""
-    for name, value in {
-        "AWS_ENDPOINT_URL": s3_server,
-        "AWS_ACCESS_KEY_ID": "one",
-        "AWS_SECRET_ACCESS_KEY": "two-secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "FLRAY_WORK": str(tmp_path / "work"),
-    }.items():
-        monkeypatch.setenv(name, value)
+    aws = {"ENDPOINT_URL": s3_server, "ACCESS_KEY_ID": "one", "SECRET_ACCESS_KEY": "two-secret"}
+    aws |= {"REGION": "us-east-1", "EC2_METADATA_DISABLED": "true"}
+    for name, value in aws.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("FLRAY_WORK", str(tmp_path / "work"))

@@ -1,7 +1,7 @@
 """Each door for a task, loss, optimiser, data or unequal work of the user: both executors, identity, a kill."""
 
+import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,9 @@ def heavy(parameters, lr, *, times=1.0):
     """Steps that are longer."""
     return torch.optim.SGD(parameters, lr * times, 0.9)
 '''
-WARD = {
-    "name": "table",
-    "path": "ward.csv",
-    "label": "ill",
-    "by": "hospital",
-    "leave_out": ["patient", "visits", "target", "use", "fat"],
-    "words": "one-hot",
-    "dates": ["seen"],
-    "gaps": "median",
-}
+WARD = {"name": "table", "path": "ward.csv", "label": "ill", "by": "hospital"}
+WARD |= {"words": "one-hot", "dates": ["seen"], "gaps": "median"}
+WARD["leave_out"] = ["patient", "visits", "target", "use", "fat"]
 CLASSES = {"task": "binary", "positive": "yes"}
 COUNTS = {**WARD, "label": "visits", "task": "counts", "scale": "columns"}
 COUNTS["leave_out"] = ["patient", "ill", "target", "use", "fat"]
@@ -62,58 +55,49 @@ def work(**settings: Any) -> dict[str, Any]:
     return {"participation": settings, **local(epochs=3)}
 
 
+def data(of: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {"data": {**of, **options}}
+
+
+def loss(name: str, **options: Any) -> dict[str, Any]:
+    return local(loss={"name": name, **options})
+
+
+def heavy(times: float) -> dict[str, Any]:
+    return local(optimizer={"name": "heavy", "times": times}, lr=0.01)
+
+
+def epochs(photo: int) -> dict[str, Any]:
+    return work(work={"inverted": {"epochs": 1}, "photo": {"epochs": photo}})
+
+
+WRITERS = {**HUB, **CLASSES, "by": "writer", "samples": 12}
+RMSPROP = {"name": "rmsprop", "alpha": 0.9}
 DOORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "task of a file": ({"data": COUNTS}, {"data": NUMBERS}),
-    "regression": (
-        {"data": NUMBERS, **local(loss="huber")},
-        {"data": NUMBERS, **local(loss={"name": "huber", "delta": 2.0})},
-    ),
-    "multi-label": ({"data": FLAGS}, {"data": {**FLAGS, "label": ["fat", "ill"]}}),
+    "task of a file": (data(COUNTS), data(NUMBERS)),
+    "regression": (data(NUMBERS) | local(loss="huber"), data(NUMBERS) | loss("huber", delta=2.0)),
+    "multi-label": (data(FLAGS), data(FLAGS, label=["fat", "ill"])),
     "focal, class weights": (
-        local(loss={"name": "focal", "gamma": 1, "weights": "balanced"}),
-        local(loss={"name": "focal", "gamma": 2, "weights": "balanced"}),
+        loss("focal", gamma=1, weights="balanced"),
+        loss("focal", gamma=2, weights="balanced"),
     ),
-    "smoothing": (
-        local(loss={"name": "cross-entropy", "smoothing": 0.1}),
-        local(loss={"name": "cross-entropy", "smoothing": 0.2}),
-    ),
-    "loss of a file": (
-        local(loss={"name": "sharp", "heat": 3.0}),
-        local(loss={"name": "sharp", "heat": 2.0}),
-    ),
-    "optimiser by name": (
-        local(optimizer={"name": "rmsprop", "alpha": 0.9}, lr=0.01),
-        local(optimizer="nadam", lr=0.01),
-    ),
-    "optimiser of a file": (
-        local(optimizer={"name": "heavy", "times": 2.0}, lr=0.01),
-        local(optimizer={"name": "heavy", "times": 3.0}, lr=0.01),
-    ),
-    "words, gaps, dates": (
-        {"data": {**WARD, **CLASSES}},
-        {"data": {**WARD, **CLASSES, "gaps": "mean"}},
-    ),
-    "columns of client and split": (
-        {"data": {**WARD, "part": "use", "fit": "domain"}},
-        {"data": {**WARD, "part": "use"}},
-    ),
+    "smoothing": (loss("cross-entropy", smoothing=0.1), loss("cross-entropy", smoothing=0.2)),
+    "loss of a file": (loss("sharp", heat=3.0), loss("sharp", heat=2.0)),
+    "optimiser by name": (local(optimizer=RMSPROP, lr=0.01), local(optimizer="nadam", lr=0.01)),
+    "optimiser of a file": (heavy(2.0), heavy(3.0)),
+    "words, gaps, dates": (data(WARD, **CLASSES), data(WARD, **CLASSES, gaps="mean")),
+    "columns of client and split": (data(WARD, part="use", fit="domain"), data(WARD, part="use")),
     "folder": (
-        {"data": {**FOLDER, **CLASSES}, **local()},
-        {"data": {**FOLDER, **CLASSES, "positive": "no"}, **local()},
+        data(FOLDER, **CLASSES) | local(),
+        data(FOLDER, **{**CLASSES, "positive": "no"}) | local(),
     ),
-    "parquet, part of it": (
-        {"data": {**HUB, **CLASSES, "by": "writer", "samples": 12, "mapped": True}},
-        {"data": {**HUB, **CLASSES, "by": "writer", "samples": 12, "positive": "no"}},
-    ),
+    "parquet, part of it": (data(WRITERS, mapped=True), data(WRITERS, positive="no")),
     "save_to_disk": (
-        {"data": {**HUB, "path": "saved", "splits": ["learn", "check"]}},
-        {"data": {**HUB, "path": "saved", "splits": ["check", "learn"]}},
+        data(HUB, path="saved", splits=["learn", "check"]),
+        data(HUB, path="saved", splits=["check", "learn"]),
     ),
     "shares of the work": (work(work={"inverted": 0.5}), work(work={"inverted": 0.6})),
-    "epochs by number": (
-        work(work={"inverted": {"epochs": 1}, "photo": {"epochs": 5}}),
-        work(work={"inverted": {"epochs": 1}, "photo": {"epochs": 4}}),
-    ),
+    "epochs by number": (epochs(5), epochs(4)),
     "drawn work": (
         work(stragglers=0.5, straggler_work="drawn"),
         work(stragglers=0.5, straggler_work=0.5),
@@ -124,14 +108,10 @@ DOORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def door(name: str, which: int = 0) -> dict[str, Any]:
-    common = {
-        "name": "-".join(name.replace(",", "").split()),
-        "rounds": 3,
-        "data": {"name": "digits-sklearn", "samples": 30},
-        "plugins": ["own.py"],
-        "callbacks": ["lines", {"name": "kill", "round": 2}],
-        "checkpoint": {"min_seconds": 0},
-    }
+    common = {"name": "-".join(name.replace(",", "").split()), "rounds": 3, "plugins": ["own.py"]}
+    common["data"] = {"name": "digits-sklearn", "samples": 30}
+    common["callbacks"] = ["lines", {"name": "kill", "round": 2}]
+    common["checkpoint"] = {"min_seconds": 0}
     return small(**{**common, **DOORS[name][which]})
 
 
@@ -156,9 +136,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     """A folder with a run of each chosen door whose process was killed after its second round."""
     datasets = pytest.importorskip("datasets")
     folder = tmp_path_factory.mktemp("doors")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         Path("own.py").write_text(PLUGIN + TASK + LOSS_AND_OPTIMIZER)
         rows, generator = range(90), np.random.default_rng(0)
         target = generator.normal(size=90)
@@ -183,11 +161,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             place = Path("photos", "ab"[n % 2], "yes" if n % 3 else "no", f"{n}.png")
             place.parent.mkdir(parents=True, exist_ok=True)
             image.save(place)
-        features = datasets.Features(
-            glyph=datasets.Image(),
-            digit=datasets.ClassLabel(names=["no", "yes"]),
-            writer=datasets.Value("string"),
-        )
+        label, word = datasets.ClassLabel(names=["no", "yes"]), datasets.Value("string")
+        features = datasets.Features(glyph=datasets.Image(), digit=label, writer=word)
         held = datasets.Dataset.from_list(
             [{"glyph": x, "digit": n % 2, "writer": f"w{n % 3}"} for n, x in enumerate(drawn)],
             features=features,
@@ -199,8 +174,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         names = [name for name in DOORS if any(f"[{name}]" in item.name for item in chosen)]
         Path("doors.json").write_text(json.dumps([door(name) for name in names]))
         python(KILLED, cwd=folder)
-    finally:
-        os.chdir(before)
     return folder
 
 
@@ -221,11 +194,9 @@ def test_a_door_is_resumed_after_a_kill_and_on_both_executors_to_the_same_bits(
     spec = build_spec(load({"experiment": {**experiment, "callbacks": []}}).experiment)
     ship_user_modules()  # as a run on Ray does
     assert pools[2].run_federation(spec).sha256() == whole.sha256
-    one, two = (load({"experiment": door(name, which)}).experiment for which in (0, 1))
-    assert (
-        identity.run_identity(one, "auto", "x")["settings"]
-        != (identity.run_identity(two, "auto", "x")["settings"])
-    )
+    both = (load({"experiment": door(name, which)}).experiment for which in (0, 1))
+    one, two = (identity.run_identity(each, "auto", "x")["settings"] for each in both)
+    assert one != two
     other = runner.run({"experiment": {**door(name, 1), "name": "other", "callbacks": []}})
     figures = [c for c in whole.history if str(c).startswith(("global/", "train/loss"))]
     changed = other.sha256 != whole.sha256

@@ -68,22 +68,12 @@ def test_a_run_s_name_stands_for_its_newest_run(first: Path, digits: dict[str, A
     assert named.sha256 == full.sha256
 
 
-REFUSED: list[dict[str, Any]] = [
-    {"start": "nowhere/001"},
-    {"start": "own/001"},
-    {"start": "own"},
-    {"start": "empty"},
-    {"start": "digits/001", "model": "mlp"},
-    {"start": "bad.safetensors"},
-    {"start": "bad.safetensors.d"},
-]
-
-
 def test_what_holds_no_such_weights_is_refused(first: Path, digits: dict[str, Any]) -> None:
     runner.run({"experiment": {**digits, "name": "own", "algorithm": "local", "rounds": 1}})
     Path("bad.safetensors").write_bytes(b"no weights")
     Path("runs/empty").mkdir()
     before = sorted(Path("runs").rglob("*"))
-    for changes in REFUSED:
-        refused(runner.run, {"experiment": {**digits, **changes}})
+    starts = ["nowhere/001", "own/001", "own", "empty", "bad.safetensors", "bad.safetensors.d"]
+    for start, model in (*((start, digits["model"]) for start in starts), ("digits/001", "mlp")):
+        refused(runner.run, {"experiment": {**digits, "start": start, "model": model}})
         assert sorted(Path("runs").rglob("*")) == before
