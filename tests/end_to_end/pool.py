@@ -56,9 +56,8 @@ class Pool:
         import ray
 
         # Next to no CPU, so that several pools find room on the same Ray.
-        config = spec.config.model_copy(
-            update={"resources": spec.config.resources.model_copy(update={"cpus_per_actor": 0.1})}
-        )
+        resources = spec.config.resources.model_copy(update={"cpus_per_actor": 0.1})
+        config = spec.config.model_copy(update={"resources": resources})
         put = ray.put(spec)
         if self.executor is None:
             self.executor = RayExecutor(put, config, self.actors, 0)

@@ -23,23 +23,13 @@ from tests.end_to_end.pool import Pools
 from tests.helpers import built, python, small, written
 from tests.messages import refused
 
-LOWEST = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "MKL_CBWR": "COMPATIBLE",
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",
-    "OPENBLAS_CORETYPE": "Nehalem",
-}
-OTHERS = {
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
-    "DNNL_MAX_CPU_ISA": "AVX512_CORE",
-    "MKL_CBWR": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-    "NPY_ENABLE_CPU_FEATURES": "X86_V3",
-    "OPENBLAS_CORETYPE": "Zen",
-    "OMP_NUM_THREADS": "3",
-}
+LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+LOWEST |= {"MKL_CBWR": "COMPATIBLE", "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4"}
+LOWEST["OPENBLAS_CORETYPE"] = "Nehalem"
+OTHERS = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+OTHERS |= {"DNNL_MAX_CPU_ISA": "AVX512_CORE", "MKL_CBWR": "AVX2", "OPENBLAS_CORETYPE": "Zen"}
+OTHERS |= {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "NPY_ENABLE_CPU_FEATURES": "X86_V3"}
+OTHERS["OMP_NUM_THREADS"] = "3"
 wide = pytest.mark.skipif(not {"avx2", "fma"} <= bits._flags(), reason="no x86-64 CPU with AVX2")
 
 
@@ -50,14 +40,9 @@ def started(folder: Path, environment: dict[str, str], **resources: Any) -> subp
     experiment = small(data=data, model="lenet", resources=executor)
     (folder / "x.yaml").write_text(yaml.safe_dump({"experiment": experiment}))
     kept = {name: value for name, value in os.environ.items() if name not in bits.VARIABLES}
-    return subprocess.Popen(
-        [sys.executable, "-m", "flray", "run", "x.yaml"],
-        cwd=folder,
-        text=True,
-        env={**kept, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "flray", "run", "x.yaml"]
+    return subprocess.Popen(command, cwd=folder, env={**kept, **environment}, **how)
 
 
 UNKNOWN_HERE = "in this process .* compute other bits than portable ones"
@@ -77,13 +62,11 @@ def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
 def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path) -> None:
     """Also in the processes of a Ray on this machine."""
     portable = {"bits": "portable"}
+    on_ray = {**portable, "executor": "ray", "actors": 1}
     runs = {
-        name: started(tmp_path / name, environment, **resources)
-        for name, environment, resources in (
-            ("lowest", LOWEST, portable),
-            ("others, on Ray", OTHERS, {**portable, "executor": "ray", "actors": 1}),
-            ("native", LOWEST, {"bits": "native"}),
-        )
+        "lowest": started(tmp_path / "lowest", LOWEST, **portable),
+        "others": started(tmp_path / "others", OTHERS, **on_ray),
+        "native": started(tmp_path / "native", LOWEST, bits="native"),
     }
     found = {name: noted(process, tmp_path / name) for name, process in runs.items()}
     native = found.pop("native")
@@ -148,9 +131,8 @@ def test_runs_of_before_and_of_other_versions_are_resumed_as_ever(change: dict[s
 
 
 def test_the_installed_versions_have_recorded_bits() -> None:
-    assert bits.versions() in bits.RECORDED, (
-        "record bits.kinds() of a process with bits.VARIABLES for these versions"
-    )
+    todo = "record bits.kinds() of a process with bits.VARIABLES for these versions"
+    assert bits.versions() in bits.RECORDED, todo
 
 
 @wide
@@ -160,9 +142,8 @@ def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools:
     worker = executor.workers[0]
     ray.kill(worker.actor)
     instructions = "avx2" if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else "default"
-    other = ray.remote(ClientActor).options(
-        runtime_env={"env_vars": {"ATEN_CPU_CAPABILITY": instructions}}
-    )
+    environment = {"env_vars": {"ATEN_CPU_CAPABILITY": instructions}}
+    other = ray.remote(ClientActor).options(runtime_env=environment)
     worker.actor = other.remote(executor._spec)
     worker.starting = worker.actor.describe.remote()
     lines: list[str] = []

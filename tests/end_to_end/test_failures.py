@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -253,11 +252,10 @@ def test_a_new_algorithm_from_a_string_runs_on_ray(digits: dict[str, Any], pools
 
 def in_blocks(digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
     """In float64, for the sums of float32 weights times whole numbers are exact as a rule, whatever their order."""
-    local = {**digits["local"], "precision": "float64", **changes.pop("local", {})}
     blocks = {"partition": {"name": "iid", "clients": 10}, "aggregation": {"block": 3}}
-    some = {"participation": {"fraction": 0.8}, "local": local, "algorithm": method}
-    content = {**digits, **blocks, **some, **changes}
-    return built(content)
+    some = {"participation": {"fraction": 0.8}, "algorithm": method}
+    local = {**digits["local"], "precision": "float64"}
+    return built({**digits, **blocks, **some, "local": local}, **changes)
 
 
 def broken_in_blocks(
@@ -267,20 +265,13 @@ def broken_in_blocks(
     return in_blocks(digits, method, plugins=["broken.py"], participation={}, **changes)
 
 
-def after_all_rounds(spec: FederationSpec, warn: Callable[[str], None] = print) -> Federation:
-    federation = inline_federation(spec, warn)
-    for _ in range(spec.config.rounds):
-        federation.step()
-    return federation
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", "fedskc", "scaffold"])
 def test_any_number_of_actors_is_alike(digits: dict[str, Any], pools: Pools, method: str) -> None:
     spec = in_blocks(digits, method)
     there, same = pools[2].same_as_inline(spec)
     assert {"bytes/up", "train/loss"} <= same
-    assert there.sha256() != after_all_rounds(in_blocks(digits, method, aggregation={})).sha256()
+    assert there.sha256() != inline_digest(in_blocks(digits, method, aggregation={}))
 
 
 @pytest.mark.slow
@@ -291,7 +282,7 @@ def test_actor_killed_within_a_block(digits: dict[str, Any], pools: Pools, tmp_p
     ship_user_modules()
     federation = pools[2].run_federation(spec)
     assert int((tmp_path / "victim").read_text()) not in pids(pools[2].executor_for(spec))
-    assert federation.sha256() == after_all_rounds(alone).sha256()
+    assert federation.sha256() == inline_digest(alone)
 
 
 @pytest.mark.slow
@@ -306,7 +297,7 @@ def test_client_actor_killed_before_it_adds_up(
     for _ in range(2):
         federation.step()
     assert victims and victims[0] not in pids(executor)
-    assert federation.sha256() == after_all_rounds(spec).sha256()
+    assert federation.sha256() == inline_digest(spec)
 
 
 @pytest.mark.parametrize("method", ["fedskc", "scaffold"])
@@ -322,48 +313,43 @@ def test_one_sum_of_a_block_reaches_the_server(digits: dict[str, Any], method: s
 def test_only_the_client_that_fails_is_left_out(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     lines: list[str] = []
     changes = {"faults": {"on_client_error": "skip"}, "rounds": 2}
-    blocked = inline_federation(
-        broken_in_blocks(tmp_cwd, digits, "breaks", **changes), lines.append
-    )
+    specs = [broken_in_blocks(tmp_cwd, digits, "breaks", **changes)]
+    specs += [broken_in_blocks(tmp_cwd, digits, "breaks", aggregation={}, **changes)]
+    blocked, plain = (inline_federation(spec, lines.append) for spec in specs)
     metrics = [blocked.step().metrics for _ in range(2)]
     assert [m["cohort/left_out"] for m in metrics] == [0, 1]
     assert [m["bytes/up"] for m in metrics] == [metrics[0]["bytes/up"]] * 2  # its block still came
     (line,) = lines
     assert "left out: client 2 (client2), round 2, train: ValueError: this batch is not" in line
     # Left out by the plain mean it leaves the same model, but for the last bits of other sums.
-    plain = after_all_rounds(broken_in_blocks(tmp_cwd, digits, "breaks", aggregation={}, **changes))
+    for _ in range(2):
+        plain.step()
     for name, value in plain.server.model.items():
         torch.testing.assert_close(blocked.server.model[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    federation = inline_federation(
-        broken_in_blocks(tmp_cwd, digits, "breaks", aggregation={"block": 10}), print
-    )
+    spec = broken_in_blocks(tmp_cwd, digits, "breaks", aggregation={"block": 10})
+    federation = inline_federation(spec, print)
     federation.step()
     refused(federation.step)
 
 
+LOST: dict[str, tuple[dict[str, Any], str]] = {
+    "crashes": (
+        {"on_client_error": "skip", "attempts": 2},
+        "round 1, train: its actor died 2 times while running this block",
+    ),
+    "hangs": ({"round_timeout": TIMEOUT}, f"round 2, train: no answer within {TIMEOUT:g} s"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "faults", "words"),
-    [
-        (
-            "crashes",
-            {"on_client_error": "skip", "attempts": 2},
-            "round 1, train: its actor died 2 times while running this block",
-        ),
-        ("hangs", {"round_timeout": TIMEOUT}, f"round 2, train: no answer within {TIMEOUT:g} s"),
-    ],
-)
+@pytest.mark.parametrize("method", LOST)
 def test_a_block_that_dies_or_hangs_is_left_out(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    pools: Pools,
-    method: str,
-    faults: dict[str, Any],
-    words: str,
+    tmp_cwd: Path, digits: dict[str, Any], pools: Pools, method: str
 ) -> None:
+    faults, words = LOST[method]
     spec = broken_in_blocks(tmp_cwd, digits, method, faults=faults)
     ship_user_modules()
     lines: list[str] = []

@@ -26,16 +26,8 @@ from flray.registry import augmentations
 from tests.algorithms import helpers as hand_made
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import NORMED, opt
-from tests.end_to_end.pool import (
-    Pool,
-    Pools,
-    ask,
-    dies_once,
-    inline_digest,
-    kill_an_actor,
-    pids,
-    world_of,
-)
+from tests.end_to_end import pool as of_pools
+from tests.end_to_end.pool import Pool, Pools, ask, inline_digest, pids, world_of
 
 ACTORS = 2
 
@@ -68,15 +60,10 @@ def test_shifted_data_unseen_clients_and_ones_own_augmentation_reach_the_actors(
 
     monkeypatch.setattr(augmentations, "_entries", {**augmentations._entries})
     augmentations.register("upside-down")(upside_down)
-    spec = world_of(
-        digits,
-        "fedbn",
-        split=[0.6, 0.2, 0.2],
-        shift={"long_tail": 3, "ratio": 0.8, "noise": 0.5},
-        local={**digits["local"], "augment": ["crop", "jitter", "upside-down"]},
-        participation={"fraction": 0.75, "unseen": ["photo"]},
-        evaluation={"adapt_steps": 2},
-    )
+    data = {"split": [0.6, 0.2, 0.2], "shift": {"long_tail": 3, "ratio": 0.8, "noise": 0.5}}
+    unseen = {"participation": {"fraction": 0.75, "unseen": ["photo"]}}
+    local = {**digits["local"], "augment": ["crop", "jitter", "upside-down"]}
+    spec = world_of(digits, "fedbn", **data, **unseen, local=local, evaluation={"adapt_steps": 2})
     wanted = {"personal/validation/accuracy", "adapted/unseen/accuracy"}
     assert wanted <= pools[ACTORS].same_as_inline(spec)[1]
 
@@ -95,7 +82,7 @@ def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: Federation
 @pytest.mark.slow
 def test_actor_killed_within_a_task(pool: Pool, digits: dict[str, Any], tmp_path: Path) -> None:
     alone = world_of(digits, "fedco2", participation={"fraction": 1.0})
-    dying = dies_once("fedco2", tmp_path, client=2)
+    dying = of_pools.dies_once("fedco2", tmp_path, client=2)
     spec = world_of(digits, dying.pop("algorithm"), participation={"fraction": 1.0}, **dying)
     ship_user_modules()
     alive = after_a_death(spec, pool.executor_for(spec), alone)
@@ -114,7 +101,7 @@ def test_actor_killed_between_two_stages_of_a_round(
         found = (task.kind, task.round, task.stage.name, task.stage.index)
         return found == ("stage", 1, "collaborate", 2)
 
-    victims = kill_an_actor(executor, in_stage, monkeypatch)
+    victims = of_pools.kill_an_actor(executor, in_stage, monkeypatch)
     alive = after_a_death(spec, executor, spec)
     assert len(victims) == 1 and victims[0] not in alive
 
@@ -138,13 +125,12 @@ def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[s
     federation.step()
     metrics = federation.step().metrics
     assert pool.executor is not None
-    held = ask(
-        pool.executor,
-        lambda actor: {
-            name: 1 + len(resident.frozen_copies)
-            for name, resident in actor._runner._resources._residents.items()
-        },
-    )
+
+    def copies(actor: Any) -> dict[str, int]:
+        residents = actor._runner._resources._residents.items()
+        return {name: 1 + len(resident.frozen_copies) for name, resident in residents}
+
+    held = ask(pool.executor, copies)
     assert {name for networks in held for name in networks} == set(NETWORKS)
     assert len(held) == ACTORS
     assert all(1 <= count <= 2 for networks in held for count in networks.values())

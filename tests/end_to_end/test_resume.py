@@ -42,15 +42,10 @@ def recorded(run: Path) -> list[int]:
 
 
 def driver(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "flray", *arguments],
-        cwd=cwd,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        # tests that were started in the background ignore Ctrl-C, and so would what they start
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # Tests that were started in the background ignore Ctrl-C, and so would what they start.
+    how["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen([sys.executable, "-m", "flray", *arguments], cwd=cwd, **how)
 
 
 def until(condition: Any, process: subprocess.Popen[str], seconds: float = 300) -> None:
@@ -69,9 +64,8 @@ def mlflow_points(uri: str, name: str, metric: str) -> list[tuple[int, float]]:
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    return sorted(
-        (point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric)
-    )
+    points = client.get_metric_history(run.info.run_id, metric)
+    return sorted((point.step, point.value) for point in points)
 
 
 @pytest.mark.slow
@@ -81,13 +75,9 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     """By Ctrl-C, then by SIGKILL. In this process: tests/test_stopping.py."""
     import ray
 
-    changes: dict[str, Any] = {
-        "algorithm": "scaffold",
-        "rounds": 5,
-        "participation": {"fraction": 0.75},
-        "tracking": {"uri": store, "experiment": "asked to end"},
-        "resources": {"actors": 1},
-    }
+    changes: dict[str, Any] = {"algorithm": "scaffold", "rounds": 5, "resources": {"actors": 1}}
+    changes["participation"] = {"fraction": 0.75}
+    changes["tracking"] = {"uri": store, "experiment": "asked to end"}
     gates = Gates(tmp_cwd, [2, 4], "scaffold")
     file = written({**digits, **changes, "algorithm": "held", "plugins": ["held.py"]})
     whole = runner.run(inline({**digits, **changes}, name="whole"))
@@ -157,7 +147,7 @@ def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str,
     assert runner.resume(run).sha256 == whole.sha256
 
 
-def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> runner.Result:
+def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> Result:
     return runner.run(inline(digits, rounds=rounds, **changes))
 
 
@@ -187,9 +177,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
         victim = kept / names.get(damage, f"server-{number:06d}.safetensors")
         data = victim.read_bytes()
         victim.unlink()
-        if damage != "gone":
-            changed = data[:-1] + bytes([data[-1] ^ 1])
-            victim.write_bytes(changed if damage == "changed" else data[:-100])
+        if damage == "changed":
+            victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        elif damage == "manifest":
+            victim.write_bytes(data[:-100])
         return victim
 
     victim = spoil(3)
@@ -220,8 +211,8 @@ def test_changed_settings_are_refused(tmp_cwd: Path, digits: dict[str, Any], sta
     rewrite(result.folder, lambda experiment: experiment.update(rounds=1, seed=0))
     rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=2))
     refused(runner.resume, result.folder)
-    rewrite(result.folder, lambda experiment: experiment["resources"].update(cpus_per_actor=1))
-    rewrite(result.folder, lambda experiment: experiment["resources"].update(actors=2))
+    allowed = {"cpus_per_actor": 1, "actors": 2}
+    rewrite(result.folder, lambda experiment: experiment["resources"].update(allowed))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert runner.resume(result.folder).sha256 == result.sha256
 
@@ -237,13 +228,8 @@ def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[st
         directory.write(result.folder, "run", content)
 
 
-SWEEP = {
-    "space": {"local.lr": {"grid": [0.01, 0.02]}},
-    "sweep": {"seeds": [0]},
-    "arms": {"method": {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedprox"}}},
-}
-
-
+METHODS = {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedprox"}}
+SWEEP = {"space": {"local.lr": {"grid": [0.01, 0.02]}}, "sweep": {"seeds": [0]}}
 CHANGES: list[Callable[[dict[str, Any]], Any]] = [
     lambda c: c["space"]["local.lr"].update(grid=[0.3, 0.02]),
     lambda c: c["space"].update({"local.epochs": {"grid": [1, 2]}}),
@@ -256,7 +242,7 @@ CHANGES: list[Callable[[dict[str, Any]], Any]] = [
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_an_edited_sweep_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
-    config = resolve_sweep(load({"experiment": digits, **SWEEP}))
+    config = resolve_sweep(load({"experiment": digits, **SWEEP, "arms": {"method": METHODS}}))
     folder = directory.create(config.experiment.output, config.experiment.name)
     directory.save_config(folder, config)
     settings = resume_checks.settings_text(config, "sweep")
@@ -303,14 +289,12 @@ def run(rounds: int, **more: Any) -> Result:
 def test_extended_to_the_bits_of_a_run_of_as_many_rounds(algorithm: str, tmp_cwd: Path) -> None:
     whole, begun = run(5, algorithm=algorithm), run(2, algorithm=algorithm)
     assert begun.sha256 != whole.sha256
-    extended = flray.resume(begun.folder, rounds=5)
-    assert isinstance(extended, Result)
+    extended = runner.resume(begun.folder, rounds=5)
     assert extended.sha256 == whole.sha256
     kept = [*steady(whole.history)]
     pd.testing.assert_frame_equal(extended.history[kept], whole.history[kept], check_exact=True)
     assert extended.experiment.rounds == 5
-    again = flray.resume(begun.folder)
-    assert isinstance(again, Result) and again.sha256 == whole.sha256
+    assert runner.resume(begun.folder).sha256 == whole.sha256
     assert directory.read(begun.folder)["status"] == "finished"
 
 
@@ -333,9 +317,8 @@ def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds
     longer = flray.resume(begun.folder)
     assert isinstance(longer, Result) and longer.sha256 == run(4).sha256
     refused(flray.resume, other.folder, rounds=2)
-    result = flray.resume(other.folder, rounds=3)
-    assert isinstance(result, Result) and result.sha256 == whole.sha256
-    assert len(result.history) == 3
+    result = runner.resume(other.folder, rounds=3)
+    assert result.sha256 == whole.sha256 and len(result.history) == 3
 
 
 def test_refused_with_the_reason(tmp_cwd: Path) -> None:
@@ -343,8 +326,7 @@ def test_refused_with_the_reason(tmp_cwd: Path) -> None:
     refused(flray.resume, begun.folder, rounds=4)
     for rounds in (1, 10**23):
         refused(flray.resume, begun.folder, rounds=rounds)
-    same = flray.resume(begun.folder, rounds=3)
-    assert isinstance(same, Result) and same.sha256 == begun.sha256
+    assert runner.resume(begun.folder, rounds=3).sha256 == begun.sha256
     method = {"name": "fccl", "variant": "released", "public_size": 16, "public_batch_size": 8}
     photos = {"name": "photos", "size": 8, "samples": 16}
     scheduled = run(1, algorithm=method, public=photos, normalisation="none")
@@ -360,11 +342,8 @@ def test_what_reads_the_number_of_rounds_says_so() -> None:
     """A method whose file reads ``config.rounds`` has to name the option in `needs_rounds`."""
     for name in registry.algorithms.names():
         method = registry.algorithms.get(name)
-        reads = any(
-            "config.rounds" in inspect.getsource(base)
-            for base in method.__mro__
-            if base.__module__.startswith("flray.algorithms.")
-        )
+        own = [base for base in method.__mro__ if base.__module__.startswith("flray.algorithms.")]
+        reads = any("config.rounds" in inspect.getsource(base) for base in own)
         assert reads == (method.needs_rounds is not Algorithm.needs_rounds), name
     for folder in ("functional", "tasks", "federation/worker", "algorithms/common"):
         for path in (Path(flray.__file__).parent / folder).glob("*.py"):
@@ -387,15 +366,8 @@ def test_a_killed_run_ends_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.Mo
         outcome = Case(place, federation, 1829, 0, kills=2).run()
     finally:
         place.close()
-        for name in (
-            "killing",
-            "catalogue",
-            "facts",
-            "place",
-            "processes",
-            "digests",
-            "digest_cases",
-        ):
+        for name in ("killing", "catalogue", "facts", "place", "processes", "digests"):
             sys.modules.pop(name, None)
+        sys.modules.pop("digest_cases", None)
     assert outcome.differences == []
     assert [kill.operation for kill in outcome.kills if kill.hit] == [56, 84], outcome.kills
