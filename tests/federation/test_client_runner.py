@@ -146,13 +146,11 @@ def test_the_names_are_those_of_an_evaluation(
         check_metric(spec, name, "sweep.metric")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["global/common/acuracy", "validation/accuracy", "personal/local/accuracy", "acc\nuracy"],
-)
-def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any], name: str) -> None:
+def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any]) -> None:
     spec = built(digits)
-    refused(check_metric, spec, name, "sweep.metric")
+    for name in ("global/common/acuracy", "validation/accuracy", "personal/local/accuracy"):
+        refused(check_metric, spec, name, "sweep.metric")
+    refused(check_metric, spec, "acc\nuracy", "sweep.metric")
     check_metric(spec, "train/loss", "sweep.metric")
 
 

@@ -27,15 +27,12 @@ from flray.records.journal import read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
 from tests.end_to_end.pool import pids
+from tests.federation.test_placement import experiment
 from tests.helpers import python
 from tests.messages import refused
 
 L4, A100 = ({"CPU": 4.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100"))
 ONE = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
-
-
-def experiment(digits: dict[str, Any], **resources: Any) -> Any:
-    return load({"experiment": {**digits, "resources": resources}}).experiment
 
 
 def test_models_are_not_mixed_unless_that_is_asked_for(digits: dict[str, Any]) -> None:

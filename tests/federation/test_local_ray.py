@@ -344,12 +344,9 @@ def test_a_look_for_drained_nodes_hides_no_renamed_member(monkeypatch: pytest.Mo
     refused(losses.NodeWatch().look)
 
 
-def test_versions_of_ray_are_bounded_by_those_that_were_tested() -> None:
+def test_one_short_module_reaches_for_them_in_versions_that_were_tested() -> None:
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
     assert f"ray[tune,default]{private.TESTED}" in project["dependencies"]
-
-
-def test_one_short_module_reaches_for_them() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.rglob("*.py")

@@ -22,17 +22,13 @@ def cluster() -> Iterator[None]:
         yield
 
 
-class Other:
-    """Another job's actor."""
-
-
 @pytest.fixture
 def hold() -> Iterator[Callable[[int], Any]]:
     """Hold CPUs with an actor, until the test ends or the actor is killed."""
     held: list[Any] = []
 
     def start(cpus: int) -> Any:
-        actor: Any = ray.remote(Other).options(num_cpus=cpus).remote()
+        actor: Any = ray.remote(dict).options(num_cpus=cpus).remote()  # of another job
         ray.get(actor.__ray_ready__.remote(), timeout=120)
         held.append(actor)
         return actor

@@ -23,27 +23,17 @@ from tests.messages import refused
 def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shared folder with a small MNIST."""
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "shared"))
-    generator = np.random.default_rng(0)
-    write_arrays(
-        data_root() / "mnist",
-        {
-            "train_x": generator.integers(0, 256, (300, 28, 28), dtype=np.uint8),
-            "train_y": generator.integers(0, 10, 300),
-            "test_x": generator.integers(0, 256, (60, 28, 28), dtype=np.uint8),
-            "test_y": generator.integers(0, 10, 60),
-        },
-    )
+    generator, arrays = np.random.default_rng(0), {}
+    for part, count in (("train", 300), ("test", 60)):
+        arrays[f"{part}_x"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_y"] = generator.integers(0, 10, count)
+    write_arrays(data_root() / "mnist", arrays)
     loading._loaded.clear()
 
 
 def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
-    return {
-        **digits,
-        "data": "mnist",
-        "partition": {"name": "iid", "clients": 3},
-        "rounds": 2,
-        "resources": resources,
-    }
+    world = {"data": "mnist", "partition": {"name": "iid", "clients": 3}}
+    return {**digits, **world, "rounds": 2, "resources": resources}
 
 
 def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:

@@ -56,13 +56,11 @@ def experiment(digits: dict[str, Any], **resources: Any) -> Any:
 def test_the_plan_in_words(digits: dict[str, Any]) -> None:
     shared = "; 4 on a GPU take 4 times as long as one (assumed, not measured)"
     each = "4 actors, 1 CPU, 0.25 GPU each, about"
-    assert str(plan(digits, {"CPU": 8, "GPU": 1})) == (
-        f"20 clients (20 per round) -> {each} 5 tasks per actor and round{shared}"
-    )
+    words = f"20 clients (20 per round) -> {each} 5 tasks per actor and round{shared}"
+    assert str(plan(digits, {"CPU": 8, "GPU": 1})) == words
     measured = ResourceSurvey(GIB, 3 * GIB, (Gpu("a", 0, 16 * GIB),))
-    assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == (
-        f"20 clients (8 per round) -> {each} 2 tasks per actor and round{shared} (an actor takes 3.0 GiB)"
-    )
+    words = f"20 clients (8 per round) -> {each} 2 tasks per actor and round{shared} (an actor takes 3.0 GiB)"
+    assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == words
 
 
 def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
