@@ -1,4 +1,7 @@
-"""Callbacks: every round once and in order, whatever dies, also for TensorBoard and W&B; and early stopping."""
+"""Callbacks: every round once and in order, whatever dies, also for TensorBoard and W&B; and early stopping.
+
+At last all extensions in one sweep whose driver is killed: the bits of one that was not, and every round told once.
+"""
 
 import os
 import struct
@@ -10,20 +13,22 @@ from typing import Any
 
 import pytest
 
-from flray import register_callback
+from flray import api, register_callback
 from flray.callbacks import RunInfo
 from flray.config.experiment import Stop
 from flray.federation.state import EarlyStop
 from flray.interrupts import InterruptedRunError
 from flray.runs import runner
+from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny
-from tests.helpers import StopAfter, inline, written
+from tests.helpers import INLINE, StopAfter, inline, written
 from tests.messages import refused
+from tests.tuning.conftest import ONE
 
 PLUGIN = """
 import os, signal
 from pathlib import Path
-from flray import register_callback
+from flray import api, register_callback
 
 
 @register_callback("lines")
@@ -158,28 +163,25 @@ def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
     assert numbers == tuple(steps) and told == pytest.approx(tuple(steps.values()), rel=1e-6)
 
 
-def made(**methods: Any) -> type:
-    return type("Made", (), methods)
-
-
 TAKES_RUN: dict[str, Any] = {"__init__": lambda self, run: None}
 ROUND: dict[str, Any] = {"round": lambda self, number, metrics: None}
-WRONG = {
-    "no round": made(**TAKES_RUN),
-    "a round of nothing": made(**TAKES_RUN, round=lambda self: None),
-    "made of nothing": made(**ROUND),
-    "an end of nothing": made(**TAKES_RUN, **ROUND, end=lambda self: None),
-    "a function": lambda run: None,
+WRONG: dict[str, dict[str, Any]] = {
+    "no round": TAKES_RUN,
+    "a round of nothing": {**TAKES_RUN, "round": lambda self: None},
+    "made of nothing": ROUND,
+    "an end of nothing": {**TAKES_RUN, **ROUND, "end": lambda self: None},
 }
 
 
-@pytest.mark.parametrize("item", WRONG.values(), ids=WRONG)
 def test_what_cannot_be_called_is_refused_before_anything_is_made(
-    item: Any, tmp_cwd: Path, digits: dict[str, Any]
+    tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    register_callback("wrong")(item)
-    refused(runner.run, inline(digits, callbacks=["wrong"]))
+    for item in (*(type("Made", (), methods) for methods in WRONG.values()), lambda run: None):
+        register_callback("wrong")(item)
+        refused(runner.run, inline(digits, callbacks=["wrong"]))
     refused(runner.run, inline(digits, callbacks=["raises-once", "raises-once"]))
+    for stop in ({"metric": "acuracy", "patience": 2}, {}):  # what cannot be decided by
+        refused(tiny.spec_of, "fedavg", stop=stop)
     assert not Path("runs").exists()
 
 
@@ -243,12 +245,61 @@ def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[s
 @pytest.mark.slow
 @pytest.mark.usefixtures("tmp_cwd", "ray_here")
 def test_a_run_on_actors_ends_at_the_same_round(digits: dict[str, Any]) -> None:
-    """Of trials: test_together.py."""
+    """Of trials: below."""
     whole = runner.run(stopping(digits))
     on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 1}))
     assert on_ray.sha256 == whole.sha256 and len(on_ray.history) == len(whole.history)
 
 
-def test_what_cannot_be_decided_by_is_refused() -> None:
-    refused(tiny.spec_of, "fedavg", stop={"metric": "acuracy", "patience": 2})
-    refused(tiny.spec_of, "fedavg", stop={})
+MEASURE = "global/common/balanced-accuracy"
+CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
+
+
+def experiment(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    sampler = {"name": "power-of-choice", "candidates": 3}
+    settings = {
+        "rounds": 6,
+        "participation": {"clients": 2, "sampler": sampler},
+        "evaluation": {"metrics": ["balanced-accuracy"]},
+        "stop": {"metric": "train/loss", "patience": 2, "min_delta": 0.5},
+    }
+    return {**digits, **settings, **changes}
+
+
+def wandb_steps(folder: Path) -> list[int]:
+    return [
+        record.history.step.num
+        for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        for record in wandb_records(file.read_bytes())
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+) -> None:
+    pytest.importorskip("wandb")
+    # killed once in the whole sweep, not once in each trial
+    own = PLUGIN.replace('run.folder / "killed"', 'run.folder.parents[1] / "killed"')
+    rates = {"local.lr": {"grid": [0.02, 0.1]}}
+    sweep = {"seeds": [0], "metric": MEASURE, **ONE}
+    killed(experiment(digits, callbacks=CALLBACKS, **INLINE), own, space=rates, sweep=sweep)
+    folder = tmp_cwd / "runs" / "digits" / "001"
+    before = sum(one.rounds_recorded() for one in trial_folders(folder))
+    resumed = api.resume_sweep(folder)
+    whole = [runner.run(inline(experiment(digits)), [f"local.lr={lr}"]) for lr in (0.02, 0.1)]
+    assert set(resumed.results["status"]) == {"finished"}
+    assert resumed.results["sha256"].tolist() == [one.sha256 for one in whole]
+    assert before < sum(resumed.results["rounds"]) < 2 * 6, "early stopping ended a trial"
+    for trial, alone in zip(trial_folders(folder), whole, strict=True):
+        history, other = resumed.history(trial.number), alone.history
+        rounds = history["round"].tolist()
+        assert rounds == list(range(1, len(other) + 1))
+        for name in (MEASURE, "train/loss", "cohort/asked"):
+            assert history[name].tolist() == other[name].tolist(), name
+        told = (trial.path / "lines.txt").read_text().splitlines()
+        assert [int(line.split()[0]) for line in told[:-1]] == rounds and told[-1] == "finished"
+        assert [step for step, _ in tensorboard_points(trial.path, MEASURE)] == rounds
+        assert wandb_steps(trial.path) == rounds
