@@ -13,6 +13,7 @@ import click
 import matplotlib
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from PIL import Image
@@ -25,6 +26,7 @@ from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
 from tests.helpers import ended
 from tests.pages import BLOCKS, FILES, PAGES, README, ROOT, Block
+from tests.test_layers import module_name
 
 SMALL = ("rounds=1", "tracking.uri=null")
 IN_A_SENTENCE = re.compile(r"`(flray [^`]+)`")
@@ -72,23 +74,19 @@ def write_own_data(folder: Path) -> None:
     import datasets
 
     generator = np.random.default_rng(0)
-    rows = [
-        f"{7 * number % 60},H{number % 3},{'yes' if number % 4 else 'no'}" for number in range(60)
-    ]
-    (folder / "patients.csv").write_text("\n".join(["age,hospital,ill", *rows]))
-    stays = [
-        f"{20 + number % 60},{100 + number % 37},{1 + number * 7 % 9},{number % 2},{number % 3 // 2},H{number % 3}"
-        for number in range(60)
-    ]
-    columns = "age,pressure,days,cough,fever,hospital"
-    (folder / "stays.csv").write_text("\n".join([columns, *stays]))
+    n = np.arange(60)
+    wards, ill = [f"H{i % 3}" for i in n], ["yes" if i % 4 else "no" for i in n]
+    patients = pd.DataFrame({"age": 7 * n % 60, "hospital": wards, "ill": ill})
+    patients.to_csv(folder / "patients.csv", index=False)
+    stays = {"age": 20 + n % 60, "pressure": 100 + n % 37, "days": 1 + n * 7 % 9}
+    stays |= {"cough": n % 2, "fever": n % 3 // 2, "hospital": wards}
+    pd.DataFrame(stays).to_csv(folder / "stays.csv", index=False)
     digits = [
         {"glyph": Image.fromarray(pixels), "digit": number % 2, "writer": f"w{number % 3}"}
         for number, pixels in enumerate(generator.integers(0, 255, (24, 32, 32), dtype=np.uint8))
     ]
-    features = datasets.Features(
-        glyph=datasets.Image(), digit=datasets.Value("int64"), writer=datasets.Value("string")
-    )
+    whole, word = datasets.Value("int64"), datasets.Value("string")
+    features = datasets.Features(glyph=datasets.Image(), digit=whole, writer=word)
     made = datasets.Dataset.from_list(digits, features=features)
     made.to_parquet(folder / "my_digits" / "train.parquet")
 
@@ -220,19 +218,8 @@ def test_readmes_table_is_the_kept_report(folder: Path, capsys: pytest.CaptureFi
     kept = "search_spaces/tuned.results.csv"
     assert invoke(["report", kept, "--reference", "local", "--to", "."]) == 0
     report = Path("tuned.results.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"\| (\d\d\.\d\d ± \d\.\d\d|\*\*\d\d\.\d\d ± \d\.\d\d\*\*) \|", README.read_text()
-    )
-    assert len(rows) == 5
-    assert all(row.strip("*") in report for row in rows)
-
-
-BUILD = ROOT / "scripts" / "site" / "build.py"
-
-
-def build(target: Path) -> Path:
-    ended(str(BUILD), str(target), "basic")  # a theme that costs no time
-    return target
+    rows = re.findall(r"\| (?:\*\*)?(\d\d\.\d\d ± \d\.\d\d)(?:\*\*)? \|", README.read_text())
+    assert len(rows) == 5 and all(row in report for row in rows)
 
 
 def indexed(built: Path) -> dict[str, Counter[str]]:
@@ -246,18 +233,14 @@ def indexed(built: Path) -> dict[str, Counter[str]]:
 
 
 def public_modules() -> set[str]:
-    root = Path(flray.__file__).parent
-    dotted = (
-        ".".join(("flray", *path.relative_to(root).with_suffix("").parts))
-        for path in root.rglob("*.py")
-        if path.stem == "__init__" or not path.stem.startswith("_")
-    )  # which only calls the command line
-    return {name.removesuffix(".__init__") for name in dotted}
+    names = {module_name(path) for path in Path(flray.__file__).parent.rglob("*.py")}
+    return {name for name in names if not name.rpartition(".")[2].startswith("_")}
 
 
 @pytest.mark.slow
 def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_path: Path) -> None:
-    built = build(tmp_path / "html")
+    built, build = tmp_path / "html", ROOT / "scripts" / "site" / "build.py"
+    ended(str(build), str(built), "basic")  # a theme that costs no time
     names = indexed(built)
     public = names["py:function"] | names["py:class"]
     assert set(names["py:module"]) == public_modules()
@@ -283,7 +266,7 @@ def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_pa
     assert [path for path in sorted(wanted) if not (built / f"{path}.html").is_file()] == []
 
 
-NOTEBOOKS = Path(__file__).parents[1] / "docs" / "notebooks"
+NOTEBOOKS = ROOT / "docs" / "notebooks"
 
 
 def cells(name: str) -> list[Any]:
@@ -293,7 +276,6 @@ def cells(name: str) -> list[Any]:
 
 
 def run_cells(name: str) -> dict[str, Any]:
-    """Run a notebook's cells in this process and return its names."""
     matplotlib.use("agg")
     names: dict[str, Any] = {}
     for number, cell in enumerate(cells(name), 1):
@@ -308,14 +290,10 @@ def test_it_was_stored_after_a_run(name: str) -> None:
     assert outputs and all(output.output_type != "error" for output in outputs)
 
 
-@pytest.mark.usefixtures("no_pictures")
-def test_start(tmp_cwd: Path) -> None:
+@pytest.mark.usefixtures("no_pictures", "tmp_cwd")
+def test_notebooks_of_a_run_and_of_an_own_method() -> None:
     names = run_cells("start")
     assert len(names["fedbn"].history) == names["experiment"]["rounds"]
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_own_method(tmp_cwd: Path) -> None:
     names = run_cells("own_method")
     assert names["whole"] == names["fedavg"] != names["half"].sha256
 

@@ -336,12 +336,10 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     experiment = {**digits, **INLINE, "rounds": 5, "name": "swept"}
     whole = runner.run({"experiment": {**experiment, "name": "whole", "algorithm": "local"}})
     held = {"algorithm": "held", "plugins": [str(tmp_cwd / "held.py")]}
-    content = {
-        "experiment": {**experiment, **held, "output": f"{BUCKET}/sweeps"},
-        "space": {"local.lr": {"grid": [0.05]}},
-    }
+    own, space = {**experiment, **held, "output": f"{BUCKET}/sweeps"}, {"grid": [0.05]}
+    file = written(own, space={"local.lr": space})
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP, written(content["experiment"], space=content["space"])],
+        [sys.executable, "-c", SWEEP, file],
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -365,7 +363,7 @@ def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
     # A third machine, which has never seen it, takes the trial over from the bucket: nothing is run.
     monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / "third-machine"))
     monkeypatch.setattr("flray.tuning.tuner.run_trials", None)
-    again = api.tune(content)
+    again = api.tune(file)
     assert again.folder.name == "002" and list(again.results["sha256"]) == [whole.sha256]
     (trial,) = trial_folders(again.folder)
     assert trial.identity["taken_over"] == "swept/001/0001"
