@@ -39,22 +39,13 @@ def in_turn(sampling: Sampling) -> Sequence[int]:
     return [(first + i) % len(sampling.clients) for i in range(sampling.size)]
 
 
-ANSWERS: dict[str, Any] = {
-    "nothing": [],
-    "none": None,
-    "a-text": "ab",
-    "a-number": 7.5,
-    "twice": [1, 1],
-    "nobody": [9],
-    "negative": [-1],
-    "floats": [0.0, 1.0],
-    "a-mask": [True, False, True, False, False],
-}
+MASK = [True, False, True, False, False]
+ANSWERS: list[Any] = [[], None, "ab", 7.5, [1, 1], [9], [-1], [0.0, 1.0], MASK]
 
 
 @register_sampler("answers")
-def answers(sampling: Sampling, *, key: str) -> Any:
-    return ANSWERS[key]
+def answers(sampling: Sampling, *, number: int) -> Any:
+    return ANSWERS[number]
 
 
 ASKED: list[Answers] = []
@@ -167,8 +158,8 @@ def remembers_lists(sampling: Sampling) -> Sequence[int]:
 
 
 def test_a_wrong_answer_and_a_memory_that_no_checkpoint_holds_are_refused(tmp_path: Path) -> None:
-    for key in ANSWERS:
-        refused(federation({"name": "answers", "key": key}).step)
+    for number in range(len(ANSWERS)):
+        refused(federation({"name": "answers", "number": number}).step)
     made = federation("remembers-lists")
     made.step()
     refused(checkpoint.save, made, tmp_path, 1)
