@@ -93,14 +93,8 @@ def experiment(algorithm: str, /, **settings: Any) -> dict[str, Any]:
 
 def case(name: str, content: dict[str, Any], server: str = "accel", **more: Any) -> Case:
     """Return a case."""
-    return Case(
-        name=name,
-        experiment=content,
-        server=server,
-        samples=more.get("samples", "own"),
-        diagnostics=more.get("diagnostics", False),
-        mutation=more.get("mutation", ""),
-    )
+    rest = {"samples": "own", "diagnostics": False, "mutation": "", **more}
+    return Case(name=name, experiment=content, server=server, **rest)  # type: ignore[typeddict-item]
 
 
 def covering() -> list[Case]:
@@ -146,40 +140,32 @@ def tasks() -> list[Case]:
     """Return tasks, networks, evaluations, variants and layouts that the sample of methods leaves out."""
     whole = {"others": True, "pooled": True, "validation": 0.2, "top_k": 2}
     block = {"local": {"clients_per_step": 3}, "aggregation": {"block": 3}}
-    picked = [
-        *(
-            (f"segmentation-{name}", experiment(name, **SEGMENTATION))
-            for name in ("fedavg", "lgmix")
-        ),
-        *((f"few shots-{name}", experiment(name, **FEW_SHOT)) for name in ("fedavg", "fedproto")),
-        ("binary-fedavg", experiment("fedavg", **BINARY)),
-        ("networks-fcclplus", experiment("fcclplus", models=NETWORKS, local={"optimizer": "adam"})),
-        *((f"networks-{name}", experiment(name, models=NETWORKS)) for name in ("rhfl", "fedmd")),
-        (
-            "networks-fedmatch",
-            experiment("fedmatch", models=NETWORKS, **options("fedmatch", average=False)),
-        ),
-        *(
-            (f"evaluation-{name}", experiment(name, evaluation=whole))
-            for name in ("fedco2", "copa", "fedrod", "fedfomo")
-        ),
-        *((f"released-{name}", released(name)) for name in ("fcclplus", "lgmix", "fedskc")),
-        ("kept by peers-feddf", experiment("feddf", **options("feddf", average=False))),
-        ("hessian-perfedavg", experiment("perfedavg", **options("perfedavg", form="hf"))),
-        ("block-fedprox", experiment("fedprox", **block)),
-        ("block-scaffold-buffers", experiment("scaffold", aggregation={"buffers": "local"})),
-        ("noise-fedavg", experiment("fedavg", shift={"noise": 0.2}, local={"clip_norm": 1.0})),
-        ("contiguous-moon", experiment("moon", local={"memory_format": "contiguous"})),
-        ("dropout-fedavg", experiment("fedavg", model="small-dropout")),
-        ("double-fedavg", experiment("fedavg", local={"precision": "float64", "augment": "weak"})),
-        ("later-fedmatch", experiment("fedmatch", rounds=3)),
+    networks = {"models": NETWORKS}
+    picked: list[tuple[str, str, dict[str, Any]]] = [
+        ("segmentation", "fedavg lgmix", SEGMENTATION),
+        ("few shots", "fedavg fedproto", FEW_SHOT),
+        ("binary", "fedavg", BINARY),
+        ("networks", "fcclplus", {**networks, "local": {"optimizer": "adam"}}),
+        ("networks", "rhfl fedmd", networks),
+        ("networks", "fedmatch", {**networks, **options("fedmatch", average=False)}),
+        ("evaluation", "fedco2 copa fedrod fedfomo", {"evaluation": whole}),
+        ("released", "fcclplus lgmix fedskc", {}),
+        ("kept by peers", "feddf", options("feddf", average=False)),
+        ("hessian", "perfedavg", options("perfedavg", form="hf")),
+        ("block", "fedprox", block),
+        ("buffers", "scaffold", {"aggregation": {"buffers": "local"}}),
+        ("noise", "fedavg", {"shift": {"noise": 0.2}, "local": {"clip_norm": 1.0}}),
+        ("contiguous", "moon", {"local": {"memory_format": "contiguous"}}),
+        ("dropout", "fedavg", {"model": "small-dropout"}),
+        ("double", "fedavg", {"local": {"precision": "float64", "augment": "weak"}}),
+        ("later", "fedmatch", {"rounds": 3}),
+        ("diagnostics", "fedavg fedper", {"tracking": {"features": True}}),
     ]
-    shown = [
-        case(f"diagnostics-{name}", experiment(name, tracking={"features": True}), diagnostics=True)
-        for name in ("fedavg", "fedper")
-    ]
-    lying = ("batch", "own", "whole")
-    return [
-        *(case(name, content, samples=lying[i % 3]) for i, (name, content) in enumerate(picked)),
-        *shown,
-    ]
+    found: list[Case] = []
+    for kind, names, settings in picked:
+        for name in names.split():
+            content = released(name) if kind == "released" else experiment(name, **settings)
+            shown = kind == "diagnostics"
+            lying = "own" if shown else ("batch", "own", "whole")[len(found) % 3]
+            found.append(case(f"{kind}-{name}", content, samples=lying, diagnostics=shown))
+    return found

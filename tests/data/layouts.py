@@ -63,10 +63,8 @@ def divided(images: NDArray[Any], names: list[str], domain: str, first_test: int
 
 def tree(kind: ClassFolders) -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
-        pictures.trees(
-            root / "archives" / kind.name,
-            dict.fromkeys(kind.domains, dict.fromkeys(kind.classes, 2)),
-        )
+        two = dict.fromkeys(kind.classes, 2)
+        pictures.trees(root / "archives" / kind.name, dict.fromkeys(kind.domains, two))
         rows = [(d, name) for d in kind.domains for name in kind.classes for _ in range(2)]
         return Written({numbered(n): row for n, row in enumerate(rows)}, None, {"size": 8})
 
@@ -86,19 +84,14 @@ def domainnet(root: Path) -> Written:
 
 def camelyon17(root: Path) -> Written:
     pictures.tissue(root / "archives" / "camelyon17")
-    return Written(
-        {numbered(n): (f"centre{n // 20}", ("normal", "tumour")[n % 2]) for n in range(100)},
-        None,
-        {"size": 8},
-    )
+    rows = {numbered(n): (f"centre{n // 20}", ("normal", "tumour")[n % 2]) for n in range(100)}
+    return Written(rows, None, {"size": 8})
 
 
 def tiny_imagenet(root: Path) -> Written:
     pictures.tiny(root / "archives" / "tiny-imagenet")
-    known = {
-        numbered(n): ("tiny-imagenet", pictures.WNIDS[n // 2 if n < 400 else n - 400])
-        for n in range(600)
-    }
+    classes = [pictures.WNIDS[n // 2 if n < 400 else n - 400] for n in range(600)]
+    known = {numbered(n): ("tiny-imagenet", name) for n, name in enumerate(classes)}
     return Written(known, {numbered(n) for n in range(400, 600)}, {"size": 8}, {"samples": 50})
 
 
@@ -167,10 +160,8 @@ def fashion(root: Path) -> Written:
 def emnist(root: Path) -> Written:
     from torchvision.datasets import EMNIST
 
-    x, y = (
-        writers.pixels(94, 28, 28),
-        np.concatenate([np.arange(47), np.arange(47)[::-1]]).astype(np.uint8),
-    )
+    x, labels = writers.pixels(94, 28, 28), [*range(47), *reversed(range(47))]
+    y = np.array(labels, dtype=np.uint8)
     for part, rows in (("train", slice(47)), ("test", slice(47, 94))):
         for kind, values in (("images-idx3", x), ("labels-idx1", y)):
             writers.idx(
@@ -229,10 +220,8 @@ def digits_of(
 
 
 def digit_five(root: Path) -> Written:
-    folder, there = (
-        root / "archives" / "digit-five",
-        Written({}, set(), {"size": 32}, {"samples": 5}),
-    )
+    folder = root / "archives" / "digit-five"
+    there = Written({}, set(), {"size": 32}, {"samples": 5})
 
     def halves(domain: str, channels: int, step: int) -> tuple[Any, Any]:
         return digits_of(

@@ -189,6 +189,8 @@ def test_trials_keep_their_labels(name: str, tmp_path: Path) -> None:
         if there is not None:
             assert ((domain.train_x[:, 0] > 0) == (domain.train_y == 1)).all()
             assert ((domain.test_x[:, 0] > 0) == (domain.test_y == 1)).all()
+            assert np.bincount(domain.test_y).tolist() == [3, 3]  # a fifth of each class
+            assert domain.train_x.shape == (24, 15)  # as wide as that of five channels
         else:
             learnt = LogisticRegression(max_iter=500).fit(domain.train_x, domain.train_y)
             assert learnt.score(domain.test_x, domain.test_y) > 0.8

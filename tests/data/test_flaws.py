@@ -135,12 +135,10 @@ CASES = [(name, damage) for name, rows in FLAWS.items() for damage in rows]
 def test_each_flaw_has_a_line_naming_the_file(name: str, damage: Damage, tmp_path: Path) -> None:
     path = WRITTEN[name](tmp_path)
     damage(path)
-    packed = (
-        [pictures.zipped(path, tmp_path / "o.zip")]
-        if name in ("office-caltech10", "fundus")
-        else []
-    )
-    for source in (path, *packed):
+    sources = [path]
+    if name in ("office-caltech10", "fundus"):
+        sources.append(pictures.zipped(path, tmp_path / "o.zip"))
+    for source in sources:
         refused(load, name, tmp_path, source)
         assert not [*(tmp_path / name).glob("*/manifest.json"), *(tmp_path / name).glob(".*")]
 

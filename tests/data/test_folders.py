@@ -79,10 +79,8 @@ def test_samples_are_a_subset_that_alone_is_decoded(tmp_path: Path) -> None:
     path = office(tmp_path)
     everything = load(tmp_path, path)
     small, less = (load(tmp_path, path, samples=n, domains=["webcam", "amazon"]) for n in (12, 6))
-    assert [(d.name, len(d.train_y), len(d.test_y)) for d in small.domains] == [
-        ("amazon", 12, 10),
-        ("webcam", 12, 10),
-    ]
+    sizes = [(d.name, len(d.train_y), len(d.test_y)) for d in small.domains]
+    assert sizes == [("amazon", 12, 10), ("webcam", 12, 10)]
     trains = [set(numbers(dataset, "train")) for dataset in (less, small, everything)]
     assert trains[0] < trains[1] < trains[2]
     assert set(numbers(small, "test")) < set(numbers(everything, "test"))
@@ -106,10 +104,8 @@ def test_it_is_decoded_once_and_again_when_a_file_changes(tmp_path: Path) -> Non
 def test_a_run_that_began_with_a_former_option_continues(tmp_path: Path) -> None:
     content = {"data": "vlcs", "model": "lenet", "algorithm": "fedavg", "tracking": {"uri": None}}
     resume_checks.begin(tmp_path, "run", load_config(content), {})
-    file, former = (
-        tmp_path / directory.CONFIG,
-        "name: vlcs\n    rename: {}\n    incomplete: false\n",
-    )
+    file = tmp_path / directory.CONFIG
+    former = "name: vlcs\n    rename: {}\n    incomplete: false\n"
     file.write_text(file.read_text().replace("name: vlcs\n", former, 1))
     held = directory.read(tmp_path)["settings"] | {"data.rename": "{}"}
     for value in ("False", "True"):

@@ -248,29 +248,9 @@ def test_padding() -> None:
     refused(eeg.pad_vectors, np.ones((2, 3)), 2)
 
 
-def sources(samples: int = 40) -> dict[str, eeg.Trials]:
-    y = np.arange(samples, dtype=np.int64) % 2
-    return {
-        name: (eeg.covariances(eeg.trials(y, channels, 0.5, np.random.default_rng(channels))), y)
-        for name, channels in (("AlexMI", 5), ("Zhou2016", 3))
-    }
-
-
-def test_sources_are_split_by_class_and_padded_to_the_widest() -> None:
-    dataset = eeg.dataset_of("eeg", sources(), 0)
-    assert [d.name for d in dataset.domains] == ["AlexMI", "Zhou2016"]
-    assert dataset.task == "binary"
-    for domain, channels in zip(dataset.domains, (5, 3), strict=True):
-        assert domain.train_x.shape == (32, 15) and domain.test_x.shape == (8, 15)
-        assert np.bincount(domain.test_y).tolist() == [4, 4]
-        used = channels * (channels + 1) // 2
-        assert np.abs(domain.train_x[:, :used]).min(1).max() > 0
-        assert not domain.train_x[:, used:].any()
-
-
 def test_a_source_without_a_class_is_named() -> None:
-    x, y = sources()["AlexMI"]
-    refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones_like(y))}, 0)
+    x = eeg.covariances(eeg.trials(np.arange(40) % 2, 5, 0.5, np.random.default_rng(5)))
+    refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones(40, dtype=np.int64))}, 0)
 
 
 class Paradigms:

@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
-from flray.config.experiment import Config, Local
+from flray.config.experiment import Local
 from flray.config.loader import load
 from flray.config.schema import schema
 from flray.data import augment as own_augment
@@ -234,14 +234,8 @@ def test_colours_and_normalisation_need_pixels() -> None:
     refused(own_augment.check, "strong", "here", (3, 32, 32), np.dtype("float32"))
     refused(own_augment.check, "flip", "here", (20,), np.dtype("float32"))
     refused(own_augment.augment_pair, photos(), photos(), "strong", draws())
-    config = {
-        "data": {"name": "random", "samples": 20, "shape": [3, 8, 8]},
-        "partition": "domains",
-        "model": "linear",
-        "algorithm": "fedavg",
-        "local": {"augment": ["grayscale"]},
-    }
-    refused(build_spec, Config.model_validate({"experiment": config}).experiment)
+    data = {"name": "random", "samples": 20, "shape": [3, 8, 8]}
+    refused(built, small(data=data, partition="domains", local={"augment": ["grayscale"]}))
     refused(spec_of, "fedavg", normalisation="none")
     refused(spec_with, normalisation="none", algorithm={"name": "lgmix", "inputs": "unit"})
 

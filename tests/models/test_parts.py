@@ -179,12 +179,8 @@ def test_a_model_without_split_is_refused_only_where_the_split_is_needed() -> No
 
 def test_taps_of_a_resnet_are_the_values_before_the_relu(resnet: nn.Module) -> None:
     taps = models.layer_taps(resnet)
-    assert [name for name, _ in taps] == [
-        "features.stem.norm",
-        "features.stage1.0.sum",
-        "features.stage2.0.sum",
-        "features.stage3.0.sum",
-    ]
+    blocks = [f"features.stage{n}.0.sum" for n in (1, 2, 3)]
+    assert [name for name, _ in taps] == ["features.stem.norm", *blocks]
     seen: list[torch.Tensor] = []
     taps[-1][1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
     hidden = resnet.get_submodule("features")(torch.rand(2, 3, 8, 8))
