@@ -391,17 +391,11 @@ def test_fedmd_compares_scores_of_images_as_they_are() -> None:
 
 def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
     """In the order: the method's own of public images, the experiment's, that of private images."""
-    settings: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"public_augment": "flip"}, {"augment": "none"}),
-        ({}, {"public_augment": "flip"}),
-        ({"public_augment": "flip"}, {"public_augment": "flip"}),
-        ({"augment": "flip"}, {}),
-        ({}, {"augment": "flip"}),
-        ({}, {}),
-    ]
+    public, private, none = {"public_augment": "flip"}, {"augment": "flip"}, dict[str, Any]()
+    pairs = ((public, {"augment": "none"}), (none, public), (public, public))
     digests = [
         after_a_round(spec_with("fcclplus", local, **BATCHES, **options)).sha256()
-        for options, local in settings
+        for options, local in (*pairs, (private, none), (none, private), (none, none))
     ]
     assert digests[0] == digests[1] == digests[2]
     assert digests[3] == digests[4]

@@ -10,7 +10,10 @@ from tests.algorithms.test_every_algorithm import BUILT_IN
 NORMED = tiny.DROPOUT
 PLAIN = {**NORMED, "norm": False}
 DEEP = {"name": "deep-classifier"}
-UNIFORM = {"weights": "uniform"}
+EQUAL = {"aggregation": {"weights": "uniform"}}
+CLIPPED = {"optimizer": "adam", "clip_norm": 0.1}
+TEACHERS: dict[str, Any] = {"local_term": "two_teachers", "pretrain_epochs": 2}
+LARGE = tiny.gaussian_clients((45, 60, 50))
 Options = dict[str, Any]
 
 
@@ -19,36 +22,30 @@ def opt(name: str, **options: Any) -> Options:
 
 
 FEDAVG = opt("fedavg")
+ALT = opt("fedalt", personal_epochs=3, shared_epochs=2)
+REP = opt("fedrep", head_epochs=3, body_epochs=2)
 GLOBAL: list[tuple[Options, Options, Options]] = [
     (opt("fedprox", mu=0.0), FEDAVG, {}),
     (opt("moon", mu=0.0), FEDAVG, {}),
     (opt("fedrs", alpha=1.0), FEDAVG, {}),
     (opt("fedproc", alpha=1.0), FEDAVG, {}),
     (opt("fedhkd", lam=0.0, gamma=0.0), FEDAVG, {}),
-    (opt("fedrcl", weight=0.0), FEDAVG, {"aggregation": UNIFORM}),
+    (opt("fedrcl", weight=0.0), FEDAVG, EQUAL),
     (opt("fedproto", lam=0.0, aggregate_weights=True), FEDAVG, {}),
     (opt("fedrod", generic_loss="ce"), FEDAVG, {}),
-    (opt("fedbn"), FEDAVG, {"aggregation": UNIFORM, "model": PLAIN}),
+    (opt("fedbn"), FEDAVG, {**EQUAL, "model": PLAIN}),
     (opt("fedper", personal="none"), FEDAVG, {}),
     (opt("apfl"), FEDAVG, {}),
-    (opt("l2sgd", pull=1.0), FEDAVG, {"aggregation": UNIFORM}),
-    (opt("perfedavg", alpha=0.0), FEDAVG, {"aggregation": UNIFORM}),
-    (
-        opt("perfedavg", alpha=0.0, form="hf"),
-        FEDAVG,
-        {"aggregation": UNIFORM, "local": {"optimizer": "adam"}},
-    ),
+    (opt("l2sgd", pull=1.0), FEDAVG, EQUAL),
+    (opt("perfedavg", alpha=0.0), FEDAVG, EQUAL),
+    (opt("perfedavg", alpha=0.0, form="hf"), FEDAVG, {**EQUAL, "local": {"optimizer": "adam"}}),
     (opt("fedalt", personal="none"), FEDAVG, {}),
     (opt("fedsim", personal="none"), FEDAVG, {}),
-    (
-        opt("fedalt", personal_epochs=3, shared_epochs=2),
-        opt("fedrep", head_epochs=3, body_epochs=2),
-        {},
-    ),
+    (ALT, REP, {}),
     (opt("fedsim"), opt("fedper"), {}),
     (opt("feddf", steps=0), FEDAVG, {}),
     (opt("fedmatch", public_size=0, ratio=0.0, lam_s=1.0), FEDAVG, {}),
-    (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), {"aggregation": UNIFORM}),
+    (opt("fedrep", head_epochs=0, body_epochs=None), opt("fedbabu"), EQUAL),
 ]
 """Method, what it equals, settings of both; compared by the global models."""
 
@@ -57,32 +54,26 @@ MORE: list[tuple[Options, Options, Options]] = [
     (opt("fedhkd", lam=0.0, gamma=0.0, threshold=0.0), FEDAVG, {"model": DEEP}),
     (opt("fedrod", generic_loss="ce"), FEDAVG, {"model": DEEP, "local": {"clip_norm": 0.5}}),
     (opt("fedrs", alpha=1.0, graded=True), FEDAVG, {"clients": tiny.gaussian_clients(skew=True)}),
-    (opt("fedrs", alpha=0.0), FEDAVG, {}),  # all clients hold all classes
+    # as the warnings of these methods say: all clients hold all classes, a third of the samples each
+    *((opt("fedrs", alpha=alpha), FEDAVG, {}) for alpha in (0.0, 0.5)),
+    (opt("fedhkd", threshold=0.5), FEDAVG, {}),
     (opt("fedopt"), opt("fedadam"), {}),
     (opt("fedskc", lcl=False, gda=False, gpr=False), FEDAVG, {}),
     # sizes that saturate the sigmoid make the average uniform
-    (
-        opt("fedskc", lcl=False, gpr=False),
-        FEDAVG,
-        {"aggregation": UNIFORM, "clients": tiny.gaussian_clients((45, 60, 50))},
-    ),
+    (opt("fedskc", lcl=False, gpr=False), FEDAVG, {**EQUAL, "clients": LARGE}),
     (opt("lgmix", ratio=0), FEDAVG, {"local": {"precision": "float32"}}),
 ]
 """The same; not repeated on actors."""
 
 PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fedper", personal="all"), opt("local"), {}),
-    (opt("fedper", personal="batch_norm"), opt("fedbn"), {"aggregation": UNIFORM}),
+    (opt("fedper", personal="batch_norm"), opt("fedbn"), EQUAL),
     (opt("fedproto", lam=0.0), opt("local"), {}),
     (opt("apfl", alpha=1.0, adaptive=False), opt("local"), {}),
     (opt("l2sgd", pull=0.0), opt("local"), {}),
     (opt("fedalt", personal="all", personal_epochs=None), opt("local"), {"local": {"epochs": 2}}),
     (opt("fedsim", personal="all"), opt("local"), {}),
-    (
-        opt("fedalt", personal_epochs=3, shared_epochs=2),
-        opt("fedrep", head_epochs=3, body_epochs=2),
-        {},
-    ),
+    (ALT, REP, {}),
     (opt("fedsim"), opt("fedper"), {}),
     (opt("fcclplus", public_passes=0, local_term="none"), opt("local"), {}),
     (opt("feddf", mode="peer", public_passes=0), opt("local"), {}),
@@ -95,20 +86,10 @@ PERSONAL: list[tuple[Options, Options, Options]] = [
 MORE_PERSONAL: list[tuple[Options, Options, Options]] = [
     (opt("fcclplus", fccm=False, fisl=False, local_term="none"), opt("local"), {}),
     (opt("fcclplus", local_term="ewc", ewc=0.0), opt("fcclplus", local_term="none"), {}),
-    *(
-        (
-            opt("fcclplus", local_term="two_teachers", pretrain_epochs=2, **without),
-            opt("fccl", pretrain_epochs=2),
-            {},
-        )
-        for without in ({"fisl": False}, {"omega": 0})
-    ),
+    (opt("fcclplus", **TEACHERS, fisl=False), opt("fccl", pretrain_epochs=2), {}),
+    (opt("fcclplus", **TEACHERS, omega=0), opt("fccl", pretrain_epochs=2), {}),
     (opt("lgmix", ratio=1), opt("local"), {"local": {"precision": "float32"}}),
-    (
-        opt("apfl", alpha=1.0, adaptive=False),
-        opt("local"),
-        {"local": {"optimizer": "adam", "clip_norm": 0.1}},
-    ),
+    (opt("apfl", alpha=1.0, adaptive=False), opt("local"), {"local": CLIPPED}),
 ]
 
 SKEWED = {"clients": tiny.gaussian_clients((6, 9, 15), skew=True)}
@@ -120,7 +101,7 @@ DIFFERENT: dict[tuple[str, str], Options] = {
     **{(name, "fedavg"): SKEWED for name in ("fedrs", "fedrod")},
     **{(name, "fedavg"): {**SKEWED, **SLOW} for name in ("fedskc", "fedmatch")},
     **{
-        (name, "fedavg"): {"aggregation": UNIFORM}
+        (name, "fedavg"): EQUAL
         for name in ("fedbn", "scaffold", "perfedavg", "l2sgd", "fedrcl", "fedrep")
     },
     ("fedco2", "fedbn"): {},

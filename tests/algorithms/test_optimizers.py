@@ -12,10 +12,9 @@ from torch import nn
 
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client, make_optimizer
+from flray.algorithms.client import make_optimizer
 from flray.algorithms.common.batched_clients import BatchNormWithoutCuDNN
 from flray.algorithms.common.optimizers import SGD, Adam
-from flray.algorithms.common.samples import Batch
 from flray.config.experiment import Local
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
@@ -35,28 +34,18 @@ def named(name: str, **settings: Any) -> Any:
 
 
 OWN = ("sgd", "momentum", "adam", "adamw")
+DECAY = {"lr": 0.01, "weight_decay": 1e-2}
+NESTEROV = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
 KINDS: dict[str, Any] = {
-    "sgd": (
-        lambda p: SGD(p, lr=0.1, momentum=0.0, weight_decay=0.0),
-        lambda p: torch.optim.SGD(p, lr=0.1),
-    ),
-    "momentum": (
-        lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-2),
-    ),
-    "adam": (
-        lambda p: Adam(p, 0.01, (0.8, 0.99), 1e-2),
-        lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=1e-2),
-    ),
-    "adamw": (
-        lambda p: Adam(p, 0.01, decoupled=True, weight_decay=1e-2),
-        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=1e-2),
-    ),
-    "nesterov": (
-        named("nesterov", momentum=0.9),
-        lambda p: torch.optim.SGD(p, 0.1, 0.9, nesterov=True),
-    ),
+    name: (partial(own, **options), partial(theirs, **options))
+    for name, own, theirs, options in (
+        ("sgd", SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}),
+        ("momentum", SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2}),
+        ("adam", Adam, torch.optim.Adam, {**DECAY, "betas": (0.8, 0.99)}),
+        ("adamw", partial(Adam, decoupled=True), torch.optim.AdamW, DECAY),
+    )
 }
+KINDS["nesterov"] = named("nesterov", momentum=0.9), NESTEROV
 BETAS = {"betas": [0.8, 0.9]}
 for _kind, _options in (
     *((torch.optim.RMSprop, {"weight_decay": 0.1}), (torch.optim.ASGD, {"weight_decay": 0.2})),
@@ -225,27 +214,6 @@ def test_weights_and_outputs_stay_in_float32(name: str, monkeypatch: pytest.Monk
         digests.append(federation.sha256())
     assert seen <= {torch.float32}
     assert digests[0] != digests[1], "it did not reach the network"
-
-
-@registry.register_algorithm("noting-types")
-class NotingTypes(Algorithm):
-    """FedAvg that tracks how wide its features, gradients and velocity are."""
-
-    def step(self, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-        super().step(client, batch, optimizer)
-        tensors = [
-            batch.features,
-            *(p.grad for p in client.parameters.values()),
-            *(state["momentum_buffer"] for state in optimizer.state.values()),
-        ]
-        client.log("bytes", max(t.element_size() for t in tensors if t is not None))
-        client.log("least_bytes", min(t.element_size() for t in tensors if t is not None))
-
-
-def test_features_gradients_and_velocity_are_float32() -> None:
-    local = {"precision": "bfloat16", "momentum": 0.9}
-    metrics = tiny.fresh("noting-types", local=local).step().metrics
-    assert metrics["train/bytes"] == metrics["train/least_bytes"] == 4
 
 
 # Of FedAvg, of a frozen half and then the other, of gradients at other parameters and of a hook

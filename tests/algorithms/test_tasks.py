@@ -173,15 +173,6 @@ def test_it_is_said_once_with_what_helps_and_only_where_it_is_so(
     assert not said or re.search(said, lines[0])
 
 
-def test_what_is_said_to_do_nothing_does_nothing() -> None:
-    plain = tiny.digest("fedavg", EVEN, rounds=2)
-    for method in ({"name": "fedrs"}, {"name": "fedhkd", "threshold": 0.5}):
-        assert tiny.digest(method, EVEN, rounds=2) == plain
-    uniform = tiny.run("fedavg", MANY, rounds=2, aggregation={"weights": "uniform"})
-    gda = tiny.run({**ALONE, "gda": True}, MANY, rounds=2)
-    tiny.close(gda.server.model, uniform.server.model, rtol=0, atol=1e-5)
-
-
 def test_a_warning_is_no_part_of_what_is_learnt() -> None:
     """Neither digest nor metrics know of it."""
     spec = tiny.spec_of({"name": "fedrs"}, EVEN)

@@ -65,18 +65,12 @@ ROWS["rhfl", "public batches, private epochs"] = {
 }
 """By method and name of the row: options with the paper's and the released code's value."""
 
+PREVIOUS = {"kd_share": 0.0, "teacher": "previous"}
 FCCL = {"off_diagonal": 0.0051, "public_passes": 1, "average": False}
 SAME: dict[str, dict[str, Any]] = {
     "fedskc": {"tau": 0.08, "neighbours": 1, "sample_scale": "raw", "review": "paper"},
     "fccl": {**FCCL, "pretrain_epochs": 50},
-    "fcclplus": {
-        **FCCL,
-        "omega": 3.0,
-        "mu": 0.02,
-        "tau": 3.0,
-        "kd_share": 0.0,
-        "teacher": "previous",
-    },
+    "fcclplus": {**FCCL, "omega": 3.0, "mu": 0.02, "tau": 3.0, **PREVIOUS},
     "fedco2": {"mu": 1.0, "mutual_epochs": 1, "intra": "both", "inter": "both"},
     "lgmix": {"server_lr": 1.0, "ratio": None},
     "rhfl": {"a": 0.1, "b": 1.0, "eta": 0.5},

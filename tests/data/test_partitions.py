@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from flray.config.components import PartitionChoice
 from flray.config.loader import load
-from flray.config.sections import Shift
 from flray.data import DataSet, FederatedData, federate, load_dataset
 from flray.data.partitions import (
     by_domain,
@@ -32,7 +31,7 @@ from flray.registry import Params, partitions, register_partition
 from flray.rng import numpy_generator
 from tests.data.layouts import LAYOUTS
 from tests.data.pictures import found
-from tests.data.test_splits import OPTIONS, numbered
+from tests.data.test_splits import OPTIONS, numbered, of_file
 from tests.helpers import cases
 from tests.messages import refused
 
@@ -345,23 +344,16 @@ def test_partitions(name: str) -> None:
     assert federated(name, OPTIONS[name]).partition_fingerprint[:16] == PARTITIONS[name]
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"split": "official"}, "efc0283bd26e933c"),
-        ({"split": (0.6, 0.2, 0.2)}, "b17e653b7ea8e89e"),
-        ({"split": "fedbn-digits"}, "50fc31219ed9119e"),
-        ({"split": "fedbn-office"}, "4923a9a4d57bb9fc"),
-        ({"split": "fedbn-domainnet"}, "180849377386cd93"),
-        ({"val_fraction": 0.2}, "28e7760e62d068cc"),
-        ({"shift": Shift(long_tail=10)}, "837ce16c4d972d24"),
-        ({"shift": Shift(sizes={"d0": 30})}, "a6d8fb029a104f0f"),
-        ({"shift": Shift(ratio=0.5)}, "d67d22ca6fb83bd7"),
-        ({"shift": Shift(noise=0.3)}, "68b1f36486a3deab"),
-    ],
+@cases(
+    "settings, expected",
+    """[{split: official}, efc0283bd26e933c], [{split: [0.6, 0.2, 0.2]}, b17e653b7ea8e89e],
+    [{split: fedbn-digits}, 50fc31219ed9119e], [{split: fedbn-office}, 4923a9a4d57bb9fc],
+    [{split: fedbn-domainnet}, '180849377386cd93'], [{val_fraction: 0.2}, 28e7760e62d068cc],
+    [{shift: {long_tail: 10}}, 837ce16c4d972d24], [{shift: {sizes: {d0: 30}}}, a6d8fb029a104f0f],
+    [{shift: {ratio: 0.5}}, d67d22ca6fb83bd7], [{shift: {noise: 0.3}}, 68b1f36486a3deab]""",
 )
 def test_splits_and_shifts(settings: dict[str, Any], expected: str) -> None:
-    assert federated(**settings).partition_fingerprint[:16] == expected
+    assert federated(**of_file(**settings)).partition_fingerprint[:16] == expected
 
 
 def labels(dataset: DataSet) -> str:
@@ -370,13 +362,10 @@ def labels(dataset: DataSet) -> str:
     return hashlib.sha256(repr((dataset.classes, held)).encode()).hexdigest()[:16]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "expected"),
-    [
-        ("digits-sklearn", {}, "6bd685cec7e125d9"),
-        ("digits-sklearn", {"samples": 20}, "21a7d4f41c2d4193"),
-        ("glyphs", {}, "c7c7ffe37076d484"),
-    ],
+@cases(
+    "name, options, expected",
+    """[digits-sklearn, {}, 6bd685cec7e125d9], [digits-sklearn, {samples: 20}, 21a7d4f41c2d4193],
+    [glyphs, {}, c7c7ffe37076d484]""",
 )
 def test_generated_sets(name: str, options: dict[str, Any], expected: str) -> None:
     assert labels(load_dataset(name, {**options, "seed": 3})) == expected

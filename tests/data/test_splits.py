@@ -205,22 +205,21 @@ def test_superclasses_reach_pachinko_or_are_missed() -> None:
     refused(federate, numbered([(160, 40)], coarse=False), "pachinko", {}, 0)
 
 
-@pytest.mark.parametrize(
+def of_file(split: Any = "official", shift: Any = (), **more: Any) -> dict[str, Any]:
+    """Return the arguments of `federate` for settings as a file has them."""
+    shares = tuple(split) if isinstance(split, list) else split
+    return {"split": shares, "shift": Shift(**dict(shift)), **more}
+
+
+@cases(
     "settings",
-    [
-        {"split": "fedbn-digits"},
-        {"split": "fedbn-digits", "shift": Shift(ratio=2)},
-        {"shift": Shift(ratio=2)},
-        {"shift": Shift(sizes={"d3": 5})},
-        {"split": (0.6, 0.2, 0.2), "val_fraction": 0.1},
-        {"split": (0.6, 0.2, 0.2), "shift": Shift(test_long_tail=2)},
-        {"split": "fedbn-office", "val_fraction": 0.1},
-        {"split": "fedbn-domainnet", "val_fraction": 0.1},
-        {"split": "fedbn-domainnet", "shift": Shift(ratio=2)},
-    ],
+    """{split: fedbn-digits}, {split: fedbn-digits, shift: {ratio: 2}}, {shift: {ratio: 2}},
+    {shift: {sizes: {d3: 5}}}, {split: [0.6, 0.2, 0.2], val_fraction: 0.1},
+    {split: [0.6, 0.2, 0.2], shift: {test_long_tail: 2}}, {split: fedbn-office, val_fraction: 0.1},
+    {split: fedbn-domainnet, val_fraction: 0.1}, {split: fedbn-domainnet, shift: {ratio: 2}}""",
 )
 def test_what_does_not_fit_the_data_is_named(settings: dict[str, Any]) -> None:
-    refused(federate, numbered([(2000, 40), (120, 40)]), "domains", {}, 0, **settings)
+    refused(federate, numbered([(2000, 40), (120, 40)]), "domains", {}, 0, **of_file(**settings))
 
 
 BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
