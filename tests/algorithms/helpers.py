@@ -47,6 +47,15 @@ def hand_made(root: Path, *, key: str) -> DataSet:
     return DataSet(f"hand-made {key}", domains, names, (0.0,), (1.0,), public=public)
 
 
+@registry.register_dataset("small-images")
+def small_images(root: Path) -> DataSet:
+    """Two clients of the same images."""
+    x = np.random.default_rng(1).integers(0, 256, (16, 1, 8, 8), dtype=np.uint8)
+    y = np.arange(16, dtype=np.int64) % 2
+    domains = tuple(Domain(name, "random", x, y, x, y) for name in ("one", "two"))
+    return DataSet("small-images", domains, ("a", "b"), (0.5,), (0.25,))
+
+
 @registry.register_model("one-layer")
 def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """No bias, so that a closed form is short."""
@@ -146,9 +155,7 @@ def start(federation: Federation) -> dict[str, Tensor]:
     return dict(federation_of(federation.spec).server.model)
 
 
-def run(
-    algorithm: Named, clients: Clients = None, *, rounds: int = 1, **settings: Any
-) -> Federation:
+def run(algorithm: Named, clients: Clients = None, rounds: int = 1, **settings: Any) -> Federation:
     """Return a federation after some rounds."""
     federation = fresh(algorithm, clients, **settings)
     for _ in range(rounds):

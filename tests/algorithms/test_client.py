@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from flray.algorithms.common.samples import Batch, Samples
 from flray.algorithms.types import Phase
 from flray.config.experiment import Local, Participation
 from flray.data.augment import augment_batch
-from flray.data.types import DataSet, Domain
 from flray.federation import checkpoint
 from flray.federation.federation import Federation
 from flray.federation.spec import FederationSpec
@@ -28,14 +26,6 @@ from tests.helpers import cases
 from tests.messages import refused
 
 SEEN: list[torch.Tensor] = []
-
-
-@registry.register_dataset("small-images")
-def small_images(root: Any) -> DataSet:
-    x = np.random.default_rng(1).integers(0, 256, (16, 1, 8, 8), dtype=np.uint8)
-    y = np.arange(16, dtype=np.int64) % 2
-    domains = tuple(Domain(name, "random", x, y, x, y) for name in ("one", "two"))
-    return DataSet("small-images", domains, ("a", "b"), (0.5,), (0.25,))
 
 
 @registry.register_algorithm("watching")

@@ -4,13 +4,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from flray import registry, trees
-from flray.data.types import DataSet, Domain
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
@@ -33,16 +31,7 @@ def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
     assert metrics["train/loss"] > 0
 
 
-@registry.register_dataset("bright")
-def bright(root: Any) -> DataSet:
-    x = np.random.default_rng(0).integers(0, 256, (12, 1, 2, 2), dtype=np.uint8)
-    y = np.arange(12, dtype=np.int64) % 3
-    return DataSet(
-        "bright", (Domain("only", "random", x, y, x, y),), ("a", "b", "c"), (0.5,), (0.25,)
-    )
-
-
-BRIGHT: dict[str, Any] = {"data": {"name": "bright"}, "local": {"batch_size": 100}}
+BRIGHT: dict[str, Any] = {"data": {"name": "small-images"}, "local": {"batch_size": 100}}
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_perfedavg_one_step_by_hand(form: str) -> None:
         tiny.close(federation.server.model, mean, rtol=1e-7, atol=1e-8)
 
 
-def test_perfedavg_only_the_second_batch_moves_the_statistics(
+def test_perfedavg_second_batches_alone_move_the_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, int, Tensor]] = []
@@ -329,9 +329,7 @@ def test_fedfomo_four_rounds_by_hand() -> None:
 
 
 @pytest.mark.parametrize("poison", [1e3, float("nan")])
-def test_fedfomo_with_harmful_peers_and_no_progress_of_its_own_a_client_trains_alone(
-    poison: float,
-) -> None:
+def test_fedfomo_with_harmful_peers_a_client_without_progress_trains_alone(poison: float) -> None:
     """The reference is put at the own model, which then gains nothing; the peers are made useless."""
     federation, alone = (tiny.fresh(name, **VAL) for name in ("fedfomo", "local"))
     for number in range(3):

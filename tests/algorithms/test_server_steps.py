@@ -55,9 +55,7 @@ def test_fedopt_three_rounds_by_hand_at_the_defaults(form: str) -> None:
         ),
     ],
 )
-def test_fedopt_each_form_approaches_fedavg(
-    form: str, options: dict[str, float], rtol: float
-) -> None:
+def test_fedopt_each_form_approaches_fedavg(form: str, options: dict, rtol: float) -> None:
     found, expected = (tiny.run(a, rounds=1) for a in ({"name": form, **options}, "fedavg"))
     tiny.close(found.server.model, expected.server.model, rtol=rtol, atol=rtol / 10)
 
@@ -70,9 +68,7 @@ def test_fedopt_momentum_moves_the_weights_by_its_rate() -> None:
 
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
-def test_scaffold_three_rounds_by_hand_with_partial_participation(
-    option: str, server_lr: float
-) -> None:
+def test_scaffold_three_rounds_by_hand_of_some_clients(option: str, server_lr: float) -> None:
     options = {"name": "scaffold", "option": option, "server_lr": server_lr}
     federation = tiny.fresh(options, participation={"clients": 2}, **tiny.full(epochs=4))
     w, data = federation.server.model[V].clone(), tiny.tensors()

@@ -131,9 +131,7 @@ SKEWED = tiny.gaussian_clients((12, 9, 15), skew=True)
 MANY = tiny.gaussian_clients((60, 66, 72))
 
 
-def lines_of(
-    algorithm: dict[str, Any], clients: list[tiny.Arrays], rounds: int = 4, **settings: Any
-) -> list[str]:
+def lines_of(algorithm: Any, clients: Any, rounds: int = 4, **settings: Any) -> list[str]:
     """Return what a run says, with a reset in the middle as after a loss."""
     spec, lines = tiny.spec_of(algorithm, clients, rounds=2 * rounds, **settings), list[str]()
     federation = Federation(spec, InlineExecutor(spec), lines.append)
@@ -165,9 +163,7 @@ HELD = {"even": EVEN, "skewed": SKEWED, "many": MANY, "few": tiny.gaussian_clien
     [{<<: *steps, review: interpolate}, even, '^((?!multiplies).)*$'],
     [{<<: *steps, beta: 0.5}, even, ''], [{name: fedavg}, even, '']""",
 )
-def test_it_is_said_once_with_what_helps_and_only_where_it_is_so(
-    algorithm: dict[str, Any], clients: str, said: str
-) -> None:
+def test_it_is_said_once_and_only_where_it_is_so(algorithm: Any, clients: str, said: str) -> None:
     lines = lines_of(algorithm, HELD[clients], local={"lr": 0.01})
     assert len(lines) == bool(said)
     assert not said or re.search(said, lines[0])

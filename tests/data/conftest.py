@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,9 +102,7 @@ def with_checksum(source: Archive, folder: Path) -> Archive:
 
 
 @pytest.fixture
-def pip_finds(
-    archives: tuple[Path, dict[str, Archive]], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Archive]:
+def pip_finds(archives: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Archive]:
     """Let pip find the small archives and nothing else, and flray look for these."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(archives[0]))
@@ -113,9 +112,7 @@ def pip_finds(
 
 
 @pytest.fixture(scope="package")
-def built(
-    archives: tuple[Path, dict[str, Archive]], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def built(archives: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache with everything fetched from archives that were put there by hand."""
     import shutil
 

@@ -359,9 +359,7 @@ def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
     assert load("table", **truth, task="binary", positive=1).classes == ("2.0", "1.0")
 
 
-def test_what_was_done_to_a_table_is_shown(
-    tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_became_of_a_table_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """AUC per client, the positive class, and the filled cells. On Ray: test_doors.py."""
     from flray.cli import display
     from flray.runs.export import export

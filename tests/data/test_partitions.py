@@ -128,9 +128,7 @@ def test_domain_dirichlet_keeps_parts_of_domains(
 
 @quick
 @given(LABELS, SEEDS, st.integers(1, 15), st.integers(1, 12))
-def test_pathological_limits_the_classes(
-    labels: np.ndarray, seed: int, clients: int, each: int
-) -> None:
+def test_pathological_limits_the_classes(labels: Any, seed: int, clients: int, each: int) -> None:
     assume(each <= labels.max() + 1 <= clients * each)
     parts = pathological(labels, seed, clients=clients, classes_per_client=each)
     assert len(parts) == clients
@@ -305,9 +303,7 @@ registered = partitions.get("flower")
     [SizePartitioner, 3, {partition_sizes: [3]}], [IidPartitioner, 3, {seed: 3}],
     [DirichletPartitioner, 3, {alpha: x}], [IidPartitioner, 2000, null]""",
 )
-def test_what_does_not_suit_is_one_line(
-    name: str, clients: int | None, options: dict[str, Any] | None
-) -> None:
+def test_what_does_not_suit_is_one_line(name: str, clients: Any, options: Any) -> None:
     refused(registered, DRAWN, 3, partitioner=name, clients=clients, options=options)
 
 
@@ -333,9 +329,7 @@ PARTITIONS = {
 }
 
 
-def federated(
-    partition: str = "domains", options: dict[str, Any] | None = None, **settings: Any
-) -> FederatedData:
+def federated(partition: str = "domains", options: Any = None, **settings: Any) -> FederatedData:
     return federate(numbered([(1000, 200), (950, 200)]), partition, options or {}, 3, **settings)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import flray
 from flray import registry
-from flray.data import DataSet, Domain, federate, load_dataset
+from flray.data import federate, load_dataset
 from flray.data.federated import partition_table
 from flray.data.inventory import Entry, list_datasets
 from flray.data.sources.archives import FILES
@@ -25,6 +25,7 @@ from flray.federation.building import build_spec
 from flray.federation.spec import partition_summary
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
+from tests.data.test_splits import numbered
 from tests.helpers import cases, printed, small
 from tests.messages import mistyped, refused
 
@@ -140,21 +141,6 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_read(tmp_cwd: Pa
     mistyped("data", "show", "digits-sklearn", "--plot", "file/chart.png")
 
 
-SITES = ("amazon", "dslr", "webcam")
-
-
-def two_levels(root: Path) -> DataSet:
-    """Three domains over twenty classes of five superclasses."""
-    generator = np.random.default_rng(0)
-    domains = []
-    for size, name in zip((400, 120, 250), SITES, strict=True):
-        y = generator.permutation(np.arange(size) % 20)
-        x = generator.integers(0, 256, (size, 3, 4, 4), dtype=np.uint8)
-        domains.append(Domain(name, "random", x, y, x[::4], y[::4]))
-    names, coarse = tuple(f"class {c}" for c in range(20)), tuple(c // 4 for c in range(20))
-    return DataSet("two-levels", tuple(domains), names, (0.5,) * 3, (0.5,) * 3, coarse=coarse)
-
-
 CLIENTS = {"domains": 3, "domain-dirichlet": 3}  # the others have as many as is said
 OPTIONS = {
     "domains": "",
@@ -162,7 +148,7 @@ OPTIONS = {
     "flower": ", clients: 6, partitioner: LinearPartitioner",
     "pathological": ", clients: 6, classes_per_client: 4",
 }
-SHIFT = "long_tail: 10, ratio: 0.5, sizes: {dslr: 30}, noise: 0.1"
+SHIFT = "long_tail: 10, ratio: 0.5, sizes: {d1: 30}, noise: 0.1"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +165,8 @@ def test_the_command_draws_every_partition(
         f"shift: {{{shift}}}, model: linear, algorithm: fedavg}}"
     )
     monkeypatch.setattr(registry.datasets, "_entries", {**registry.datasets._entries})
-    registry.datasets.register("two-levels")(two_levels)
+    three = numbered([(400, 100), (120, 30), (250, 63)], classes=8)
+    registry.datasets.register("two-levels")(lambda root: three)
     lines = printed("data", "show", "x.yaml", "--plot", "chart.png").splitlines()
     assert lines[0].split()[:4] == ["client", "domain", "origin", "train"]
     rows = [line.split() for line in lines[1 : 1 + clients]]

@@ -20,9 +20,7 @@ from flray.tasks.classification import FewShot, summarise_parts
 from tests.messages import refused
 
 
-def measured(
-    name: str, outputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()
-) -> dict[str, float]:
+def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple = ()) -> dict[str, float]:
     kind = make_task(name, classes)
     return kind.summarise({k: v.numpy() for k, v in kind.predictions(outputs, targets).items()})
 

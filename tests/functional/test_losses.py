@@ -129,9 +129,7 @@ def test_model_contrastive_first_round_scale_and_edges() -> None:
     assert fn.model_contrastive_loss(nothing, nothing, nothing).item() == 0.0
 
 
-def loop_relaxed(
-    x: np.ndarray, y: list[int], tau: float, threshold: float, beta: float, k: int, pairs: str
-) -> float:
+def relaxed(x: Any, y: Any, tau: float, threshold: float, beta: float, k: int, pairs: str) -> float:
     total = 0.0
     for a in range(len(x)):
         s = [1.0 if i == a else cosine(x[a], x[i]) for i in range(len(x))]
@@ -160,7 +158,7 @@ def test_relaxed_contrastive_equals_loops(pairs: str, labels: list[int], thresho
     def call(x: torch.Tensor) -> torch.Tensor:
         return fn.relaxed_contrastive_loss(x, torch.tensor(labels), 0.3, threshold, 0.7, 2, pairs)  # type: ignore[arg-type]
 
-    expected = loop_relaxed(features.detach().numpy(), labels, 0.3, threshold, 0.7, 2, pairs)
+    expected = relaxed(features.detach().numpy(), labels, 0.3, threshold, 0.7, 2, pairs)
     near(call(features), expected, rel=1e-11, abs=1e-14)
     assert gradcheck(call, features)
 

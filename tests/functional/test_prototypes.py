@@ -200,9 +200,7 @@ def test_global_knowledge_by_hand_with_ties() -> None:
 @pytest.mark.parametrize(
     "labels, present", [([1, 1], [True, False, True]), ([0, 1], [False] * 3), ([], [True] * 3)]
 )
-def test_local_contrastive_without_counted_samples_is_a_differentiable_zero(
-    labels: list[int], present: list[bool]
-) -> None:
+def test_local_contrastive_without_counted_samples_is_a_zero(labels: list, present: list) -> None:
     logits, known = normal(len(labels), 3).requires_grad_(), torch.tensor(present)
     prototypes = torch.full((3, 3), float("nan"), dtype=F64)
     prototypes[known] = 1.0

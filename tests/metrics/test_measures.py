@@ -317,9 +317,7 @@ ACCURACY, LOSS, CLIENT = (f"personal/local/{n}" for n in ("accuracy", "loss", "a
         ("time/round", "best", 2, "after 6 rounds", {"time/round": 6}),  # it is never validated
     ],
 )
-def test_which_rounds_are_reported(
-    metric: str, which: Any, count: int, text: str, values: dict[str, float]
-) -> None:
+def test_which_rounds_count(metric: str, which: Any, count: int, text: str, values: Any) -> None:
     reported = summary.summarise_history(VALIDATED, metric, which, count)
     assert reported.text == text
     assert {name: reported.values[name] for name in values} == pytest.approx(values)

@@ -90,9 +90,7 @@ def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, feat
 
 
 @every
-def test_groups_partition_the_state(
-    name: str, options: Mapping[str, Any], size: int, features: int
-) -> None:
+def test_groups_partition_the_state(name: str, options: Any, size: int, features: int) -> None:
     model = small(name, options, size)
     state = set(model.state_dict())
     head, body = models.select(model, "classifier"), models.select(model, "features")
@@ -107,9 +105,7 @@ def test_groups_partition_the_state(
 
 
 @pytest.mark.parametrize(("name", "options", "size", "features"), BUILT)
-def test_values_come_from_the_seed_alone(
-    name: str, options: Mapping[str, Any], size: int, features: int
-) -> None:
+def test_values_come_from_the_seed_alone(name: str, options: Any, size: int, features: int) -> None:
     torch.manual_seed(123)
     before = torch.get_rng_state()
     first = small(name, options, size)
@@ -223,9 +219,7 @@ def test_a_copy_computes_likewise_with_its_own_values() -> None:
     assert not torch.equal(twin(images()), lowered(images()))
 
 
-def compiled(
-    name: str, options: Mapping[str, Any], batch_size: int = 6
-) -> tuple[nn.Module, list[int]]:
+def compiled(name: str, options: Any, batch_size: int = 6) -> tuple[nn.Module, list[int]]:
     """Return a network compiled for torch's own kernels, which is quick, and the sizes of the batches so run."""
     model, sizes = network(name, options), list[int]()
 
