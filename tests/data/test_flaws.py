@@ -25,6 +25,7 @@ from flray.data.types import DataSet
 from flray.errors import FlrayError
 from tests.data import pictures
 from tests.data.layouts import LAYOUTS
+from tests.helpers import cases
 from tests.messages import refused
 
 Damage = Callable[[Path], object]
@@ -279,25 +280,20 @@ def unread(tmp_path: Path, content: bytes) -> None:
     refused(read_pickled_arrays, tmp_path / "x.pkl")
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [
-        "os\nsystem",
-        "builtins\ngetattr",
-        "numpy\nfromfile",
-        "numpy._core.multiarray\nfrombuffer",
-        "_codecs\ndecode",
-        "numpy\nndarray.tofile",
-    ],
+@cases(
+    "module, name",
+    """[os, system], [builtins, getattr], [numpy, fromfile], [numpy._core.multiarray, frombuffer],
+    [_codecs, decode], [numpy, ndarray.tofile]""",
 )
-def test_references_are_refused_before_they_are_called(reference: str, tmp_path: Path) -> None:
+def test_references_are_refused_before_they_are_called(
+    module: str, name: str, tmp_path: Path
+) -> None:
     """With every opcode that can call something: REDUCE, INST, OBJ, NEWOBJ, and the protocol-4 reference."""
-    module, name = reference.split("\n")
-    call = f"c{reference}\n".encode()
+    call = f"c{module}\n{name}\n".encode()
     argument = text(f"touch {tmp_path}/pwned")
     for content in (
         call + b"(" + argument + b"tR.",
-        b"(" + argument + f"i{reference}\n.".encode(),
+        b"(" + argument + f"i{module}\n{name}\n.".encode(),
         b"(" + call + argument + b"o.",
         b"\x80\x02" + call + b"(" + argument + b"t\x81.",
         b"\x80\x04" + text(module) + text(name) + b"\x93(" + argument + b"tR.",

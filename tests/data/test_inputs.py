@@ -381,21 +381,12 @@ def test_the_section_survives_saving_and_is_known_to_sweeps() -> None:
     assert all("samples" in form["properties"] for form in forms if "properties" in form)
 
 
-RANDOM = {"name": "random", "samples": 40}
-ALONE = {"data": RANDOM, "partition": {"name": "iid", "clients": 2}}
-
-
-@pytest.mark.parametrize(
+@cases(
     "changes",
-    [
-        {"public": "photo"},
-        {"public": {"name": "photos", "samples": 1}},
-        {"public": {"name": "photos", "sample": 100}},
-        {"public": {"name": "photos", "crops": 50, "samples": 90}},
-        {"public": {"name": "random", "samples": 10}},
-        {**ALONE, "public": {"name": "photos", "crops": 50}},
-        ALONE,
-    ],
+    """{public: photo}, {public: {name: photos, samples: 1}}, {public: {name: photos, sample: 100}},
+    {public: {name: photos, crops: 50, samples: 90}}, {public: {name: random, samples: 10}},
+    {data: &alone {name: random, samples: 40}, partition: &two {name: iid, clients: 2},
+     public: {name: photos, crops: 50}}, {data: *alone , partition: *two }""",
 )
 def test_what_cannot_serve_is_refused(changes: dict[str, Any]) -> None:
     refused(world_of, **changes)

@@ -384,26 +384,24 @@ def test_trees_are_mapped_in_float64_and_rounded_once() -> None:
     assert result["half"].item() == 2 * tree["half"].item() and result["flag"] is tree["flag"]
 
 
-@pytest.mark.parametrize(
-    "name, parameters",
-    [
-        ("structural_knowledge", "outputs labels num_classes gate=True"),
-        ("global_structural_knowledge", "knowledge present neighbours=1"),
-        (
-            "local_contrastive_loss",
-            "logits labels prototypes present temperature=0.08 normaliser='distance'",
-        ),
-        ("period_review", "current previous knowledge_now knowledge_before beta=0.95"),
-        ("cross_correlation_loss", "logits mean_logits off_diagonal=0.0051"),
-        ("instance_similarity", "features temperature=0.02"),
-        ("non_target_distillation_loss", "student teacher labels temperature=3.0"),
-        ("distillation_loss", "student teacher temperature=1.0"),
-        ("gram_trace", "features centred=False"),
-        ("mixing_ratio", "local_features global_features centred=False"),
-    ],
-)
-def test_published_defaults(name: str, parameters: str) -> None:
+PUBLISHED = """
+structural_knowledge outputs labels num_classes gate=True
+global_structural_knowledge knowledge present neighbours=1
+local_contrastive_loss logits labels prototypes present temperature=0.08 normaliser='distance'
+period_review current previous knowledge_now knowledge_before beta=0.95
+cross_correlation_loss logits mean_logits off_diagonal=0.0051
+instance_similarity features temperature=0.02
+non_target_distillation_loss student teacher labels temperature=3.0
+distillation_loss student teacher temperature=1.0
+gram_trace features centred=False
+mixing_ratio local_features global_features centred=False
+"""
+
+
+@pytest.mark.parametrize("line", PUBLISHED.strip().splitlines())
+def test_published_defaults(line: str) -> None:
+    name, *parameters = line.split()
     signature = inspect.signature(getattr(fn, name)).parameters.values()
     positional = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD]
     shown = [p.name + ("" if p.default is p.empty else f"={p.default!r}") for p in positional]
-    assert " ".join(shown) == parameters
+    assert shown == parameters

@@ -337,19 +337,11 @@ def test_a_run_with_them_is_resumed_and_told_apart_by_the_file(
     refused(runner.resume, result.folder, rounds=3)
 
 
-@pytest.mark.parametrize(
+@cases(
     "options",
-    [
-        {"network": "resnet19"},
-        {"network": "squeezenet1_0"},
-        {"network": "vit_b_16"},
-        {"weights": "nowhere.pth"},
-        {"weights": "IMAGENET9"},
-        {"weights": "FILE", "norm": "group"},
-        {"weights": "FILE"},
-        {"weights": __file__},
-    ],
+    """{network: resnet19}, {network: squeezenet1_0}, {network: vit_b_16}, {weights: nowhere.pth},
+    {weights: IMAGENET9}, {weights: FILE, norm: group}, {weights: FILE}, {weights: OTHER}""",
 )
 def test_what_is_wrong_is_one_line(options: dict[str, Any], trained: tuple[Any, Path]) -> None:
-    options = {n: str(trained[1]) if v == "FILE" else v for n, v in options.items()}
-    refused(made, (3, 50, 50), **options)
+    paths = {"FILE": str(trained[1]), "OTHER": __file__}
+    refused(made, (3, 50, 50), **{n: paths.get(v, v) for n, v in options.items()})
