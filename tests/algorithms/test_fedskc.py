@@ -161,13 +161,10 @@ def compare(other: Mapping[str, Any] | None = None, **options: Any) -> list[set[
     """
     settings: dict[str, Any] = {"clients": CLIENTS, "participation": {"clients": 2}}
     settings["local"] = {"batch_size": BATCH, "epochs": EPOCHS, "lr": LR}
-    settings["seed"] = (
-        3  # of these cohorts no client's logits come near zero, where their direction is noise
-    )
-    classes: list[set[int]] = []
-    for federation, loop, metrics in released.side_by_side(
-        "fedskc", Loop, options, other, **settings
-    ):
+    # Of these cohorts no client's logits come near zero, where their direction is noise.
+    settings["seed"], classes = 3, list[set[int]]()
+    steps = released.side_by_side("fedskc", Loop, options, other, **settings)
+    for federation, loop, metrics in steps:
         released.assert_same(federation.server.model, loop.model, counters=False, atol=1e-11)
         classes.append(set(loop.knowledge))
         known = federation.server.state["knowledge"]

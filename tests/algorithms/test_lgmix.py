@@ -194,9 +194,8 @@ def compare(epochs: int = 1, other: Mapping[str, Any] | None = None, **options: 
     `other` are options that the loop does not have.
     """
     local = {"lr": LR, "batch_size": BATCH, "epochs": epochs}
-    for federation, loop, metrics in released.side_by_side(
-        "lgmix", Loop, options, other, local=local
-    ):
+    steps = released.side_by_side("lgmix", Loop, options, other, local=local)
+    for federation, loop, metrics in steps:
         released.assert_same(federation.server.model, loop.server, counters=False)
         for i, model in enumerate(loop.models):
             released.assert_same(tiny.state_of(federation, i)["own"], model, counters=False)
