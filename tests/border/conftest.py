@@ -27,12 +27,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (base / "outside").mkdir()
     (base / "outside" / "letter").write_text("dear")
     (base / "outside" / "empty").write_text("")
-    content = GOOD["experiment"] | {
-        "name": "m",
-        "data": {"name": "digits-sklearn", "samples": 96},
-        "checkpoint": {"min_seconds": 0},
-        "tracking": {"uri": "sqlite:///mlflow.db"},
-    }
+    own = {"name": "m", "checkpoint": {"min_seconds": 0}}
+    own |= {"data": {"name": "digits-sklearn", "samples": 96}}
+    content = GOOD["experiment"] | own | {"tracking": {"uri": "sqlite:///mlflow.db"}}
     before = Path.cwd()
     os.chdir(base / "here")
     try:

@@ -16,7 +16,7 @@ CLIENT = 'A""";open("PWNED","w").write("x");"""y'
 """A name that becomes code where it is written into a docstring."""
 ESCAPES = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202e"
 """Title of the window, cleared screen, red, and text from right to left."""
-RUN = Path("runs/m/001")
+RUN, UP = Path("runs/m/001"), "../../../../outside"
 Plant = Callable[[Path], None]
 """Changes a run's folder; everything is below the current folder, and ``../outside`` is somebody's home."""
 
@@ -41,12 +41,10 @@ def edit(file: str, *keys: str, value: Any) -> Plant:
 
 
 def setting(*keys: str, value: Any) -> Plant:
-    """Return what changes a setting of the run."""
     return edit("config.yaml", "experiment", *keys, value=value)
 
 
 def write(file: str, data: bytes) -> Plant:
-    """Return what replaces a file of the run."""
     return lambda run: void((run / file).write_bytes(data))
 
 
@@ -54,20 +52,19 @@ def void(_: object) -> None:
     """Forget what a call returned."""
 
 
-def pipe(file: str) -> Plant:
-    """Return what puts a pipe in a file's place."""
-
-    def plant(run: Path) -> None:
-        (path,) = run.glob(file)
+def instead(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    def plant(path: Path) -> None:
         path.unlink()
-        os.mkfifo(path)
+        make(path)
 
     return plant
 
 
-def link(file: str, target: Callable[[], str | Path]) -> Plant:
-    """Return what puts a link in a file's or folder's place."""
+def pipe(file: str) -> Plant:
+    return lambda run: instead(os.mkfifo)(*run.glob(file))
 
+
+def link(file: str, target: Callable[[], str | Path]) -> Plant:
     def plant(run: Path) -> None:
         path = run / file
         if path.is_dir():
@@ -79,8 +76,6 @@ def link(file: str, target: Callable[[], str | Path]) -> Plant:
 
 
 def lines(change: Callable[[bytes], bytes]) -> Plant:
-    """Return what changes the journal's text."""
-
     def plant(run: Path) -> None:
         path = run / "journal.jsonl"
         path.write_bytes(change(path.read_bytes()))
@@ -89,13 +84,10 @@ def lines(change: Callable[[bytes], bytes]) -> Plant:
 
 
 def event(**values: Any) -> Plant:
-    """Return what adds an event to the journal."""
     return lines(lambda data: data + json.dumps(values).encode() + b"\n")
 
 
 def plugin(where: str) -> Plant:
-    """Return what names a plug-in in the settings."""
-
     def plant(run: Path) -> None:
         path = (run / where).resolve()
         path.write_text(f"open({str(outside().parent / 'PWNED')!r}, 'w').close()\n")
@@ -105,8 +97,6 @@ def plugin(where: str) -> Plant:
 
 
 def manifest(change: Callable[[dict[str, Any]], Any]) -> Plant:
-    """Return what changes the list of files of the newest checkpoint."""
-
     def plant(run: Path) -> None:
         path = max((run / "checkpoint").glob("round-*.json"))
         path.write_text(json.dumps(change(json.loads(path.read_text()))))
@@ -139,20 +129,16 @@ def repository(run: Path) -> None:
 FOLDERS: dict[str, Plant] = {
     "journal: a pipe": pipe("journal.jsonl"),
     "journal: a device": link("journal.jsonl", lambda: "/dev/zero"),
-    "journal: a folder": lambda run: void(
-        ((run / "journal.jsonl").unlink(), (run / "journal.jsonl").mkdir())
-    ),
+    "journal: a folder": lambda run: instead(Path.mkdir)(run / "journal.jsonl"),
     "journal: a link to nothing": link("journal.jsonl", lambda: outside() / "made"),
     "journal: UTF-16": lines(lambda data: data.decode().encode("utf-16")),
     "journal: its lock is a link": link(".journal.jsonl.lock", lambda: outside() / "letter"),
-    "journal: names a file elsewhere": event(
-        type="artifact", path="../../../../outside/letter", to=""
-    ),
+    "journal: names a file elsewhere": event(type="artifact", path=f"{UP}/letter", to=""),
     "journal: escapes": event(type="tags", tags={"best": ESCAPES, "best.score": ESCAPES}),
     "run.json: a device": link("run.json", lambda: "/dev/zero"),
     "run.json: of another program": write("run.json", b'{"name": "web", "scripts": {}}'),
     "run.json: deep": write("run.json", b"[" * 200_000),
-    "run.json: uid that is a path": edit("run.json", "uid", value="../../../../outside/u"),
+    "run.json: uid that is a path": edit("run.json", "uid", value=f"{UP}/u"),
     "run.json: escapes": edit("run.json", "status", value=ESCAPES),
     "config.yaml: a list": write("config.yaml", b"experiment: [1]\n"),
     "config.yaml: escapes": setting("data", "name", value=ESCAPES),
@@ -187,7 +173,6 @@ BUCKETS: dict[str, Plant | str] = {
 
 
 def table(path: Path, **columns: Any) -> None:
-    """Write a CSV file of sixteen rows."""
     values = {"a": [*range(8)] * 2, "y": ["n", "p"] * 8, "h": ["u"] * 8 + ["v"] * 8}
     pd.DataFrame(values | columns).to_csv(path, index=False)
 
@@ -198,16 +183,6 @@ TABLES: dict[str, Callable[[Path], None]] = {
     "escapes": lambda path: table(path, h=[ESCAPES] * 8 + ["v"] * 8),
 }
 """Files that ``data.path`` names."""
-
-
-def instead(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Return what puts something else in a file's place."""
-
-    def plant(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return plant
 
 
 KEPT: dict[str, Callable[[Path], None]] = {

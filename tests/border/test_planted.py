@@ -26,9 +26,9 @@ OFTEN = (
     "run.json: escapes",
     "checkpoint: a link",
     "key: upwards",
-    "tracking.uri: a server",
     "code",
 )
+OFTEN += ("tracking.uri: a server",)
 """Objects that are met in every run of the tests; the others are slow together: scripts/hostile, scripts/test --all."""
 OVER_ALL = (["ls"], ["ls", "--json"], ["list", "datasets"], ["data", "list"], ["doctor", "--json"])
 """Commands that name no run."""
@@ -41,14 +41,9 @@ def some(names: Iterable[str]) -> list[Any]:
 
 def over_run(run: str, *more: str) -> list[list[str]]:
     """Return the commands that name a run; the last removes it."""
-    return [
-        ["compare", run, "ok/001", *more],
-        ["report", run, "--keep", "kept.csv", *more],
-        ["export", run, "--all", *more],
-        ["sync", run, *more],
-        ["resume", run, *more],
-        ["rm", run, "--yes", *more],
-    ]
+    reports = ["compare", run, "ok/001", *more], ["report", run, "--keep", "kept.csv", *more]
+    others = ["export", run, "--all", *more], ["sync", run, *more], ["resume", run, *more]
+    return [*reports, *others, ["rm", run, "--yes", *more]]
 
 
 def wrong(commands: Sequence[list[str]]) -> list[str]:
@@ -70,11 +65,8 @@ def wrong(commands: Sequence[list[str]]) -> list[str]:
 def away() -> dict[str, bytes]:
     """Return the files outside the current folder, and what was executed in it."""
     files = [path for path in Path("..").rglob("*") if path.is_file() and not path.is_symlink()]
-    return {
-        str(path): path.read_bytes()
-        for path in files
-        if path.parts[1] != "here" or path.name == "PWNED"
-    }
+    found = [path for path in files if path.parts[1] != "here" or path.name == "PWNED"]
+    return {str(path): path.read_bytes() for path in found}
 
 
 def put(key: str, *folders: str) -> None:
@@ -103,7 +95,6 @@ def put_planted(name: str, prefix: str, chosen: Path, folders: list[Path]) -> st
 
 
 def refusal(name: str) -> str:
-    """Return what a resume says of an object in a bucket."""
     part = name.partition(":")[0]
     return "it holds '" if part == "key" else f"experiment.{part} names "
 
@@ -178,11 +169,9 @@ def test_in_weights(setting: str, place: Path) -> None:
     assert invoke(["run", "x.yaml", *typed]) == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["checkpoint: files elsewhere", "checkpoint: a pipe", "checkpoint: a list"]
-)
+@pytest.mark.parametrize("name", ["files elsewhere", "a pipe", "a list"])
 def test_in_a_run_to_start_from(name: str, place: Path) -> None:
-    planted.FOLDERS[name](RUN)
+    planted.FOLDERS[f"checkpoint: {name}"](RUN)
     assert wrong([["run", "x.yaml", "start=m/001", "name=s"]]) == []
     assert not Path("runs/s").exists()
 
@@ -241,18 +230,14 @@ PLACES = [
 
 def over_sweep(*more: str) -> list[list[str]]:
     """Return the commands that read the sweep w/001, beside the whole one w/002."""
-    return [
-        *OVER_ALL[:2],
-        ["compare", "w/001", "w/002", *more],
-        ["compare", "w/001/trials/0000", "w/001/trials/0001", *more],
-        ["report", "w/001", "--keep", "kept.csv", "--to", "made", *more],
-        ["report", "w/001/trials/0001", *more],
-        ["export", "w/001", *more],
-        ["export", "w/001/trials/0001", "--all", "--to", "model", *more],
-        ["sync", "w/001", *more],
-        ["sync", "w/001/trials/0001", *more],
-        ["rm", "w/001/trials/0001", "--yes", *more],
+    trial = "w/001/trials/0001"
+    commands = [
+        *(["compare", "w/001", "w/002"], ["compare", "w/001/trials/0000", trial]),
+        *(["report", "w/001", "--keep", "kept.csv", "--to", "made"], ["report", trial]),
+        *(["export", "w/001"], ["export", trial, "--all", "--to", "model"]),
+        *(["sync", "w/001"], ["sync", trial], ["rm", trial, "--yes"]),
     ]
+    return [*OVER_ALL[:2], *([*words, *more] for words in commands)]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from flray.cli.main import invoke
 
@@ -70,14 +71,10 @@ def asked(arguments: Sequence[str], codes: tuple[int, ...] = (2,)) -> str:
 def started(arguments: Sequence[str]) -> str:
     """Return what is wrong with how a bad command line ends in a process of its own; empty if nothing is."""
     before = listing()
+    command = [sys.executable, "-B", "-m", "flray", *arguments]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        ended = subprocess.run(
-            [sys.executable, "-B", "-m", "flray", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=2 * WAIT,
-            stdin=subprocess.DEVNULL,
-        )
+        ended = subprocess.run(command, timeout=2 * WAIT, **how)
     except subprocess.TimeoutExpired:
         return f"no answer within {2 * WAIT} s"
     return judged(ended.returncode, ended.stderr, before)
@@ -95,8 +92,5 @@ def judged(code: int | str, stderr: str, before: set[str], codes: tuple[int, ...
 
 
 def listing() -> set[str]:
-    return {
-        str(Path(folder) / name)
-        for folder, folders, files in os.walk(".")
-        for name in (*folders, *files)
-    }
+    walked = os.walk(".")
+    return {str(Path(at, name)) for at, folders, files in walked for name in (*folders, *files)}

@@ -10,12 +10,9 @@ from flray import registry
 
 @pytest.fixture(autouse=True)
 def _registered_is_taken_back() -> Iterator[None]:
-    kept = {
-        kind: (entries.added(), dict(entries._entries), set(entries._builtin))
-        for kind, entries in registry.ALL.items()
-    }
+    kept = [(kind, dict(kind._entries), set(kind._builtin)) for kind in registry.ALL.values()]
     yield
-    for kind, (_, entries, builtin) in kept.items():
-        registry.ALL[kind]._entries, registry.ALL[kind]._builtin = entries, builtin
+    for kind, entries, builtin in kept:
+        kind._entries, kind._builtin = entries, builtin
     for name in [name for name in sys.modules if name.startswith("flray_plugin_")]:
         del sys.modules[name]

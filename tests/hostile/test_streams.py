@@ -61,9 +61,8 @@ def test_closed_streams_are_as_good_as_none(tmp_cwd: Path) -> None:
 def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
     write(rounds=1, name="small")
     command = f"ulimit -f 1; exec {sys.executable} -m flray run x.yaml"
-    ended = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE
-    )
+    words = ["bash", "-c", command]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("flray: no space left")
 
@@ -118,9 +117,7 @@ def test_a_damaged_partition_is_told_before_the_rounds(
         (damaged / "partition.json").write_text("[1]")
         before = (folder / "journal.jsonl").read_bytes()
         assert invoke(["resume", "done", "rounds=3"]) == 2
-        assert (
-            f"{damaged / 'partition.json'}: its content is not what was written"
-            in capsys.readouterr().err
-        )
+        said = f"{damaged / 'partition.json'}: its content is not what was written"
+        assert said in capsys.readouterr().err
         assert (folder / "journal.jsonl").read_bytes() == before
         (damaged / "partition.json").unlink()

@@ -11,17 +11,9 @@ from jsonschema import Draft202012Validator
 
 from flray import registry
 from flray.config.schema import schema
+from tests.helpers import small
 
-GOOD: dict[str, Any] = {
-    "experiment": {
-        "data": "digits-sklearn",
-        "model": "lenet",
-        "algorithm": "fedavg",
-        "rounds": 1,
-        "resources": {"executor": "inline"},
-        "tracking": {"uri": None},
-    }
-}
+GOOD: dict[str, Any] = {"experiment": small(model="lenet")}
 HUGE, TEXTS = (2**70, -(2**70), 1e300, -1e300), ("nul\0", "two\nlines", "\x1b[31m", "x" * 5000)
 ODD = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, math.nan, math.inf, ["a"])
 WRONG: tuple[Any, ...] = (*ODD, *HUGE, *TEXTS)
@@ -50,9 +42,8 @@ def refused(form: dict[str, Any], value: Any) -> bool:
     if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
         return True
     if isinstance(value, float) and not math.isfinite(value):
-        return any(kind in json.dumps(form) for kind in ('"number"', '"integer"')) or _refuses(
-            form, value
-        )
+        numeric = any(kind in json.dumps(form) for kind in ('"number"', '"integer"'))
+        return numeric or _refuses(form, value)
     return ("\0" in value if isinstance(value, str) else False) or _refuses(form, value)
 
 
@@ -115,11 +106,8 @@ def of_components() -> Iterator[Case]:
 
 
 def _allowed(form: dict[str, Any]) -> Any:
-    return next(
-        value
-        for value in (*form.get("enum", ()), 2, 0.5, "a", [1], True)
-        if Draft202012Validator(form).is_valid(value)
-    )
+    values = (*form.get("enum", ()), 2, 0.5, "a", [1], True)
+    return next(value for value in values if Draft202012Validator(form).is_valid(value))
 
 
 def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
