@@ -30,16 +30,9 @@ class Held(registry.algorithms.get({method!r})):
 
 
 class Gates:
-    """Rounds in which the processes that train with the method ``held`` of ``held.py`` wait.
+    """Rounds in which the processes that train with the method ``held`` wait; otherwise it is `method`.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the method and the marks are.
-    rounds : sequence of int
-        In which it waits.
-    method : str
-        What it is otherwise.
+    Its file ``held.py`` and the marks are in a folder.
     """
 
     def __init__(self, folder: Path, rounds: Sequence[int], method: str = "local") -> None:

@@ -19,18 +19,9 @@ PATIENCE = 300
 
 
 class Service:
-    """A server in a process group of its own, on a fixed port.
+    """A server in a process group of its own, on a fixed port: a command of Python without the port.
 
-    Parameters
-    ----------
-    folder : Path
-        Where it is started; gets its ``log.txt``.
-    command : sequence of str
-        What Python runs, without the port.
-    health : str
-        What it answers at once it is ready, after its address.
-    method : str
-        How that is asked.
+    It is ready once it answers `health`, asked for by `method`; its log is in its folder.
     """
 
     def __init__(

@@ -87,10 +87,8 @@ def test_a_run_ends_with_table_digest_and_folder(file: str, tmp_cwd: Path, store
     assert f"model SHA-256: {identity['sha256']}" in shown
     assert "run: runs/digits/001" in shown and "mlflow ui --backend-store-uri sqlite:///" in shown
     assert "round 2/2" in shown and "global/common" in shown
-    speed = (
-        r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB in one"
-    )
-    assert re.search(speed, shown)
+    speed = r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB"
+    assert re.search(f"{speed} in one", shown)
     figures = {f"figures/{name}.png" for name in ("curves", "clients", "partition")}
     assert {f"figures/{path.name}" for path in (folder / "figures").iterdir()} == figures
 
@@ -216,9 +214,7 @@ def test_every_view_and_every_measure_has_a_line() -> None:
     tasks = (*Classification.base_measures, *Binary.base_measures, *FewShot.measures)
     others = (*Segmentation(["disc"]).measures, *Regression.measures, *MultiLabel.measures)
     assert {*tasks, *others, "topK"} == set(MEASURES_IN_WORDS)
-
-
-def test_validation_and_test_metrics_are_told_apart() -> None:
+    # Metrics of validation and test are told apart.
     assert is_test("auto") and is_test("personal/local/accuracy/worst")
     assert is_validation("global/validation/loss") and not is_test("global/validation/loss")
     assert not is_test("train/loss") and not is_validation("train/loss")

@@ -94,12 +94,9 @@ def test_a_ray_of_our_own_is_shut_to_others_and_leaves_nothing_behind(tmp_path: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     head = ["start", "--head", f"--port={port}", "--num-cpus=3", "--block"]
-    cluster = subprocess.Popen(
-        [Path(sys.executable).with_name("ray"), *head, "--include-dashboard=false"],
-        env={**environment, "RAY_AUTH_MODE": "token"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    command = [Path(sys.executable).with_name("ray"), *head, "--include-dashboard=false"]
+    cluster = subprocess.Popen(command, env={**environment, "RAY_AUTH_MODE": "token"}, **silent)
     try:
         done = python(SESSIONS, f"127.0.0.1:{port}", env=environment)
     finally:

@@ -190,10 +190,8 @@ def test_an_unknown_preset_is_refused_in_one_line() -> None:
 
 def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> None:
     def dealt(seed: int) -> tuple[str, ...]:
-        models = ["lenet", "mlp", "simple-cnn"]
-        return build_spec(
-            load(content("local", models=models, seed=seed)).experiment
-        ).architecture_of
+        several = content("local", models=["lenet", "mlp", "simple-cnn"], seed=seed)
+        return build_spec(load(several).experiment).architecture_of
 
     assert sorted(Counter(dealt(0)).values()) == [2, 2, 3]
     assert dealt(0) == dealt(0)
@@ -231,14 +229,9 @@ def test_the_generated_method_passes_its_own_test_and_those_of_all_methods(tmp_p
         assert ruff.returncode == 0, ruff.stdout
 
     method = (tmp_path / "flray/algorithms/demo.py").read_bytes()
-    for name, said in {
-        "demo": "exists already",
-        "base": "exists already",
-        "fedadam": "there is a method",
-        "../x": "small letter",
-        "class": "no word of Python",
-        "Demo": "small letter",
-    }.items():
+    wrong = {"demo": "exists already", "base": "exists already", "fedadam": "there is a method"}
+    wrong |= {"../x": "small letter", "class": "no word of Python", "Demo": "small letter"}
+    for name, said in wrong.items():
         refused = program(tmp_path, "flray.new", "method", name)
         assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
         assert said in refused.stderr

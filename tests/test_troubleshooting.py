@@ -63,6 +63,7 @@ class Mine(Algorithm):
         {}["weight"]
 """
 GPU = {"model": "One", "driver": "1", "cuda": "1", "cudnn": "1"}
+OWN = Path("own.py")
 Scenario = Callable[[], int]
 
 
@@ -70,20 +71,17 @@ def run(*settings: str) -> Scenario:
     return lambda: invoke(["run", "demo.yaml", *settings])
 
 
-def broken(what: str, line: str = "", *settings: str) -> Scenario:
-    def trouble() -> int:
-        Path("my_broken.py").write_text(BROKEN.format(line=line, what=what))
-        return run("algorithm=broken", "plugins=[my_broken.py]", *settings)()
-
-    return trouble
-
-
-def own(text: str, setting: str, file: str = "own.py") -> Scenario:
+def own(text: str, *settings: str, file: str = "own.py") -> Scenario:
     def trouble() -> int:
         Path(file).write_text(text)
-        return run(setting, f"plugins=[{file}]")()
+        return run(*settings, f"plugins=[{file}]")()
 
     return trouble
+
+
+def broken(what: str, line: str = "", *settings: str) -> Scenario:
+    text = BROKEN.format(line=line, what=what)
+    return own(text, "algorithm=broken", *settings, file="my_broken.py")
 
 
 def resumed(change: Callable[[Path], Any], *settings: str) -> Scenario:
@@ -179,7 +177,7 @@ TROUBLES: dict[str, Scenario] = {
     "resources.gpus_per_actor": run("resources={executor: ray, gpus_per_actor: 99}"),
     "is no finite number": run("local.lr=1e30", "rounds=1"),
     "ValueError": broken("raise ValueError('a mistake')"),
-    "at the server": own(AT_THE_SERVER, "algorithm=mine", "mine.py"),
+    "at the server": own(AT_THE_SERVER, "algorithm=mine", file="mine.py"),
     "that is a sweep": run("sweep.seeds=[0, 1]"),
     "a second time": key_twice,
     "found '1'": run("rounds='1'"),
@@ -190,9 +188,7 @@ TROUBLES: dict[str, Scenario] = {
     "the data differ": resumed(
         other_samples, "data=from-file", "partition={name: iid, clients: 2}", "plugins=[own.py]"
     ),
-    "began with other code": resumed(
-        lambda folder: Path("own.py").write_text(DATA + "\n"), "plugins=[own.py]"
-    ),
+    "began with other code": resumed(lambda _: OWN.write_text(DATA + "\n"), f"plugins=[{OWN}]"),
     "experiment.rounds is 3": resumed(more_rounds),
     "mkl compute other last bits": resumed(
         other("cpu", lambda cpu: cpu | {"kinds": cpu["kinds"] | {"mkl": "0"}})
@@ -207,10 +203,9 @@ TROUBLES: dict[str, Scenario] = {
     "no Ray at": run("resources.executor=ray", "--address", "127.0.0.1:1"),
     "path length": far_folder,
 }
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 SLOW = {
-    "its actor died 3 times": broken(
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "", "resources.executor=ray"
-    ),
+    "its actor died 3 times": broken(KILL, "", "resources.executor=ray"),
     "waits for room": no_room,
 }
 PASSING = {"is no finite number", "is away"}
@@ -234,9 +229,10 @@ def test_every_trouble_of_the_table_is_made_here() -> None:
         assert len([part for part in parts if part in text]) == 1, text
 
 
-@pytest.mark.parametrize(
-    "part", [*TROUBLES, *(pytest.param(part, marks=pytest.mark.slow) for part in SLOW)]
-)
+PARTS = [*TROUBLES, *(pytest.param(part, marks=pytest.mark.slow) for part in SLOW)]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_a_trouble_is_printed_as_the_table_has_it(
     demo: Path, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:

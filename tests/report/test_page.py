@@ -388,10 +388,8 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
     config, made = specs(content)
     begin(config, folder)
     names = ("global/common/accuracy", "global/local/accuracy/client/[b] _a", "time/round")
-    ends: dict[str, dict[str, str]] = {
-        "finished": {"sha256": "ab" * 32},
-        "failed": {"failure": "KeyError: [/x] \x1b[31m <b>"},
-    }
+    ends: dict[str, dict[str, str]] = {"finished": {"sha256": "ab" * 32}}
+    ends["failed"] = {"failure": "KeyError: [/x] \x1b[31m <b>"}
     for point in made:
         status = "failed" if point.setting["arms.axis"] == SETTABLE[-1] else "finished"
         rounds = [dict.fromkeys(names, 0.5)]

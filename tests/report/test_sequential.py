@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from flray.results import sequential
 from flray.results.conclusions import conclude, sentence
 from flray.results.paired import Rule, compare
-from flray.results.sequential import (
-    PRIOR,
-    Looks,
-    decide,
-    given_decision,
-    half_width,
-    p_value,
-    seeds_of_signs,
-    sign_flip_p,
-)
+from flray.results.sequential import Looks, decide, half_width, p_value, sign_flip_p
 from flray.results.study import Studies
 from tests.report.conftest import studied
 
@@ -86,10 +78,9 @@ def test_more_seeds_than_planned_are_tested_as_without_an_end() -> None:
     assert decide(values, 0.5, ALPHA, Looks(3, 11)) == decide(values, 0.5, ALPHA, OPEN)
     assert decide(values, 0.5, ALPHA, Looks(3, 12)) != decide(values, 0.5, ALPHA, OPEN)
     named = {"a": dict(enumerate(values)), "b": dict.fromkeys(range(12), 0.0)}
-    (planned,), (looked,) = (
-        compare(named, rule=Rule(0.5, ALPHA, 3, 12), looks={"a": {s: s > early for s in range(12)}})
-        for early in (20, 4)
-    )
+    looks = [{"a": {seed: seed > early for seed in range(12)}} for early in (20, 4)]
+    rule = Rule(0.5, ALPHA, 3, 12)
+    (planned,), (looked,) = (compare(named, rule=rule, looks=one) for one in looks)
     assert (planned.last_look, looked.last_look) == (12, 0)
     assert planned.high - planned.low < looked.high - looked.low
 
@@ -119,10 +110,10 @@ def test_the_interval_and_the_p_value_are_two_sides_of_one_test() -> None:
 
 
 def test_the_p_value_is_the_inverse_of_the_evidence_integrated_numerically() -> None:
-    """The Bayes factor of effect sizes of variance `PRIOR` against none, after noncentral t."""
+    """The Bayes factor of effect sizes of variance `sequential.PRIOR` against none, after noncentral t."""
     count, t = 6, 4.5
     effects = np.linspace(-30, 30, 20001)
-    weights = stats.norm.pdf(effects, scale=math.sqrt(PRIOR))
+    weights = stats.norm.pdf(effects, scale=math.sqrt(sequential.PRIOR))
     likelihood = stats.nct.pdf(t, count - 1, effects * math.sqrt(count))
     evidence = np.trapezoid(np.nan_to_num(likelihood) * weights, effects)
     evidence /= stats.t.pdf(t, count - 1)
@@ -233,11 +224,13 @@ def test_an_interval_given_the_decision_covers(seeds: int, apart: float) -> None
     assert len(decided) > 300
     inside = []
     for mean, error in zip(means[decided], errors[decided], strict=True):
-        low, high = given_decision(mean, alone * error, critical * error, seeds - 1)
+        low, high = sequential.given_decision(mean, alone * error, critical * error, seeds - 1)
         inside.append(low <= apart <= high)
     spare = 2 * math.sqrt(0.05 * 0.95 / len(decided))
     assert 0.95 - spare <= np.mean(inside) <= 0.97 + spare
-    clear = given_decision(-90.0, 0.02, 0.05, seeds - 1)  # no other sample would be undecided
+    clear = sequential.given_decision(
+        -90.0, 0.02, 0.05, seeds - 1
+    )  # no other sample would be undecided
     assert clear == pytest.approx((-90.02, -89.98), abs=1e-3)
 
 
@@ -267,7 +260,9 @@ def test_a_decision_that_rests_on_normality_says_so() -> None:
     few = dict(enumerate([5.0, 5.2, 4.9]))
     zero = dict.fromkeys(range(12), 0.0)
     (pair,) = compare({"a": few, "b": zero})
-    assert pair.decided and pair.on_normality == "not checked" and seeds_of_signs(0.05) == 6
+    assert (
+        pair.decided and pair.on_normality == "not checked" and sequential.seeds_of_signs(0.05) == 6
+    )
     lines = conclude(Studies([studied({"a": few, "b": zero})]))
     assert lines[-1].startswith("decisions at 3 seeds take the differences to be normal; from 6 ")
     whole = dict(enumerate([5.0, 5.2, 4.9, 5.1, 5.3, 4.8]))

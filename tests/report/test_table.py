@@ -388,16 +388,14 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
     assert "| full | 82.00 ± 2.83 | 50.00 ± 0.00 | 1.50 |" in markdown(table, ())
 
 
-COMMON, LOCAL, OWN = (
-    f"{view}/accuracy" for view in ("global/common", "global/local", "personal/local")
-)
+COMMON, LOCAL = "global/common/accuracy", "global/local/accuracy"
+OWN = "personal/local/accuracy"
 
 
 def one_round(method: str, seed: int, metric: str, **values: float) -> Trial:
     history = pd.DataFrame({"round": [1], **{name: [value] for name, value in values.items()}})
-    return Trial(
-        f"{method}{seed}", {"algorithm": method}, seed, "finished", metric, history, method, Path()
-    )
+    named = f"{method}{seed}", {"algorithm": method}, seed
+    return Trial(*named, "finished", metric, history, method, Path())
 
 
 def of_trials(trials: list[Trial]) -> ResultSet:
@@ -451,16 +449,11 @@ def test_the_target_of_a_loss_is_near_the_least_and_failed_runs_cost_nothing() -
 
 def test_sweeps_are_compared_setting_by_setting() -> None:
     def swept(level: float, *methods: str, partition: str = "p") -> ResultSet:
-        found = of_trials(
-            [
-                one_round(name, seed, OWN, **{OWN: level + seed * level / 10})
-                for name in methods
-                for seed in (0, 1)
-            ]
-        )
-        for trial in found.trials:
+        values = {seed: {OWN: level + seed * level / 10} for seed in (0, 1)}
+        trials = [one_round(name, s, OWN, **values[s]) for name in methods for s in (0, 1)]
+        for trial in trials:
             trial.fingerprints = {"data": "d", "partition": partition}
-        return found
+        return of_trials(trials)
 
     one, other = swept(0.4, "fedavg"), swept(0.6, "local")
     ((label, *_, difference, interval),) = comparison._sweep_values(one, other)

@@ -130,12 +130,8 @@ def with_rate(path: Path, text: str) -> Path:
 
 
 @pytest.mark.usefixtures("as_kept")
-def test_an_edited_setting_is_found(edited: Edit) -> None:
+def test_edited_settings_and_causes_of_other_bits_are_named(edited: Edit) -> None:
     assert verify(with_rate(edited(), "0.7"), 1)[0].text.startswith("local.lr 0.7, here ")
-
-
-@pytest.mark.usefixtures("as_kept")
-def test_causes_of_other_bits_are_named(edited: Edit) -> None:
     other = {"sha256": "ab" * 32}
     assert first(edited(**other)).kind == "unexplained"
     assert "nothing that is recorded explains" in first(edited(**other)).text
@@ -175,12 +171,9 @@ def test_nothing_that_a_kept_file_names_is_followed(edited: Edit, tmp_path: Path
     planted.write_text("raise SystemExit('executed')")
 
     def leading_away(entry: dict[str, Any]) -> None:
-        entry |= {
-            "output": str(tmp_path / "elsewhere"),
-            "name": "../../away",
-            "tracking": {"uri": f"sqlite:///{tmp_path}/tracked.db"},
-            "callbacks": ["tensorboard"],
-        }
+        entry |= {"output": str(tmp_path / "elsewhere"), "name": "../../away"}
+        entry["tracking"] = {"uri": f"sqlite:///{tmp_path}/tracked.db"}
+        entry["callbacks"] = ["tensorboard"]
 
     assert first(edited(leading_away, "settings")).kind == "same"
     assert not (tmp_path / "elsewhere").exists() and not (tmp_path / "tracked.db").exists()
