@@ -10,19 +10,10 @@ ONE = {"concurrency": 1}
 @pytest.fixture
 def content(tmp_path: Path) -> dict[str, Any]:
     """A small sweep on digits that need no file, tracked nowhere."""
-    return {
-        "experiment": {
-            "name": "small",
-            "rounds": 3,
-            "data": {"name": "digits-sklearn", "samples": 160},
-            "partition": "domains",
-            "model": "lenet",
-            "algorithm": "fedavg",
-            "local": {"lr": 0.05, "batch_size": 16},
-            "resources": {"executor": "inline"},
-            "output": str(tmp_path / "runs"),
-            "tracking": {"uri": None},
-        },
-        "space": {"local.lr": {"grid": [0.02, 0.1]}},
-        "sweep": {"seeds": [0, 1], **ONE},
-    }
+    data = {"name": "digits-sklearn", "samples": 160}
+    experiment = {"name": "small", "rounds": 3, "data": data, "partition": "domains"}
+    experiment |= {"model": "lenet", "algorithm": "fedavg", "output": str(tmp_path / "runs")}
+    experiment |= {"local": {"lr": 0.05, "batch_size": 16}, "tracking": {"uri": None}}
+    experiment["resources"] = {"executor": "inline"}
+    space = {"local.lr": {"grid": [0.02, 0.1]}}
+    return {"experiment": experiment, "space": space, "sweep": {"seeds": [0, 1], **ONE}}

@@ -50,11 +50,8 @@ def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, 
     assert prox.partition.name == "domains" and prox.partition.options["clients_per_domain"] == 2
     assert first.partition.options["clients"] == 3
     assert label(made[-1].setting) == "fccl skewed epochs=2"
-    assert flatten_setting(made[0].setting) == {
-        "arms.method": "fedavg",
-        "arms.data": "iid",
-        "local.epochs": 1,
-    }
+    flat = {"arms.method": "fedavg", "arms.data": "iid", "local.epochs": 1}
+    assert flatten_setting(made[0].setting) == flat
 
 
 def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> None:
@@ -111,23 +108,16 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
     refused(load, armed, ["algorithm.mu=1"])
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
+def test_mistakes_are_refused(armed: dict[str, Any]) -> None:
+    for path, value in (
         ("sweep.where", [{"arms": {"method": ["fcc"]}, "settings": {"local.lr": 1}}]),
         ("sweep.where", [{"arms": {"method": ["fccl"]}, "settings": {"output": "x"}}]),
-        ("sweep.only", {"metod": ["fccl"]}),
-        ("sweep.only", {"method": ["fcc"]}),
-        ("arms.method.prox.algorithm.nu", 1),
-        ("arms.method.prox.nothing", 1),
-        ("arms.method.prox.output", "x"),
-        ("sweep.search", "optuna"),
-        ("arms.empty", {}),
-        ("algorithm.mu", 1),
-    ],
-)
-def test_mistakes_are_refused(armed: dict[str, Any], path: str, value: Any) -> None:
-    refused(specs, armed, [(path, value)])
+        *(("sweep.only", {"metod": ["fccl"]}), ("sweep.only", {"method": ["fcc"]})),
+        *(("arms.method.prox.algorithm.nu", 1), ("arms.method.prox.nothing", 1)),
+        *(("arms.method.prox.output", "x"), ("sweep.search", "optuna")),
+        *(("arms.empty", {}), ("algorithm.mu", 1)),
+    ):
+        refused(specs, armed, [(path, value)])
 
 
 def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:

@@ -28,12 +28,6 @@ RATES = [0.02, 0.03, 0.04]
 """One for each of the nodes."""
 
 
-def may_hide() -> bool:
-    """Whether this user may mount what others do not see."""
-    asked = ["unshare", "--mount", "true"]
-    return shutil.which("unshare") is not None and subprocess.run(asked).returncode == 0
-
-
 class Nodes:
     """A head with a CPU, and workers with one each that see an empty folder where the output is."""
 
@@ -48,7 +42,6 @@ class Nodes:
         ray.init(address=self._cluster.address, logging_level="ERROR", log_to_driver=False)
 
     def add(self) -> None:
-        """Start a worker and wait until Ray has it."""
         import ray
 
         before = {node["NodeID"] for node in ray.nodes()}
@@ -60,14 +53,12 @@ class Nodes:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """Kill all processes of the oldest worker."""
         started = self._started.pop(0)
         for process in [*psutil.Process(started.pid).children(recursive=True), started]:
             process.kill()
         started.wait(30)
 
     def end(self) -> None:
-        """End everything."""
         import ray
 
         ray.shutdown()
@@ -78,7 +69,8 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    if not may_hide():
+    asked = ["unshare", "--mount", "true"]
+    if not shutil.which("unshare") or subprocess.run(asked).returncode:
         pytest.skip("mounting needs rights that this user lacks")
     # A killed node refuses at once, and a slow one has time to answer.
     for name, value in (("period_ms", "200"), ("timeout_ms", "10000"), ("failure_threshold", "5")):
@@ -104,14 +96,9 @@ def test_a_sweep_on_nodes_without_a_shared_folder_has_the_digests_of_one_machine
         rate: runner.run({"experiment": {**settings, "output": "alone"}}, [f"local.lr={rate}"])
         for rate in RATES
     }
+    held = {"algorithm": "held", "plugins": [str(tmp_cwd / "marks" / "held.py")]}
     content = {
-        "experiment": {
-            **settings,
-            "name": "sweep",
-            "algorithm": "held",
-            "plugins": [str(tmp_cwd / "marks" / "held.py")],
-            "output": str(tmp_cwd / "runs"),
-        },
+        "experiment": {**settings, **held, "name": "sweep", "output": str(tmp_cwd / "runs")},
         "space": {"local.lr": {"grid": RATES}},
         "sweep": {"metric": "auto", "max_failures": 0},
     }

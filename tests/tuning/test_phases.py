@@ -366,29 +366,22 @@ def test_a_value_at_the_edge_of_those_tried_is_said(tuned: dict[str, Any], tmp_p
 
 
 def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -> None:
-    content["space"] = {
-        "algorithm": {"grid": ["fedavg", "fedprox"]},
-        "local.lr": {"grid": [0.01, 0.1]},
-        "algorithm.mu": {"grid": [0.1, 1.0]},
-    }
+    content["space"] = {"algorithm": {"grid": ["fedavg", "fedprox"]}}
+    content["space"] |= {"local.lr": {"grid": [0.01, 0.1]}, "algorithm.mu": {"grid": [0.1, 1.0]}}
     content["sweep"] = {"seeds": [0], "tune": {"seeds": [9], "search": "random"}}
     found = [(one.name, *one.space, one.size) for one in units(resolve_sweep(load(content)))]
     assert found == [("fedavg", "local.lr", 2), ("fedprox", "local.lr", "algorithm.mu", 4)]
 
 
-@pytest.mark.parametrize(
-    "sweep",
-    [
-        {"tune": {"seeds": [0]}},
-        {"tune": {"seeds": [9]}, "samples": 3},
-        {"tune": {"seeds": [9]}, "search": "optuna"},
-        {"until": {"margin": 1}, "scheduler": "asha"},
-        {"tune": {"seeds": [9], "search": "grid"}},
-        {"until": {"margin": 1, "at_least": 5, "at_most": 4}},
-    ],
-)
-def test_what_does_not_go_together_is_refused(tuned: dict[str, Any], sweep: dict[str, Any]) -> None:
-    tuned["sweep"] = {"seeds": [0], **sweep}
-    if "tune" not in sweep:
-        tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake there
-    refused(lambda: Phases(resolve_sweep(load(tuned))))
+def test_what_does_not_go_together_is_refused(tuned: dict[str, Any]) -> None:
+    def refuse(**sweep: Any) -> None:
+        tuned["sweep"] = {"seeds": [0], **sweep}
+        refused(lambda: Phases(resolve_sweep(load(tuned))))
+
+    refuse(tune={"seeds": [0]})
+    refuse(tune={"seeds": [9]}, samples=3)
+    refuse(tune={"seeds": [9]}, search="optuna")
+    refuse(tune={"seeds": [9], "search": "grid"})
+    tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake here
+    refuse(until={"margin": 1}, scheduler="asha")
+    refuse(until={"margin": 1, "at_least": 5, "at_most": 4})

@@ -165,22 +165,18 @@ def accuracy(rate: float) -> float:
     return 65.4 - 2.7 * math.log(rate / 0.2) ** 2
 
 
-@pytest.mark.parametrize(
-    "sweep",
-    [
-        {"repeat": {"tuning": 2}},
-        {"repeat": {"data": 5}},
-        {"repeat": {"data": 3, "tuning": 2}, "tune": {"seeds": [9]}},
-        {"repeat": {"data": 2}, "until": {}},
-        {"repeat": {"tuning": 2}, "tune": {"seeds": [9]}, "until": {}},
-    ],
-)
-def test_repetitions_that_cannot_be_dealt(tuned: dict[str, Any], sweep: dict[str, Any]) -> None:
+def test_repetitions_that_cannot_be_dealt(tuned: dict[str, Any]) -> None:
+    def refuse(**sweep: Any) -> None:
+        tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
+        refused(lambda: resolve_sweep(load(tuned)))
+
     tuned["experiment"]["data"] = "random"
-    tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
-    if "tune" not in sweep:
-        tuned["arms"]["method"] = {"fedavg": {}}
-    refused(lambda: resolve_sweep(load(tuned)))
+    refuse(repeat={"data": 3, "tuning": 2}, tune={"seeds": [9]})
+    refuse(repeat={"tuning": 2}, tune={"seeds": [9]}, until={})
+    tuned["arms"]["method"] = {"fedavg": {}}
+    refuse(repeat={"tuning": 2})
+    refuse(repeat={"data": 5})
+    refuse(repeat={"data": 2}, until={})
 
 
 def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str, Any]) -> None:

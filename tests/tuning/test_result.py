@@ -134,11 +134,8 @@ def test_a_population_of_an_earlier_version_is_not_reported(sweep: Path) -> None
 
 def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
     assert [f.number for f in trial_folders(sweep)] == [f"{i:04d}" for i in range(1, 7)]
-    assert suggested_settings(sweep, seeds=2) == [
-        {"algorithm": "fedavg"},
-        {"algorithm": {"mu": 0.5, "name": "fedprox"}},
-        {"algorithm": "local"},
-    ]
+    methods = ["fedavg", {"mu": 0.5, "name": "fedprox"}, "local"]
+    assert suggested_settings(sweep, seeds=2) == [{"algorithm": one} for one in methods]
     assert trial_folders(sweep)[3].scores() == [(1, 0.5)]
 
 

@@ -92,13 +92,11 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     tables = [[line for line in text.splitlines() if line.startswith("│")] for text in texts]
     assert "1 of 4 trials were taken over from small/001" in texts[0] and tables[0] == tables[1]
 
-    taken = [f for f in trial_folders(more.folder) if f.identity.get("taken_over")]
-    assert len(taken) == 1
-    for folder in taken:
-        (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
-        assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
-        assert (folder.path / "partition.json").exists()
-        assert not (folder.path / unlisted.name).exists()
+    (folder,) = (f for f in trial_folders(more.folder) if f.identity.get("taken_over"))
+    (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
+    assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
+    assert (folder.path / "partition.json").exists()
+    assert not (folder.path / unlisted.name).exists()
 
     again = Seen()  # also of those that were taken over
     third = api.tune(file, progress=again)
@@ -144,11 +142,8 @@ def test_values_of_no_checkpoint_are_run_anew(armed: dict[str, Any], first: Swee
     for trial in (edited, gone):
         journal = trial.path / directory.JOURNAL
         events = [json.loads(line) for line in journal.read_text().splitlines()]
-        for event in events:
-            if event["type"] == "round":
-                values = event["metrics"]
-                accuracies = [name for name in values if "accuracy" in name or name == "score"]
-                event["metrics"] = {**values, **dict.fromkeys(accuracies, 0.99)}
+        for values in (event["metrics"] for event in events if event["type"] == "round"):
+            values |= {name: 0.99 for name in values if "accuracy" in name or name == "score"}
         journal.write_text("".join(json.dumps(event) + "\n" for event in events))
         directory.update(trial.path, **reuse.file_digests(trial.path))
     for old in checkpoints(str(first.folder / "tune"), gone.number):
@@ -220,17 +215,13 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
     """A fresh process after each change, which imports the files as they are then."""
     helper, later, plugin = Path("lab/helper.py"), Path("later.py"), tmp_cwd / "mine.py"
     helper.parent.mkdir()
-    (helper.parent / "__init__.py").touch()
+    helper.with_name("__init__.py").touch()
     helper.write_text("SCALE = 1.0\n")
     later.write_text("SHIFT = 0.0\n")
     plugin.write_text(METHOD)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_cwd), *sys.path]))
-    content["experiment"] |= {
-        "algorithm": "scaled",
-        "plugins": [str(plugin)],
-        "rounds": 2,
-        "checkpoint": {"min_seconds": 0},
-    }
+    own = {"algorithm": "scaled", "plugins": [str(plugin)]}
+    content["experiment"] |= {**own, "rounds": 2, "checkpoint": {"min_seconds": 0}}
     content["space"], content["sweep"] = {}, {"seeds": [0]}
     Path("sweep.yaml").write_text(yaml.safe_dump(content))
 
@@ -257,11 +248,8 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
     code, said = flray(tune, run, compare, (*resume, "--other-code"))
     assert code == 0 and "are in small/001, and were run by other code (helper.py " in said
     assert "code: helper.py" in said
-    first, second = (
-        directory.read(Path("runs/small", number, "trials/0001"))["sha256"]
-        for number in ("001", "002")
-    )
-    assert first != second
+    trials = [Path("runs/small", number, "trials/0001") for number in ("001", "002")]
+    assert len({directory.read(trial)["sha256"] for trial in trials}) == 2
     assert "it began with other code than it ended with" in shown("report", "single/001")
 
 
@@ -320,10 +308,9 @@ def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners
 
 
 def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:
-    def of(**changes: Any) -> str:
-        return json.dumps(
-            identity.run_identity(load(content, list(changes.items())).experiment, "auto", "data")
-        )
+    def of(**changes: Any) -> dict[str, Any]:
+        experiment = load(content, list(changes.items())).experiment
+        return dict(identity.run_identity(experiment, "auto", "data"))
 
     assert of() == of(output="elsewhere", name="other", faults={"attempts": 5})
     assert of() == of(resources={"executor": "ray", "actors": 3})

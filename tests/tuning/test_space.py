@@ -19,18 +19,9 @@ from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
 from flray.federation.spec import SharedDataset
 from flray.records import directory
 from flray.records.journal import JOURNAL, read_events
+from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources
-from flray.tuning.space import (
-    TrialSpec,
-    enumerate_settings,
-    first_values,
-    resolve_sweep,
-    setting_params,
-    setting_tags,
-    setting_title,
-    sweep_tags,
-    trial_specs,
-)
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import begin_setting
 from tests.messages import refused
 from tests.tuning.helpers import begin, specs
@@ -67,12 +58,8 @@ def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: dict[str, Any])
 
 
 def test_draws_have_the_distributions_they_are_named_after(content: dict[str, Any]) -> None:
-    space = {
-        "local.lr": {"loguniform": [1e-4, 1.0]},
-        "local.momentum": {"uniform": [0.2, 0.6]},
-        "local.epochs": {"randint": [1, 4]},
-        "local.batch_size": {"choice": [8, 16]},
-    }
+    space = {"local.lr": {"loguniform": [1e-4, 1.0]}, "local.momentum": {"uniform": [0.2, 0.6]}}
+    space |= {"local.epochs": {"randint": [1, 4]}, "local.batch_size": {"choice": [8, 16]}}
     found = _settings(content, space, samples=2000)
     logs = np.log10([s["local.lr"] for s in found])
     assert logs.min() > -4 and logs.max() < 0
@@ -128,36 +115,24 @@ def test_whole_components_can_vary(content: dict[str, Any]) -> None:
     assert label(setting) == "fedprox mu=0.1 lr=0.1235"
 
 
-def test_every_bad_setting_has_one_line(content: dict[str, Any]) -> None:
+def test_sweeps_that_make_no_sense_are_refused_in_one_line(content: dict[str, Any]) -> None:
+    for space in (
+        *({"seed": {"grid": [1, 2]}}, {"output": {"grid": ["a", "b"]}}),
+        *({"experiment.seed": {"grid": [1, 2]}}, {"experiment.tracking.uri": {"grid": [None]}}),
+        {"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}},
+    ):
+        refused(_settings, content, space)
+    refused(_settings, content, {"local.lr": {"uniform": [0.1, 0.2]}}, search="grid")
+    refused(_settings, content, {"local.lr": {"grid": [0.1]}}, samples=4)
+    refused(_settings, content, {}, search="optuna", samples=3)
+    for scheduler in ("pbt", "ashaa", {"name": "median", "min_samples": 1}):
+        given = {"scheduler": scheduler}
+        for sweep in (given, {"tune": given}):
+            refused(load, {**content, "sweep": sweep})
+    # One line for each setting that is bad.
     content["space"] = {"local.momentum": {"grid": [0.0, 0.9]}, "local.lr": {"grid": [0.1]}}
     settings = [{"local.momentum": 1.5}, {"local.momentum": 0.5}, {"local.lr": -1.0}]
-    refused(trial_specs, resolve_sweep(load(content)), settings)
-
-
-@pytest.mark.parametrize(
-    ("space", "sweep"),
-    [
-        ({"local.lr": {"uniform": [0.1, 0.2]}}, {"search": "grid"}),
-        ({"local.lr": {"grid": [0.1]}}, {"samples": 4}),
-        ({"seed": {"grid": [1, 2]}}, {}),
-        ({"output": {"grid": ["a", "b"]}}, {}),
-        ({"experiment.seed": {"grid": [1, 2]}}, {}),
-        ({"experiment.tracking.uri": {"grid": [None]}}, {}),
-        ({"local.lr": {"grid": [0.1]}, "experiment.local.lr": {"grid": [0.2]}}, {}),
-        ({}, {"search": "optuna", "samples": 3}),
-    ],
-)
-def test_sweeps_that_make_no_sense_are_refused_in_one_line(
-    content: dict[str, Any], space: dict[str, Any], sweep: dict[str, Any]
-) -> None:
-    refused(_settings, content, space, **sweep)
-
-
-@pytest.mark.parametrize("path", ["sweep", "sweep.tune"])
-@pytest.mark.parametrize("given", ["pbt", "ashaa", {"name": "median", "min_samples": 1}])
-def test_an_unknown_scheduler_is_one_line(content: dict[str, Any], path: str, given: Any) -> None:
-    content["sweep"] = {"tune": {"scheduler": given}} if "tune" in path else {"scheduler": given}
-    refused(load, content)
+    refused(trial_specs, resolve_sweep(load({**content, "sweep": {"seeds": [0, 1]}})), settings)
 
 
 @pytest.mark.parametrize("path", SPACES, ids=lambda path: path.stem)
@@ -181,7 +156,7 @@ def test_every_space_that_comes_with_flray_can_be_run(path: Path) -> None:
 
 def varied(point: TrialSpec) -> dict[str, str]:
     """Return the parameters that sort first: the labels of arms."""
-    return {name: v for name, v in setting_params(point).items() if name.startswith("_")}
+    return {name: v for name, v in spaces.setting_params(point).items() if name.startswith("_")}
 
 
 def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[str, Any]) -> None:
@@ -190,15 +165,10 @@ def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[st
     config, made = specs(content)
     name = "fedskc · digits-sklearn · α=0.2 · lr=0.02"
     assert varied(made[1]) == {}
-    assert setting_params(made[1])["seed"] == "1"
-    assert setting_tags(config, made[1]) == {
-        "method": "fedskc",
-        "data": "digits-sklearn",
-        "variant": "paper",
-        "flray.phase": "comparison",
-        "flray.varied": '{"local.lr": 0.02}',
-        "setting": name,
-    }
+    assert spaces.setting_params(made[1])["seed"] == "1"
+    tags = {"method": "fedskc", "data": "digits-sklearn", "variant": "paper", "setting": name}
+    tags |= {"flray.phase": "comparison", "flray.varied": '{"local.lr": 0.02}'}
+    assert spaces.setting_tags(config, made[1]) == tags
 
 
 def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> None:
@@ -214,8 +184,8 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
         (fedavg, "fedavg · digits-sklearn · α=0.2"),
     ):
         config, (point, *_) = specs({**content, "arms": arms})
-        assert setting_title(point) == name
-        assert sweep_tags(config) == {"paper": "fedskc", "table": "table5"}
+        assert spaces.setting_title(point) == name
+        assert spaces.sweep_tags(config) == {"paper": "fedskc", "table": "table5"}
         if "data" in arms:
             assert varied(point) == {"_method": "LCL alone", "_data": "Digits"}
 
@@ -326,7 +296,7 @@ def test_a_batch_is_measured_unless_a_larger_one_serves_it(
 
 def test_the_largest_batch_of_a_search_is_checked_first() -> None:
     space = {"local.batch_size": Grid(grid=(16, 64, 32)), "local.lr": Grid(grid=(0.1, 0.2))}
-    assert first_values(space) == {"local.batch_size": 64, "local.lr": 0.1}
+    assert spaces.first_values(space) == {"local.batch_size": 64, "local.lr": 0.1}
 
 
 def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:

@@ -216,13 +216,10 @@ def test_the_score_is_the_number_that_tables_report(
 
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "forgets", Forgets)
-    content["experiment"] |= {
-        "rounds": 8,
-        "algorithm": "forgets",
-        "local": {"lr": 0.1, "batch_size": 8, "momentum": 0.5},
-        "checkpoint": {"min_seconds": 0},
-        "evaluation": {"protocol": protocol, "validation": 0.3, "last": 3},
-    }
+    own = {"rounds": 8, "algorithm": "forgets", "checkpoint": {"min_seconds": 0}}
+    evaluation = {"protocol": protocol, "validation": 0.3, "last": 3}
+    content["experiment"] |= {**own, "evaluation": evaluation}
+    content["experiment"]["local"] = {"lr": 0.1, "batch_size": 8, "momentum": 0.5}
     trial, rounds, name = trial_of(content, str(tmp_cwd)), [], "global/common/accuracy"
     for round_ in range(1, 9):
         result = trial.step()

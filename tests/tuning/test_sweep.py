@@ -93,10 +93,8 @@ def _check_tracked(uri: str, folder: Path) -> None:
         assert setting.data.tags["seeds"] == "2"
         for name in CURVES:
             curves = np.array([curve(run, name)[1] for run in seeds])
-            for found, expected in (
-                (name, curves.mean(0)),
-                (f"{name}/seed_std", curves.std(0, ddof=1)),
-            ):
+            expected_of = {name: curves.mean(0), f"{name}/seed_std": curves.std(0, ddof=1)}
+            for found, expected in expected_of.items():
                 steps, values = curve(setting, found)
                 assert steps == [1, 2, 3]
                 np.testing.assert_allclose(values, expected, rtol=1e-12)
@@ -168,11 +166,8 @@ class Crash(Algorithm):
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_own_methods_that_fail_and_that_crash(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
-    content["experiment"] |= {
-        "plugins": ["own.py"],
-        "resources": {"executor": "ray", "actors": 1},
-        "checkpoint": {"min_seconds": 0.0},
-    }
+    content["experiment"] |= {"plugins": ["own.py"], "checkpoint": {"min_seconds": 0.0}}
+    content["experiment"]["resources"] = {"executor": "ray", "actors": 1}
     content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "own-crash"]}}
     content["sweep"]["seeds"] = [0]
     file = tmp_path / "sweep.yaml"
@@ -202,12 +197,9 @@ def test_two_sweeps_of_a_name_at_once(content: dict[str, Any], tmp_path: Path, s
         "import sys; from flray import api; from flray.tuning import sweep; "
         "sweep.add_report = lambda *_: None; api.tune(sys.argv[1])"
     )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for _ in range(2)
-    ]
+    said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-c", script, file]
+    processes = [subprocess.Popen(command, **said) for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (SweepResult(tmp_path / "runs" / "small" / n) for n in ("001", "002"))
@@ -271,9 +263,8 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
         steps = [one.step for one in client.get_metric_history(run.info.run_id, "score")]
         assert "mlflow.parentRunId" not in run.data.tags or steps == [2, 4, 5]
     assert all(rounds == 5 for rounds in result.results["rounds"])
-    held = [
-        one.dataset for run in client.search_runs([experiment]) for one in run.inputs.dataset_inputs
-    ]
+    every = client.search_runs([experiment])
+    held = [one.dataset for run in every for one in run.inputs.dataset_inputs]
     origins = {mlflow.data.get_source(one).to_dict()["tags"]["origin"] for one in held}
     assert len(held) == 1 + 2 + 4 and origins == {"real, composed"}
     for trial in trial_folders(tmp_path / "runs" / "small" / "001"):
@@ -351,17 +342,11 @@ def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures
     assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"sweep": {"metric": "global/common/acuracy"}},
-        {"space": {"participation.clients": {"grid": [2, 50]}}},
-    ],
-)
-def test_a_mistake_is_refused_before_anything_is_created(
-    content: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
+def test_mistakes_are_refused_before_anything_is_created(
+    content: dict[str, Any], tmp_path: Path
 ) -> None:
-    refused(api.tune, {**content, **changes})
+    refused(api.tune, {**content, "sweep": {"metric": "global/common/acuracy"}})
+    refused(api.tune, {**content, "space": {"participation.clients": {"grid": [2, 50]}}})
     assert not (tmp_path / "runs").exists()
 
 
@@ -372,12 +357,8 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
 ) -> None:
     own, file = tmp_path / "own.py", tmp_path / "s.yaml"
     own.write_text(f"MARK = ''\n{OWN_METHODS}".replace("own-bad", "own-worse"))
-    content["experiment"] |= {
-        "rounds": 2,
-        "plugins": [str(own)],
-        "algorithm": "own-worse",
-        "tracking": {"uri": store, "experiment": "failures"},
-    }
+    content["experiment"] |= {"rounds": 2, "plugins": [str(own)], "algorithm": "own-worse"}
+    content["experiment"]["tracking"] = {"uri": store, "experiment": "failures"}
     file.write_text(yaml.safe_dump(content))
 
     def parent() -> Any:
@@ -406,32 +387,26 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     assert row["value"] == f"{tags['best.score']} global/validation/accuracy: {tags['best']}"
 
 
-class _Free(Seen):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gpus: list[float] = []
-
-    def round(self, *_: object) -> None:
-        import ray
-
-        self.gpus.append(ray.available_resources().get("GPU", 0.0))
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
     import ray
 
+    free: list[float] = []
+
+    class Free(Seen):
+        def round(self, *_: object) -> None:
+            free.append(ray.available_resources().get("GPU", 0.0))
+
     content["experiment"]["resources"] = {"executor": "ray", "gpus_per_actor": 0.5}
     content["space"], content["sweep"]["concurrency"] = {}, "auto"
-    progress = _Free()
     ray.shutdown()  # the one without a GPU
     with light_nodes():
         ray.init(address="local", num_cpus=2, num_gpus=1, logging_level="ERROR")
     try:
-        result = api.tune(content, progress=progress)
+        result = api.tune(content, progress=Free())
         assert ray.is_initialized()
     finally:
         ray.shutdown()
     assert set(result.results["status"]) == {"finished"}
-    assert min(progress.gpus) == 0.0  # two trials at once, half a GPU each
+    assert min(free) == 0.0  # two trials at once, half a GPU each

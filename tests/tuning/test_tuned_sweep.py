@@ -23,16 +23,13 @@ from tests.tuning.helpers import Seen, drive_and_kill, left, rounds_recorded
 def tuned(content: dict[str, Any]) -> dict[str, Any]:
     content["experiment"] |= {"rounds": 3, "checkpoint": {"min_seconds": 0}}
     local = {"algorithm": "local", "space": {"local.batch_size": {"grid": [8, 16]}}}
+    tune = {"samples": 2, "seeds": [100], "scheduler": {"name": "asha"}}
+    until = {"margin": 1.0, "at_least": 2, "at_most": 2}
     return {
         "experiment": content["experiment"],
         "arms": {"method": {"fedavg": {}, "local": local}},
         "space": {"local.lr": {"loguniform": [0.01, 0.3]}},
-        "sweep": {
-            "seeds": [0],
-            "concurrency": 2,
-            "tune": {"samples": 2, "seeds": [100], "scheduler": {"name": "asha"}},
-            "until": {"margin": 1.0, "at_least": 2, "at_most": 2},
-        },
+        "sweep": {"seeds": [0], "concurrency": 2, "tune": tune, "until": until},
     }
 
 
@@ -172,10 +169,8 @@ def nearly_full_node() -> Iterator[None]:
 @pytest.fixture
 def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """A sweep whose methods are in ``own.py``."""
-    content["experiment"] |= {
-        "plugins": [str(tmp_path / "own.py")],
-        "checkpoint": {"min_seconds": 0.0},
-    }
+    own = {"plugins": [str(tmp_path / "own.py")], "checkpoint": {"min_seconds": 0.0}}
+    content["experiment"] |= own
     content["sweep"] = {"seeds": [0], "max_failures": 1}
     return content
 
