@@ -20,14 +20,9 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
 from flray.config.loader import load
+from flray.federation.ray_backend import nodes as surveys
 from flray.federation.ray_backend import placement
-from flray.federation.ray_backend.nodes import (
-    UNMEASURED,
-    Gpu,
-    ResourceSurvey,
-    node_resources,
-    should_probe,
-)
+from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
 from flray.federation.ray_backend.placement import Plan, make_plan
 from flray.federation.ray_backend.sharing import measure_sharing
 from flray.tuning.resources import TrialResources
@@ -43,7 +38,7 @@ def plan(
     available: dict[str, float],
     cohort: int = 20,
     nodes: Any = (),
-    survey: ResourceSurvey = UNMEASURED,
+    survey: ResourceSurvey = surveys.UNMEASURED,
     **resources: Any,
 ) -> Plan:
     return make_plan(experiment(digits, **resources), 20, cohort, available, nodes, survey)
@@ -153,11 +148,11 @@ def test_a_probe_sees_what_a_task_takes() -> None:
 
 def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
     spec, large = built(digits), {"CPU": 1.0, "memory": 64.0 * GIB}
-    assert not should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
-    assert should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
-    assert should_probe(spec, [large, {**large, "CPU": 4.0, "GPU": 1.0}])
+    assert not surveys.should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
+    assert surveys.should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
+    assert surveys.should_probe(spec, [large, {**large, "CPU": 4.0, "GPU": 1.0}])
     fixed = built(digits, resources={"actors": 2, "gpus_per_actor": 0})
-    assert not should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
+    assert not surveys.should_probe(fixed, [{"CPU": 4.0, "GPU": 1.0}])
 
 
 CLUSTERS = {  # CPUs and GPUs of each node
@@ -331,7 +326,7 @@ def test_sharing_is_measured_once(digits: dict[str, Any], monkeypatch: pytest.Mo
 def test_the_cost_of_sharing_is_measured_side_by_side(digits: dict[str, Any]) -> None:
     """On GPUs that are not there; the processes give back what they had, and nothing is measured twice."""
     with joined_cluster({"num_cpus": 2, "num_gpus": 2}):
-        (node,) = node_resources()
+        (node,) = surveys.node_resources()
         found = measure_sharing(built(digits), node, 2)
         assert len(found) == 2 and found[0] == 1.0 <= found[1] < 50
         group = placement_group([{"GPU": 2.0}])
