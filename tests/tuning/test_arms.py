@@ -22,6 +22,8 @@ from tests.messages import refused
 from tests.tuning.helpers import begin, specs
 from tests.tuning.test_phases import run
 
+CHOSEN = {"only": {"method": ["fccl", "prox"]}, "skip": [{"method": ["prox"], "data": ["iid"]}]}
+
 
 @pytest.fixture
 def armed(content: dict[str, Any]) -> dict[str, Any]:
@@ -67,10 +69,7 @@ def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> 
 
 
 def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
-    armed["sweep"] |= {
-        "only": {"method": ["fccl", "prox"]},
-        "skip": [{"method": ["prox"], "data": ["iid"]}],
-    }
+    armed["sweep"] |= CHOSEN
     found = [label(setting) for setting in enumerate_settings(resolve_sweep(load(armed)))]
     assert found == ["fccl iid", "fccl skewed", "prox skewed"]
     armed["sweep"]["skip"] = [{"data": ["iid", "skewed"]}]
@@ -129,12 +128,8 @@ def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
 
 def test_files_of_sweeps_and_trials_load_alike(armed: dict[str, Any], tmp_path: Path) -> None:
     """Also as the file of a single run, which a trial's is."""
-    armed["sweep"] |= {
-        "only": {"method": ["fccl", "prox"]},
-        "skip": [{"method": ["prox"], "data": ["iid"]}],
-        "where": [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}],
-        "scheduler": "asha",
-    }
+    where = [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}]
+    armed["sweep"] |= {**CHOSEN, "where": where, "scheduler": "asha"}
     config, made = specs(armed)
     saved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     assert [p.experiment for p in specs(yaml.safe_load(saved))[1]] == [p.experiment for p in made]

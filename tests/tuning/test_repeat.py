@@ -32,11 +32,9 @@ def repeated(tuned: dict[str, Any]) -> dict[str, Any]:
     """Two methods, tuned twice on two draws of the data, compared at four seeds."""
     tuned["experiment"]["data"] = {"name": "random", "seed": 7}
     del tuned["arms"]["method"]["local"]
-    tuned["sweep"] = {
-        "seeds": [0, 1, 2, 102],
-        "tune": {"samples": 4, "seeds": [100, 101], "search": "random"},
-        "repeat": {"data": 2, "tuning": 2},
-    }
+    tune = {"samples": 4, "seeds": [100, 101], "search": "random"}
+    repeat = {"data": 2, "tuning": 2}
+    tuned["sweep"] = {"seeds": [0, 1, 2, 102], "tune": tune, "repeat": repeat}
     return tuned
 
 

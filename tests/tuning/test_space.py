@@ -86,20 +86,12 @@ def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> N
     assert resolve_sweep(again).sweep.seeds == (6,)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "way"),
-    [
-        ({"seeds": [0, 5]}, ["space={}", "sweep.seeds=[]"]),
-        ({"seeds": [7]}, ["space={}", "sweep.seeds=[]"]),
-        ({"seeds": [5]}, ["space={}"]),
-    ],
-)
-def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(
-    content: dict[str, Any], sweep: dict[str, Any], way: list[str]
-) -> None:
-    content["experiment"]["seed"], content["sweep"] = 5, sweep
-    refused(check_single, load(content), "x.yaml")
-    check_single(load(content, way), "x.yaml")
+def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: dict[str, Any]) -> None:
+    content["experiment"]["seed"], several = 5, ["space={}", "sweep.seeds=[]"]
+    for seeds, way in (([0, 5], several), ([7], several), ([5], ["space={}"])):
+        content["sweep"] = {"seeds": seeds}
+        refused(check_single, load(content), "x.yaml")
+        check_single(load(content, way), "x.yaml")
 
 
 def test_whole_components_can_vary(content: dict[str, Any]) -> None:
