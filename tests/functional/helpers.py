@@ -14,6 +14,11 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
+def f64(values: Any, **options: Any) -> torch.Tensor:
+    """Return numbers with 53 bits."""
+    return torch.tensor(values, dtype=F64, **options)
+
+
 def near(found: Any, expected: Any, rel: float = 1e-12, abs: float | None = None) -> None:
     """Compare a number with the one that was worked out."""
     assert found.item() == pytest.approx(expected, rel=rel, abs=abs)

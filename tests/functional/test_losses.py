@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import flray.functional as fn
 from flray.functional import numerics
-from tests.functional.helpers import flat, near, normal
+from tests.functional.helpers import f64, flat, near, normal
 
 LABELS = torch.tensor([0, 1, 2, 0])
 
@@ -61,7 +61,7 @@ def test_equals_monai() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-200, 1e200, 1e-320])
 def test_unit_vectors_of_any_size(scale: float) -> None:
-    directions = numerics.unit(torch.tensor([[3.0, -4.0], [0.0, 0.0]], dtype=torch.float64) * scale)
+    directions = numerics.unit(f64([[3.0, -4.0], [0.0, 0.0]]) * scale)
     assert_allclose(directions, [[0.6, -0.8], [0.0, 0.0]], rtol=1e-3 if scale < 1e-300 else 1e-14)
 
 
@@ -200,15 +200,13 @@ def test_small_batches() -> None:
     one = normal(1, 3).requires_grad_()
     loss = fn.cross_correlation_loss(one, normal(1, 3, seed=1), 0.5)
     assert loss.item() == 3 + 0.5 * 6 and not grad(loss, one)[0].any()
-    two = torch.tensor([[0.0, 5.0], [1.0, 2.0]], dtype=torch.float64)
+    two = f64([[0.0, 5.0], [1.0, 2.0]])
     assert_allclose(fn.cross_correlation(two, two).numpy(), [[1, -1], [-1, 1]], rtol=1e-15)
     near(fn.cross_correlation_loss(two, two), 0.0, abs=1e-15)
 
 
 def test_similarity_edges() -> None:
-    features = torch.tensor(
-        [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]], dtype=torch.float64, requires_grad=True
-    )
+    features = f64([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]], requires_grad=True)
     similarity = fn.instance_similarity(features)
     assert_allclose(similarity.detach().numpy(), [[0, 0], [0, 50], [0, 50]], rtol=1e-13)
     loss = fn.instance_similarity_loss(similarity, torch.zeros(3, 2, dtype=torch.float64))
@@ -228,7 +226,7 @@ def test_similarity_edges() -> None:
 
 
 def test_saturated_logits_and_empty_batches_are_finite() -> None:
-    student = torch.tensor([[1e4, -1e4, 0.0]], dtype=torch.float64, requires_grad=True)
+    student = f64([[1e4, -1e4, 0.0]], requires_grad=True)
     loss = fn.distillation_loss(student, -student)
     loss = loss + fn.non_target_distillation_loss(student, -student, torch.tensor([0]), 1.0)
     loss.backward()
@@ -238,7 +236,7 @@ def test_saturated_logits_and_empty_batches_are_finite() -> None:
 
 
 def test_symmetric_cross_entropy_parts() -> None:
-    sure = torch.tensor([[50.0, -50.0]], dtype=torch.float64)
+    sure = f64([[50.0, -50.0]])
     near(fn.symmetric_cross_entropy(sure, torch.tensor([0]), 0.0), 1e-7 * 9.2103, rel=1e-4)
     near(fn.symmetric_cross_entropy(sure, torch.tensor([1]), 0.0), -math.log(1e-4))
     assert fn.symmetric_cross_entropy(torch.zeros(0, 3), torch.zeros(0).long()).item() == 0.0

@@ -17,7 +17,7 @@ import flray.functional as fn
 from flray import bits
 from flray.functional.averaging import PIECE
 from flray.functional.numerics import check_shapes, map_floating
-from tests.functional.helpers import near, normal
+from tests.functional.helpers import f64, near, normal
 from tests.messages import refused
 
 
@@ -46,7 +46,7 @@ def test_each_product_and_each_sum_is_rounded_once(weight: float, dtype: str) ->
 
 
 def test_streaming_gives_the_same_bits_and_copies_its_inputs() -> None:
-    clients, weights = trees(5), torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25], dtype=torch.float64)
+    clients, weights = trees(5), f64([0.1, 0.2, 0.3, 0.15, 0.25])
     mean = fn.WeightedMean()
     for client, weight in zip(clients, weights, strict=True):
         scratch = {name: value.clone() for name, value in client.items()}
@@ -251,7 +251,7 @@ def test_no_bit_depends_on_the_version_of_python(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(builtins, "sum", math.fsum)
     tenths = [0.1] * 10
     assert fn.stabilised_ratio(tenths, 0.0) == 0.09999999999999999
-    tree = {str(i): torch.tensor([x], dtype=torch.float64) for i, x in enumerate(tenths)}
+    tree = {str(i): f64([x]) for i, x in enumerate(tenths)}
     zero, one = ({name: torch.full_like(w, x) for name, w in tree.items()} for x in (0.0, 1.0))
     assert fn.apfl_alpha_gradient(tree, zero, one) == 0.9999999999999999
 

@@ -11,7 +11,7 @@ from pytest import approx
 from torch.autograd import grad, gradcheck
 
 import flray.functional as fn
-from tests.functional.helpers import F64, POISONS, flat, near, normal
+from tests.functional.helpers import F64, POISONS, f64, flat, near, normal
 from tests.messages import refused
 
 LABELS = torch.tensor([0, 1, 2, 2, 3])
@@ -127,10 +127,8 @@ def test_one_holder_gives_its_own_bits() -> None:
 
 
 def test_direction_update_by_hand() -> None:
-    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]], dtype=torch.float64)
-    directions = torch.tensor(
-        [[[0.0, 1.0], [9.0, 9.0], [1.0, 0.0]], [[1.0, 0.0], [9.0, 9.0], [-1.0, 0.0]]]
-    ).double()
+    weight = f64([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    directions = f64([[[0.0, 1.0], [9.0, 9.0], [1.0, 0.0]], [[1.0, 0.0], [9.0, 9.0], [-1.0, 0.0]]])
     directions[:, 1] = float("nan")
     moved = fn.update_directions(weight, directions, torch.tensor([[3, 0, 2], [1, 0, 2]]), 0.9)
     row = 0.9 * np.array([1.0, 0.0]) + 0.1 * np.array([1.0, 3.0]) / 10**0.5
@@ -155,7 +153,7 @@ def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
 
 def test_loss_by_hand() -> None:
     """Prototypes 1 (class 7: samples 0 and 2) and 5 (class 3), one query of each class; order is as it comes."""
-    embeddings = torch.tensor([[0.0], [4.0], [2.0], [6.0], [2.5], [5.5]], dtype=torch.float64)
+    embeddings = f64([[0.0], [4.0], [2.0], [6.0], [2.5], [5.5]])
     labels = torch.tensor([7, 3, 7, 3, 7, 3])
     first, second = (math.log(1 + math.exp(a - b)) for a, b in ((1.5**2, 2.5**2), (0.5**2, 4.5**2)))
     near(fn.prototypical_loss(embeddings, labels, 2), (first + second) / 2, abs=1e-14)
@@ -171,9 +169,7 @@ def test_support_and_queries_both_learn() -> None:
 
 
 def test_gate_saturates_without_nan() -> None:
-    knowledge, _ = fn.structural_knowledge(
-        torch.tensor([[-1e5, 1e5, 0.0]], dtype=F64), torch.tensor([0]), 1
-    )
+    knowledge, _ = fn.structural_knowledge(f64([[-1e5, 1e5, 0.0]]), torch.tensor([0]), 1)
     assert knowledge.tolist() == [[0.0, 1e5, 0.0]]
 
 
@@ -188,7 +184,7 @@ def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
 
 def test_global_knowledge_by_hand_with_ties() -> None:
     # Points 0, 1, 2 on a line: the middle one is equally near to both and takes the first client.
-    knowledge = torch.tensor([[[0.0]], [[1.0]], [[2.0]]], dtype=F64)
+    knowledge = f64([[[0.0]], [[1.0]], [[2.0]]])
     merged, _ = fn.global_structural_knowledge(knowledge, torch.ones(3, 1, dtype=torch.bool))
     near(merged, (0.5 + 0.5 + 1.5) / 3, rel=1e-15)
     single, held = fn.global_structural_knowledge(
@@ -209,8 +205,8 @@ def test_local_contrastive_without_counted_samples_is_a_zero(labels: list, prese
 
 
 def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
-    prototypes = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=F64)
-    logits = torch.tensor([[0.0, 0.0]], dtype=F64, requires_grad=True)
+    prototypes = f64([[1.0, 0.0], [0.0, 0.0]])
+    logits = f64([[0.0, 0.0]], requires_grad=True)
     loss = fn.local_contrastive_loss(
         logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool)
     )
@@ -230,21 +226,15 @@ def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
 
 
 def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None:
-    big = fn.discrepancy_weights(
-        torch.tensor([4000, 2000, 100]), torch.tensor([3.0, 1.0, 9.0], dtype=F64)
-    )
+    big = fn.discrepancy_weights(torch.tensor([4000, 2000, 100]), f64([3.0, 1.0, 9.0]))
     assert big.tolist() == [1 / 3] * 3
     # Arguments near -1250 and -5000: both sigmoids underflow, the ratio is exp of their difference.
-    low = fn.discrepancy_weights(
-        torch.tensor([0.0, 0.0, 0.0], dtype=F64), torch.tensor([5e3, 5e3, 1e4], dtype=F64)
-    )
+    low = fn.discrepancy_weights(f64([0.0, 0.0, 0.0]), f64([5e3, 5e3, 1e4]))
     assert low.tolist() == [0.5, 0.5, 0.0]
-    pair = fn.discrepancy_weights(
-        torch.zeros(2, dtype=F64), torch.tensor([2000.0, 2001.0], dtype=F64)
-    )
+    pair = fn.discrepancy_weights(torch.zeros(2, dtype=F64), f64([2000.0, 2001.0]))
     gap = (2001.0**2 - 2000.0**2) / 4001.0
     near(pair[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
-    huge = fn.discrepancy_weights(torch.tensor([1, 1]), torch.tensor([1e308, 1e308], dtype=F64))
+    huge = fn.discrepancy_weights(torch.tensor([1, 1]), f64([1e308, 1e308]))
     assert huge.tolist() == [0.5, 0.5]
     assert fn.discrepancy_weights(torch.tensor([5]), torch.tensor([2.0])).tolist() == [1.0]
     assert fn.discrepancy_weights(torch.tensor([7, 7]), torch.zeros(2)).tolist() == [0.5, 0.5]
@@ -267,8 +257,8 @@ def test_period_review_returns_current_where_rho_is_undefined() -> None:
 
 
 def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None:
-    now = torch.tensor([[0.0, 2.0], [0.0, 4.0], [0.0, 6.0]], dtype=torch.float64)
-    before = torch.tensor([[0.0, 4.0], [1.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    now = f64([[0.0, 2.0], [0.0, 4.0], [0.0, 6.0]])
+    before = f64([[0.0, 4.0], [1.0, 1.0], [0.0, 2.0]])
     here, earlier = torch.tensor([True, True, False]), torch.tensor([True, False, True])
     # variances 1, 4, 9 now and 4, 0, 1 before
     rho = fn.variance_change
