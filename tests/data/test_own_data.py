@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -215,7 +216,6 @@ def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:
 
 
 def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
-    datasets = pytest.importorskip("datasets")
     generator = np.random.default_rng(0)
     drawn = [Image.fromarray(x) for x in generator.integers(0, 255, (36, 12, 12), dtype=np.uint8)]
     rows = [{"glyph": x, "digit": n % 2, "writer": f"w{n % 3}"} for n, x in enumerate(drawn)]
@@ -302,7 +302,6 @@ CASES = ("case", "control"), ("0", "1"), ("YES", "no")
 
 
 def saved_set(where: str, names: tuple[str, str], rows: int = 24) -> Any:
-    datasets = pytest.importorskip("datasets")
     shades = [Image.fromarray(np.full((9, 9), 7 * n, np.uint8)) for n in range(rows)]
     made = [{"image": image, "label": n % 2} for n, image in enumerate(shades)]
     classes = datasets.ClassLabel(names=list(names))
@@ -387,7 +386,6 @@ def test_what_became_of_a_table_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFi
 
 
 def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
-    datasets = pytest.importorskip("datasets")
     found = saved_set("one", ("cat", "dog"))
     datasets.DatasetDict(train=found, test=found.select(range(4))).save_to_disk("both")
     datasets.DatasetDict(learn=found, check=found.select(range(6))).save_to_disk("other")
@@ -399,7 +397,6 @@ def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
 
 def test_revisions_of_the_hub_stay_apart(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two revisions in the package's cache, without a hub: it takes whichever is newer of one folder."""
-    datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     shelf, found = Path("cache/huggingface"), saved_set("one", ("cat", "dog"))
     for rows, revision in ((24, None), (12, "v1.0"), (18, "../v1.0")):
@@ -424,7 +421,6 @@ def test_revisions_of_the_hub_stay_apart(tmp_cwd: Path, monkeypatch: pytest.Monk
 
 def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:
     """A file elsewhere, or an address in a row."""
-    datasets = pytest.importorskip("datasets")
     saved_set("one", ("cat", "dog"))
     state = json.loads(Path("one/state.json").read_text())
     Path("one").joinpath(state["_data_files"][0]["filename"]).rename("elsewhere.arrow")

@@ -185,11 +185,9 @@ def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
 def test_global_knowledge_by_hand_with_ties() -> None:
     # Points 0, 1, 2 on a line: the middle one is equally near to both and takes the first client.
     knowledge = f64([[[0.0]], [[1.0]], [[2.0]]])
-    merged, _ = fn.global_structural_knowledge(knowledge, torch.ones(3, 1, dtype=torch.bool))
+    merged, _ = fn.global_structural_knowledge(knowledge, torch.ones(3, 1).bool())
     near(merged, (0.5 + 0.5 + 1.5) / 3, rel=1e-15)
-    single, held = fn.global_structural_knowledge(
-        knowledge[:1], torch.ones(1, 1, dtype=torch.bool), 3
-    )
+    single, held = fn.global_structural_knowledge(knowledge[:1], torch.ones(1, 1).bool(), 3)
     assert single.item() == 0.0 and held.item()
 
 
@@ -207,17 +205,15 @@ def test_local_contrastive_without_counted_samples_is_a_zero(labels: list, prese
 def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
     prototypes = f64([[1.0, 0.0], [0.0, 0.0]])
     logits = f64([[0.0, 0.0]], requires_grad=True)
-    loss = fn.local_contrastive_loss(
-        logits, torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool)
-    )
+    loss = fn.local_contrastive_loss(logits, torch.tensor([0]), prototypes, torch.ones(2).bool())
     loss.backward()
     near(loss, math.log(2))
     assert logits.grad is not None and logits.grad.tolist() == [[0.0, 0.0]]
     hit = fn.local_contrastive_loss(
-        prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2, dtype=torch.bool), 1.0
+        prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2).bool(), 1.0
     )
     near(hit, math.log(1 + math.exp(-1)))
-    given = torch.tensor([0, 1, 0]), normal(2, 2, seed=3), torch.ones(2, dtype=torch.bool)
+    given = torch.tensor([0, 1, 0]), normal(2, 2, seed=3), torch.ones(2).bool()
     tiny, same = (
         fn.local_contrastive_loss(normal(3, 2) * scale, *given, 0.3, "none")
         for scale in (1e-200, 1)
@@ -244,7 +240,7 @@ def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None
 
 
 def test_period_review_returns_current_where_rho_is_undefined() -> None:
-    weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2, dtype=torch.bool)
+    weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2).bool()
     # 0.1 is not exact in binary: its computed variance must still be zero.
     flat = torch.full((2, 3), 0.1)
     assert fn.variance_change(torch.randn(2, 3), flat) is None
@@ -265,6 +261,6 @@ def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None
     assert rho(now, before, here, earlier) == approx((1 - 4) / 4)
     assert rho(now, before, here, earlier, classes="each") == approx((5 - 5) / 5)
     assert rho(now, before, classes="each") == rho(now, before) == approx((14 - 5) / 5)
-    nobody = torch.zeros(3, dtype=torch.bool)
+    nobody = torch.zeros(3).bool()
     assert rho(now, before, here, nobody, classes="each") is None
     refused(rho, now, before, classes="all")  # type: ignore[arg-type]
