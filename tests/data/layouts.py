@@ -27,7 +27,7 @@ from flray.data.datasets.small_images import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
 from flray.data.sources.images import resize, to_colour
-from tests.data import pictures, writers
+from tests.data import pictures
 from tests.data.conftest import N_MNIST, N_USPS
 
 Known = dict[bytes, tuple[str, Any]]
@@ -110,14 +110,14 @@ def fundus(root: Path) -> Written:
 
 
 def cifar10(root: Path) -> Written:
-    x, y = writers.python_cifar10(root / "archives" / "cifar-10")
+    x, y = pictures.python_cifar10(root / "archives" / "cifar-10")
     return divided(x, [CIFAR10[label] for label in y], "cifar-10", 50)
 
 
 def cifar100(root: Path) -> Written:
     folder = root / "archives" / "cifar-100"
-    x, y = writers.cifar100_pickles(folder)
-    fine, other = np.arange(100), writers.pixels(100, 3072)
+    x, y = pictures.cifar100_pickles(folder)
+    fine, other = np.arange(100), pictures.pixels(100, 3072)
     content = {"data": other, "fine_labels": fine, "coarse_labels": fine // 5}
     (folder / "test").write_bytes(pickle.dumps(content, protocol=2))
     return divided(np.concatenate([x, other]), [CIFAR100[c] for c in (*y, *fine)], "cifar-100", 200)
@@ -139,7 +139,7 @@ def fc100(root: Path) -> Written:
 
 def jpegs(root: Path) -> Written:
     """The file numbers the classes in an order of its own."""
-    writers.jpeg_archive(root / "c.npz", CIFAR10[::-1])
+    pictures.jpeg_archive(root / "c.npz", CIFAR10[::-1])
     known = {
         np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[9 - v // 12 % 10])
         for v in range(0, 240, 12)
@@ -150,21 +150,21 @@ def jpegs(root: Path) -> Written:
 def fashion(root: Path) -> Written:
     from torchvision.datasets import FashionMNIST
 
-    x, y = writers.pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
+    x, y = pictures.pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
     for part, rows in (("train", slice(20)), ("t10k", slice(20, 30))):
-        writers.idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
-        writers.idx(root / f"archives/fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
+        pictures.idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
+        pictures.idx(root / f"archives/fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
     return divided(x, [FashionMNIST.classes[label] for label in y], "fashion-mnist", 20)
 
 
 def emnist(root: Path) -> Written:
     from torchvision.datasets import EMNIST
 
-    x, labels = writers.pixels(94, 28, 28), [*range(47), *reversed(range(47))]
+    x, labels = pictures.pixels(94, 28, 28), [*range(47), *reversed(range(47))]
     y = np.array(labels, dtype=np.uint8)
     for part, rows in (("train", slice(47)), ("test", slice(47, 94))):
         for kind, values in (("images-idx3", x), ("labels-idx1", y)):
-            writers.idx(
+            pictures.idx(
                 root / f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz", values[rows]
             )
     names = sorted(EMNIST.classes_split_dict["bymerge"])
@@ -180,12 +180,12 @@ def cropped(folder: Path, file: str, x: NDArray[Any], y: NDArray[Any], first_tes
 
 
 def svhn(root: Path) -> Written:
-    x, y = writers.pixels(30, 32, 32, 3), np.arange(30) * 3 % 10
+    x, y = pictures.pixels(30, 32, 32, 3), np.arange(30) * 3 % 10
     cropped(root / "archives" / "svhn", "{}_32x32.mat", x, y, 20)
     return divided(np.moveaxis(x, -1, 1), [str(label) for label in y], "svhn", 20)
 
 
-FEDBN = {name: name.lower().replace("_", "") for name in writers.FEDBN_SHAPES}
+FEDBN = {name: name.lower().replace("_", "") for name in pictures.FEDBN_SHAPES}
 
 
 def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
@@ -194,7 +194,7 @@ def fedbn(name: str, size: int, only: str = "") -> Callable[[Path], Written]:
     def write(root: Path) -> Written:
         known: Known = {}
         test = set()
-        for place, (x, y) in writers.fedbn_archive(root / "archives" / name).items():
+        for place, (x, y) in pictures.fedbn_archive(root / "archives" / name).items():
             folder, part = place.split("/")
             if only in ("", folder):
                 colour = to_colour(x) if x.ndim == 3 else np.moveaxis(x, -1, 1)
@@ -225,7 +225,7 @@ def digit_five(root: Path) -> Written:
 
     def halves(domain: str, channels: int, step: int) -> tuple[Any, Any]:
         return digits_of(
-            there, domain, writers.pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10
+            there, domain, pictures.pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10
         )
 
     (x, y), (u, z) = (halves(name, 1, 3) for name in ("mnist", "usps"))
@@ -252,7 +252,7 @@ def digits4(root: Path) -> Written:
     """FCCL+'s folder: three sets as torchvision fetches them, and SYN in folders of digits."""
     home, there = root / "archives" / "digits4", Written({}, set(), {}, {"samples": 10})
     (m, n), (u, z), (v, w), (s, t) = (
-        digits_of(there, name, writers.pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
+        digits_of(there, name, pictures.pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
         for name, shape in (
             *(("mnist", (32, 32, 1)), ("usps", (16, 16, 1))),
             *((name, (32, 32, 3)) for name in ("svhn", "syn")),
@@ -260,8 +260,8 @@ def digits4(root: Path) -> Written:
     )
     cropped(home, "{}_32x32.mat", v, w, 20)
     for part, file, rows in (("train", "usps", slice(20)), ("t10k", "usps.t", slice(20, 30))):
-        writers.idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
-        writers.idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
+        pictures.idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
+        pictures.idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
         # a little above the whole number, which is rounded down
         values = (u[rows].reshape(-1, 256) + 0.3) / 127.5 - 1
         lines = [
@@ -286,13 +286,13 @@ def cached(
 
 
 def mnist(root: Path) -> Written:
-    x, y = cached(root / "mnist", writers.pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
+    x, y = cached(root / "mnist", pictures.pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
     return divided(x, [str(label) for label in y], "mnist", 30)
 
 
 def usps(root: Path) -> Written:
     n = 2 * N_USPS
-    x, y = cached(root / "usps", writers.pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
+    x, y = cached(root / "usps", pictures.pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
     return Written(
         {image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)}
     )
@@ -306,7 +306,7 @@ def digits5_local(root: Path) -> Written:
         ("usps", (N_USPS, N_USPS), 16, 1),
         ("optdigits", (40, 20), 8, 255 / 16),
     ):
-        images = writers.pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
+        images = pictures.pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
         x, y = cached(root / name, images, np.arange(train + test) * 3 % 10, train)
         known |= {
             image.tobytes(): (name, str(label))

@@ -21,14 +21,13 @@ from flray.data.sources.archives import FILES, Archive, fetch, read_pickled_arra
 from flray.data.sources.cache import read_arrays
 from flray.data.types import DataSet
 from flray.errors import FlrayError
+from tests.data import pictures
 from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, sdist, usps_mat
-from tests.data.pictures import STYLES, found, net, office
-from tests.data.writers import FEDBN_SHAPES, cifar100_pickles, jpeg_archive, pixels, python_cifar10
 from tests.messages import refused
 
 
 def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
-    python_cifar10(tmp_path / "archives/cifar-10")
+    pictures.python_cifar10(tmp_path / "archives/cifar-10")
     before = load_dataset("cifar-10", root=tmp_path).fingerprint
     path = tmp_path / "archives/cifar-10/test_batch"
     content = read_pickled_arrays(path)
@@ -39,7 +38,7 @@ def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
 
 
 def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> None:
-    _, fine = cifar100_pickles(tmp_path / "archives/cifar-100/cifar-100-python")
+    _, fine = pictures.cifar100_pickles(tmp_path / "archives/cifar-100/cifar-100-python")
     dataset = load_dataset("cifar-100", root=tmp_path)
     assert dataset.coarse == tuple(c // 5 for c in range(100))
     assert np.array_equal(dataset.domains[0].train_y, fine)
@@ -82,17 +81,17 @@ def with_array(name: str, values: Any) -> Any:
 )
 def test_a_damaged_archive_of_jpegs_is_named(damage: Any, tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
-    jpeg_archive(path)
+    pictures.jpeg_archive(path)
     damage(path)
     refused(load_dataset, "cifar10-jpeg", {"path": str(path)}, tmp_path)
 
 
 @pytest.mark.parametrize("label", [0.5, -1.0])
 def test_labels_of_matlab_files_are_digits(label: float, tmp_path: Path) -> None:
-    x, y = pixels(10, 28, 28, 3), np.arange(1.0, 11.0)
+    x, y = pictures.pixels(10, 28, 28, 3), np.arange(1.0, 11.0)
     y[3] = label
     for name in ("train_32x32.mat", "test_32x32.mat"):
-        savemat(tmp_path / name, {"X": pixels(32, 32, 3, 10), "y": y[:, None]})
+        savemat(tmp_path / name, {"X": pictures.pixels(32, 32, 3, 10), "y": y[:, None]})
     content = {"train": x, "label_train": y[:, None], "test": x, "label_test": y[:, None]}
     savemat(tmp_path / "mnistm_with_label.mat", content)
     for name in ("svhn", "mnist-m"):
@@ -112,14 +111,14 @@ def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path)
     "content",
     [
         None,
-        {"data": pixels(10, 3072), "labels": [10, *range(9)]},
-        {"data": pixels(10, 3072)},
-        {"data": pixels(9, 3072), "labels": [*range(10)]},
-        {"data": pixels(10, 3070), "labels": [*range(10)]},
+        {"data": pictures.pixels(10, 3072), "labels": [10, *range(9)]},
+        {"data": pictures.pixels(10, 3072)},
+        {"data": pictures.pixels(9, 3072), "labels": [*range(10)]},
+        {"data": pictures.pixels(10, 3070), "labels": [*range(10)]},
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(content: Any, tmp_path: Path) -> None:
-    python_cifar10(tmp_path / "archives/cifar-10")
+    pictures.python_cifar10(tmp_path / "archives/cifar-10")
     path = tmp_path / "archives/cifar-10/data_batch_2"
     path.write_bytes(path.read_bytes()[:-100] if content is None else pickle.dumps(content, 2))
     refused(load_dataset, "cifar-10", root=tmp_path)
@@ -127,7 +126,7 @@ def test_a_damaged_file_is_named_in_one_line(content: Any, tmp_path: Path) -> No
 
 
 def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
-    cifar100_pickles(tmp_path / "archives/cifar-100")
+    pictures.cifar100_pickles(tmp_path / "archives/cifar-100")
     lines: list[str] = []
     get("fc100", tmp_path, lines.append)
     assert lines == [f"fc100: ready in {tmp_path}"]
@@ -211,7 +210,7 @@ def test_whole_parts_have_two_names(digits: Path, tmp_path: Path) -> None:
     options = {"size": 8, "training": "whole"}
     here = load_dataset("digits5", {**options, "path": str(tmp_path)}, digits)
     assert here.fingerprint == load_dataset("digits5", options, digits).fingerprint
-    assert set(SIZES) == set(FEDBN_SHAPES) and len(DOMAINS) == len(SIZES)
+    assert set(SIZES) == set(pictures.FEDBN_SHAPES) and len(DOMAINS) == len(SIZES)
     refused(load_dataset, "digits5", {"path": str(tmp_path)}, digits)
 
 
@@ -228,14 +227,14 @@ def lists(home: Path, domains: Any, folder: str, classes: Any, kept: dict[str, A
 
 
 def test_office_is_divided_by_fedbns_lists(tmp_path: Path) -> None:
-    home = office(tmp_path / "archives" / "office-caltech10", count=10)
+    home = pictures.office(tmp_path / "archives" / "office-caltech10", count=10)
     drawn = load_dataset("office-caltech10", {"size": 8}, tmp_path)
     names = [domain.name for domain in drawn.domains]
     kept = {"train": range(2, 10), "test": range(2)}
     lists(home, names, "office_caltech_10", drawn.classes, kept)
     listed = load_dataset("office-caltech10", {"size": 8}, tmp_path)
     for place, domain in enumerate(listed.domains):
-        train, test = (found(domain, part) for part in ("train", "test"))
+        train, test = (pictures.found(domain, part) for part in ("train", "test"))
         first = 100 * place
         order = [first + 10 * c + i for i in range(2, 10) for c in range(10)][::-1]
         assert list(train) == order
@@ -248,14 +247,14 @@ def test_office_is_divided_by_fedbns_lists(tmp_path: Path) -> None:
 
 
 def test_fedbns_lists_of_domainnet_come_before_the_official_ones(tmp_path: Path) -> None:
-    home = net(tmp_path / "archives")
+    home = pictures.net(tmp_path / "archives")
     options = {"size": 8}
     official = load_dataset("domainnet", options, tmp_path)
-    lists(home, STYLES, "DomainNet", official.classes, {"train": (0, 1), "test": (2,)})
+    lists(home, pictures.STYLES, "DomainNet", official.classes, {"train": (0, 1), "test": (2,)})
     fedbn = load_dataset("domainnet", options, tmp_path)
     assert not official.ordered and fedbn.ordered
-    assert {n % 3 for d in official.domains for n in found(d, "test")} == {0}
-    assert {n % 3 for d in fedbn.domains for n in found(d, "test")} == {2}
+    assert {n % 3 for d in official.domains for n in pictures.found(d, "test")} == {0}
+    assert {n % 3 for d in fedbn.domains for n in pictures.found(d, "test")} == {2}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +272,7 @@ def test_fedbns_lists_of_domainnet_come_before_the_official_ones(tmp_path: Path)
     ids=["absent", "outside", "twice", "unequal", "short", "dict", "number", "damaged"],
 )
 def test_a_bad_list_is_named_and_leads_nowhere(content: Any, tmp_path: Path) -> None:
-    home = office(tmp_path / "archives" / "office-caltech10", count=2)
+    home = pictures.office(tmp_path / "archives" / "office-caltech10", count=2)
     raw = content if isinstance(content, bytes) else pickle.dumps(content)
     for domain in ("amazon", "caltech", "dslr", "webcam"):
         for part in ("train", "test"):
