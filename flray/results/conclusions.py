@@ -248,13 +248,13 @@ def _until(found: Studies) -> Iterator[str]:
 
 
 def _detectable(every: Sequence[Difference], unit: str) -> Iterator[str]:
-    """Yield the difference that these seeds could have detected, if some pair was not decided."""
+    """Yield the difference that these seeds could have detected of the pairs that are not decided."""
     tested = [
         one
         for one in every
-        if one.seeds > 1 and one.std > 0 and not one.sequential and not one.repeated
+        if one.seeds > 1 and one.std > 0 and not (one.decided or one.sequential or one.repeated)
     ]
-    if not tested or all(one.decided for one in tested):
+    if not tested:
         return
     seeds = Counter(one.seeds for one in tested).most_common(1)[0][0]
     same = [one for one in tested if one.seeds == seeds]

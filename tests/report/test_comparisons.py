@@ -297,6 +297,14 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
     against = replace(studied({"a": A, "b": B}), reference="b")
     assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
+    near = {
+        seed: value + 2 + seed / 10 for seed, value in B.items()
+    }  # decided: it says nothing of a and b
+    least = detectable_difference(math.sqrt(13 / 3), 3, ALPHA / 2)
+    decided, _, seen, *_ = conclude(
+        Studies([replace(studied({"a": A, "b": B, "c": near}), reference="b")])
+    )
+    assert decided.startswith("c is better than b") and f" above about {least:.1f} points" in seen
     places = [replace(studied({"a": A, "b": B}), place=place) for place in ("p", "q")]
     most = seeds_needed(math.sqrt(13 / 3), 8 / 3, ALPHA / 2)
     assert most is not None and most > 14
