@@ -266,11 +266,11 @@ def build(
                 f"model {name!r}: its builder returned {type(model).__name__}, not a torch.nn.Module"
             )
         if any(map(nn.parameter.is_lazy, model.parameters())):  # LazyLinear: sizes from a sample
-            dry_run(name, model, shape)
+            dry_run(name, model, shape, structured=True)
     return model.to(dtype=dtype)
 
 
-def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
+def dry_run(name: str, model: nn.Module, shape: Sequence[int], *, structured: bool = False) -> Any:
     """Return a network's outputs for one sample, in evaluation mode.
 
     Parameters
@@ -281,18 +281,20 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
         Not changed. It runs on zeros, because torch's meta device would need seconds of imports.
     shape : sequence of int
         Shape of one sample.
+    structured : bool
+        Whether outputs may be more than one tensor.
 
     Raises
     ------
     ConfigError
-        If the network cannot take such samples.
+        If the network cannot take such samples, or returns something else than a tensor.
     """
     training = model.training
     model.eval()
     dtype = next((value.dtype for value in model.parameters()), torch.float32)
     try:
         with torch.no_grad():
-            return model(torch.zeros(1, *shape, dtype=dtype))
+            outputs = model(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -303,6 +305,10 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int]) -> Any:
         ) from None
     finally:
         model.train(training)
+    if not (structured or isinstance(outputs, torch.Tensor)):
+        why = f"its forward returns {type(outputs).__name__}; return the tensor of outputs alone"
+        raise ConfigError("experiment.model", name, why)
+    return outputs
 
 
 GROUPS = ("all", "none", "features", "classifier", "batch_norm", "not_batch_norm", "buffers")

@@ -104,12 +104,15 @@ class Task:
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
         """Refuse a network that cannot learn this. Default: one without an output for each class, number or flag.
 
+        Only a task that defines `predictions` may have outputs other than a tensor.
+
         Raises
         ------
         ConfigError
             If its outputs do not fit the task; the message describes them.
         """
-        outputs, count = dry_run(name, model, data.shape), data.num_classes
+        own = not self.logits and type(self).predictions is not Task.predictions
+        outputs, count = dry_run(name, model, data.shape, structured=own), data.num_classes
         if isinstance(outputs, Tensor) and (
             outputs.dim() != 2
             or outputs.shape[1] < count

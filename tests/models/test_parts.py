@@ -12,7 +12,7 @@ from flray import models, registry
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
 from flray.models.base import complement, dry_run
-from flray.tasks import make_task
+from flray.tasks import Task, make_task
 from tests.algorithms import helpers as tiny
 from tests.messages import refused
 
@@ -227,3 +227,15 @@ def test_a_logit_for_every_class(outputs: tuple[int, ...]) -> None:
     refused(make_task("classification", data.classes).check_network, "mine", model, data)
     more = nn.Sequential(nn.Flatten(), nn.Linear(size, 12))
     make_task("classification", data.classes).check_network("mine", more, data)
+
+
+def test_outputs_of_several_tensors_need_predictions_of_their_own() -> None:
+    class Parts(Task):
+        def predictions(self, outputs: Any, targets: Any) -> dict[str, torch.Tensor]:
+            return {"first": outputs[0]}
+
+    data = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
+    model = nn.Sequential(nn.Flatten(), nn.GRU(int(torch.tensor(data.shape).prod()), 10))
+    Parts().check_network("mine", model, data)
+    for task in (Task(), make_task("classification", data.classes), make_task("few-shot")):
+        refused(task.check_network, "mine", model, data)
