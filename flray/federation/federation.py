@@ -144,14 +144,17 @@ class Federation(FederationState):
             self._aggregate(stage, self._send(stage, cohort))
         self._refine()
         self.server.round += 1
-        evaluation, rounds = self.spec.config.evaluation, self.spec.config.rounds
-        if self.server.round % evaluation.every == 0 or self.server.round == rounds:
+        every, rounds = self.spec.config.evaluation.every, self.spec.config.rounds
+        due = self.server.round % every == 0 or self.server.round == rounds
+        # The last round is evaluated, also if a training metric ends the run.
+        if due or self._stops():
             with (
                 self.record.timed("evaluate"),
                 self.hook("evaluation", f"task {self.spec.task.name}"),
             ):
-                metrics = self.evaluate()
-            self.record.add_metrics(metrics)
+                self.record.add_metrics(self.evaluate())
+        if due:
+            self._stops()
         return self._finish()
 
     def _draw(self) -> Cohort:
@@ -192,14 +195,19 @@ class Federation(FederationState):
         with self.hook("server.metrics"):
             self.record.add_metrics(self.server.metrics)
 
+    def _stops(self) -> bool:
+        """Return whether early stopping ends the federation with this round, which counts once more at each call."""
+        if self.early_stop is None:
+            return False
+        self.early_stop.add(self.record.summary())
+        if self.early_stop.reason:
+            self.warn(f"round {self.server.round} is the last: {self.early_stop.reason}")
+        return bool(self.early_stop.reason)
+
     def _finish(self) -> RoundResult:
-        """Return the result of a round; early stopping may end the federation with it."""
+        """Return the result of a round."""
         inline = isinstance(self.executor, InlineExecutor)
         metrics = self.record.summary() | self.usage.since_last_round(inline=inline)
-        if self.early_stop is not None:
-            self.early_stop.add(metrics)
-            if self.early_stop.reason:
-                self.warn(f"round {self.server.round} is the last: {self.early_stop.reason}")
         self._last = RoundResult(self.server.round, metrics, self.has_ended())
         self.between_rounds = True
         return self._last

@@ -21,7 +21,7 @@ from flray.interrupts import InterruptedRunError
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny
-from tests.helpers import INLINE, StopAfter, inline, written
+from tests.helpers import INLINE, StopAfter, inline, steady, written
 from tests.messages import refused
 from tests.tuning.conftest import ONE
 
@@ -240,6 +240,14 @@ def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[s
         folder = sorted((tmp_cwd / "runs" / "digits").iterdir())[-1]
         resumed = runner.resume(folder)
         assert resumed.sha256 == whole.sha256 and len(resumed.history) == ended
+
+
+@pytest.mark.usefixtures("tmp_cwd")
+def test_a_round_that_a_training_metric_makes_the_last_is_evaluated(digits: dict[str, Any]) -> None:
+    stop = {"metric": "train/loss", "target": 100}
+    stopped = runner.run(stopping(digits, stop=stop, evaluation={"every": 5}))
+    short = runner.run(inline(digits, rounds=1))
+    assert steady(stopped.history.iloc[0]) == steady(short.history.iloc[0])
 
 
 @pytest.mark.slow
