@@ -223,20 +223,26 @@ def learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
 def traffic_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     """Return a setting's primary metric by the megabytes sent so far, mean over seeds."""
     names = ["bytes/up", "bytes/down"]
-    histories = [t.history.set_index("round") for t in trials if set(names) <= set(t.history)]
-    sent = [history[names].sum(axis=1).cumsum() for history in histories]
+    counted = [trial for trial in trials if set(names) <= set(trial.history)]
+    sent = [one.history.set_index("round")[names].sum(axis=1).cumsum() for one in counted]
     table = _by_seed(trials)
     if not sent or not len(table):
         return None
-    megabytes = pd.concat(sent, axis=1).mean(axis=1).reindex(table.index).to_numpy() / 1e6
+    megabytes = _to_the_end(counted, sent).mean(axis=1).reindex(table.index).to_numpy() / 1e6
     mean = table.mean(axis=1).to_numpy()
     return charts.Line(label, megabytes, mean) if megabytes[-1] > 0 else None
 
 
 def _by_seed(trials: Sequence[Trial]) -> pd.DataFrame:
     """Return the primary metric of trials, a column each, by all rounds with an evaluation."""
-    table = pd.concat([measures.series(trial) for trial in trials], axis=1)
-    return table.sort_index().dropna(how="all")
+    return _to_the_end(trials, [measures.series(trial) for trial in trials]).dropna(how="all")
+
+
+def _to_the_end(trials: Sequence[Trial], values: "Sequence[pd.Series[float]]") -> pd.DataFrame:
+    """Return values of trials by round, a column each; one that has ended keeps its last value."""
+    table = pd.concat(values, axis=1).sort_index()
+    ended = [trial.status in ("finished", "stopped") for trial in trials]
+    return pd.DataFrame(np.where(ended, table.ffill(), table), table.index)
 
 
 def phase_seconds(groups: Groups) -> Iterator[charts.BarPanel]:

@@ -7,7 +7,7 @@ deviation.
 import itertools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ TERMINAL_STATUSES = ("finished", "stopped")
 ENDED_STATUSES = (*TERMINAL_STATUSES, "failed")
 STD = "seed_std"
 """Behind a metric's name: its standard deviation over seeds (n - 1), beside their mean under the name itself."""
-_BESIDES = ("score", "train/loss", "bytes/up", "bytes/down", "time/round")
+_COSTS = ("bytes/up", "bytes/down", "time/round")
+_BESIDES = ("score", "train/loss", *_COSTS)
 Rounds = dict[int, dict[str, float]]
 
 
@@ -315,7 +316,10 @@ class SettingRuns:
 
 
 def complete_settings(sweep: Path) -> None:
-    """End the runs of a sweep's settings: rounds that not all seeds have done are means over those that have.
+    """End the runs of a sweep's settings.
+
+    A seed that ended before others keeps its last values, so that the last means are those of the table. One
+    that failed counts for its rounds alone.
 
     Parameters
     ----------
@@ -333,16 +337,24 @@ def complete_settings(sweep: Path) -> None:
             continue
         known = rounds_of(events)
         trials = members.get(path.parent.name, [])
-        rounds = [found for trial in trials if (found := _recorded(trial))]
+        begun = {trial: found for trial in trials if (found := _recorded(trial))}
+        every = sorted({round_ for found in begun.values() for round_ in found})
+        rounds = [_to_the_end(trial, found, every) for trial, found in begun.items()]
         with Journal(path) as journal:
             for trial in trials:
                 record_held(journal, trial.path)
-            for round_ in sorted({round_ for found in rounds for round_ in found}):
+            for round_ in every:
                 values = mean_and_deviation([one[round_] for one in rounds if round_ in one])
                 if known.get(round_) != values:  # a failed seed may have been repaired
                     journal.record_round(round_, values, replace=True)
             journal.tags({"seeds": str(len(rounds))})
             journal.end("FINISHED" if rounds else "FAILED")
+
+
+def _to_the_end(trial: TrialFolder, found: Rounds, every: Iterable[int]) -> Rounds:
+    """Return a trial's rounds and its last values in later ones, but for costs, and unless it failed."""
+    last = {n: value for n, value in found[max(found)].items() if n not in _COSTS}
+    return found if trial.status == "failed" else dict.fromkeys(every, last) | found
 
 
 def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
@@ -353,7 +365,7 @@ def mean_and_deviation(seeds: list[dict[str, float]]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for name in seeds[0]:
-        values = [one[name] for one in seeds if name in one]
+        values = [one.get(name, math.nan) for one in seeds]
         if all(map(math.isfinite, values)):
             found[name] = statistics.fmean(values)
             if len(values) > 1:

@@ -165,6 +165,22 @@ def test_a_line_is_broken_where_a_round_is_missing(source: ResultSet) -> None:
     assert not np.isnan(panel.lines[1].y).any()
 
 
+def test_a_run_that_ended_before_others_keeps_its_last_value(source: ResultSet) -> None:
+    short, long = next(iter(next(iter(group_trials(source).values())).values()))
+    short.history.drop(index=short.history.index[2:], inplace=True)
+    ends = [one.history[one.metric].iloc[-1] for one in (short, long)]
+    for one in (short, long):
+        one.history[["bytes/up", "bytes/down"]] = 1e6
+    for status, wanted in (("finished", np.mean(ends)), ("failed", ends[1])):
+        short.status = status
+        line = sections.learning_curve("", [short, long])
+        assert line is not None and list(line.x) == list(long.history["round"])
+        assert line.y[-1] == pytest.approx(wanted)
+    short.status = "finished"
+    line = sections.traffic_curve("", [short, long])
+    assert line is not None and line.x[-1] == len(short.history) + len(long.history)
+
+
 def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(source: ResultSet) -> None:
     for trial in source.trials:
         if trial.setting["arms.modules"] == "none":

@@ -18,13 +18,13 @@ from flray.federation.ray_backend import placement
 from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
 from flray.federation.spec import SharedDataset
 from flray.records import directory
-from flray.records.journal import JOURNAL, read_events
+from flray.records.journal import JOURNAL, read_events, rounds_of
 from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
-from flray.tuning.trial_store import begin_setting
+from flray.tuning.trial_store import begin_setting, complete_settings
 from tests.messages import refused
-from tests.tuning.helpers import begin, specs
+from tests.tuning.helpers import begin, leave, specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
@@ -194,6 +194,22 @@ def test_a_setting_whose_beginning_was_killed_is_named_by_the_resume(
     for _ in range(2):
         begin_setting(tmp_path, point, directory.read(tmp_path), config)
         assert [one["type"] for one in read_events(journal)] == ["start"]
+
+
+def test_the_last_means_of_a_setting_are_those_of_the_table(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    """Seeds may end at different rounds; then there is no mean of what a round costs."""
+    content["sweep"] = {"seeds": [0, 1, 2]}
+    config, points = specs(content)
+    begin(config, folder := tmp_path / "sweep")
+    ends = [[0.2], [0.2, 0.4, 0.6], [0.3, 0.9]], ["finished", "finished", "failed"]
+    for point, scores, status in zip(points, *ends, strict=False):
+        leave(folder, point, config, [{"score": one, "bytes/up": 1.0} for one in scores], status)
+    complete_settings(folder)
+    means = rounds_of(read_events(folder / "settings" / points[0].key / JOURNAL))
+    assert [means[n]["score"] for n in (1, 2, 3)] == pytest.approx([0.7 / 3, 0.5, 0.4])
+    assert "bytes/up" in means[1] and "bytes/up" not in means[3]
 
 
 GIB = 2**30
