@@ -114,6 +114,8 @@ evaluation: {validation: 0.2}
 model: linear
 algorithm: fedavg
 local: {epochs: 1, lr: 0.1}
+resources: {executor: inline}
+tracking: {uri: null}
 """
 
 
