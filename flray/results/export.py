@@ -183,16 +183,19 @@ def read_export(path: Path) -> pd.DataFrame:
     return frame
 
 
+_MAKE_ONE = "make such a file with flray report NAME --keep FILE.csv"
+
+
 def _read_text(path: Path) -> pd.DataFrame:
     try:
         with open_file(path) as file:
             frame = read_csv(io.TextIOWrapper(file, encoding="utf-8", newline=""))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: no kept results ({error})") from None
+        why = getattr(error, "strerror", None) or error  # without the number of an opened folder
+        raise DataError(f"{path}: no kept results ({why}); {_MAKE_ONE}") from None
     if missing := [name for name in (*FIRST, *MEASURED, *LAST) if name not in frame.columns]:
         raise DataError(
-            f"{path}: no kept results: without the columns {', '.join(missing)}; "
-            "make such a file with flray report NAME --keep FILE.csv"
+            f"{path}: no kept results: without the columns {', '.join(missing)}; {_MAKE_ONE}"
         )
     for name, expected in _FORMS.items():
         for text in frame.get(name, ()):
