@@ -20,7 +20,7 @@ from flray.cli.main import app, invoke
 from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.schema import schema
-from flray.metrics.names import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
+from flray.metrics import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
 from flray.records import directory
 from flray.records.journal import JOURNAL, Journal
 from flray.results.result_set import ALIKE_NOTE

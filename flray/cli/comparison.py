@@ -9,8 +9,7 @@ import numpy as np
 
 from flray.cli.display import console, make_table, print_json, table_rows
 from flray.errors import FlrayError
-from flray.metrics.names import VIEWS
-from flray.metrics.summary import summarise_history
+from flray.metrics import VIEWS, summarise_history
 from flray.records import directory
 from flray.results import measures
 from flray.results.formatting import format_mean_std

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from flray.errors import NO_TEXT, one_line
-from flray.metrics.names import VIEWS, lower_is_better
+from flray.metrics import VIEWS, lower_is_better, trajectory
 from flray.runs import progress
 from flray.runs.progress import console as console
 from flray.tracking.client import ui_links
@@ -73,8 +73,6 @@ def table_rows(table: Table) -> list[dict[str, str]]:
 
 def show_result(result: Result, as_json: bool = False) -> None:
     """Print a finished run's table, its folder and its digest."""
-    from flray.metrics.summary import trajectory
-
     reported, name = result.reported, result.experiment.algorithm.name
     metrics = reported.values
     if as_json:

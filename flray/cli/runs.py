@@ -14,7 +14,7 @@ from rich.table import Table
 from flray import registry
 from flray.cli.display import console, show_table
 from flray.errors import FlrayError
-from flray.metrics.names import PRIMARY_VIEWS
+from flray.metrics import PRIMARY_VIEWS
 from flray.records import directory
 from flray.records.journal import JOURNAL, lock_journal, read_events, rounds_of
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from flray import registry
+from flray import metrics, registry
 from flray.cli.display import console, make_table, print_json, show_table
 from flray.config import suites
 from flray.config.components import PartitionChoice
@@ -21,7 +21,6 @@ from flray.config.schema import Setting, allowed_values, settings
 from flray.config.yaml_files import read_with_base
 from flray.errors import DataError, FlrayError, nearest, one_line
 from flray.files.atomic import write_atomically
-from flray.metrics import names
 
 
 def show_list(what: str, name: str | None, as_json: bool = False) -> None:
@@ -136,15 +135,15 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
         own = registry.metrics
         parts: dict[str, Mapping[str, str]] = {
             "metrics: VIEW/MEASURE (those of an experiment: flray list metrics FILE.yaml)": {
-                f"{view}/MEASURE": f"{words}; {'validation' if names.is_validation(view) else 'test'} data"
-                for view, words in names.VIEWS_IN_WORDS.items()
+                f"{view}/MEASURE": f"{words}; {'validation' if metrics.is_validation(view) else 'test'} data"
+                for view, words in metrics.VIEWS_IN_WORDS.items()
             },
-            "MEASURE": names.MEASURES_IN_WORDS,
+            "MEASURE": metrics.MEASURES_IN_WORDS,
             "MEASURE, where evaluation.metrics names it": {
                 name: _first_line(own.outline(name)) for name in own.names()
             },
-            "behind a name": names.SUFFIXES_IN_WORDS,
-            "besides": names.OTHERS_IN_WORDS,
+            "behind a name": metrics.SUFFIXES_IN_WORDS,
+            "besides": metrics.OTHERS_IN_WORDS,
         }
     else:
         parts = _metrics_of(Path(file))
@@ -163,26 +162,25 @@ def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
     from flray.config.selection import choose_on_validation
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
-    from flray.metrics.summary import AUTO, VALIDATION, score_metric
 
     config = choose_on_validation(load(file))
     spec = build_spec(config.experiment)
-    found = {AUTO: spec.primary_metric}
+    found = {metrics.AUTO: spec.primary_metric}
     if len(spec.data.validation):
-        found[VALIDATION] = score_metric(VALIDATION, spec.primary_metric)
+        found[metrics.VALIDATION] = metrics.score_metric(metrics.VALIDATION, spec.primary_metric)
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
-        found[name] = f"{_measure(measure)}: {names.VIEWS_IN_WORDS[view]}"
+        found[name] = f"{_measure(measure)}: {metrics.VIEWS_IN_WORDS[view]}"
     return {f"metrics of {spec.config.algorithm.name} in {file}": found}
 
 
 def _measure(name: str) -> str:
     """Return a measure in words, by its name or that of its kind."""
     if name.startswith("top"):
-        return names.MEASURES_IN_WORDS["topK"].partition(" (")[0]
+        return metrics.MEASURES_IN_WORDS["topK"].partition(" (")[0]
     if name in registry.metrics.names():
         return _first_line(registry.metrics.outline(name))
-    known = names.MEASURES_IN_WORDS
+    known = metrics.MEASURES_IN_WORDS
     return known.get(name, known.get(name.partition("_")[0], name)).partition(";")[0]
 
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from flray import registry
 from flray.config.yaml_files import Plain
 from flray.errors import FlrayError, nearest
-from flray.metrics.names import MEASURES_IN_WORDS
+from flray.metrics import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry
 
 _OF_FOLDERS = ("office-caltech10", "office31", "office-home", "pacs", "vlcs")

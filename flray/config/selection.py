@@ -5,8 +5,7 @@ from typing import Any
 
 from flray.config.experiment import Config, Experiment
 from flray.config.sections import SETS_VALIDATION_APART
-from flray.metrics.names import is_test
-from flray.metrics.summary import AUTO, VALIDATION
+from flray.metrics import AUTO, VALIDATION, is_test
 
 VALIDATION_SHARE = 0.2
 """``evaluation.validation`` of sweeps that choose, unless their file has one."""

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from flray.config.sections import Section
 from flray.config.yaml_files import Plain
-from flray.metrics.names import lower_is_better
+from flray.metrics import lower_is_better
 
 
 class Grid(Section):

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flray.drawing import canvas
-from flray.metrics.names import lower_is_better
+from flray.metrics import lower_is_better
 
 Floats = Sequence[float] | NDArray[np.floating[Any]]
 _MAX_MARKERS = 30

@@ -22,8 +22,7 @@ from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation.evaluation import check_metric
 from flray.federation.spec import FederationSpec, SharedDataset, read_start
-from flray.metrics.names import check_clients
-from flray.metrics.summary import AUTO
+from flray.metrics import AUTO, check_clients
 from flray.models.base import check_forward, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss

@@ -25,7 +25,7 @@ from flray.federation.spec import FederationSpec
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation
-from flray.metrics.names import lower_is_better
+from flray.metrics import lower_is_better
 from flray.tasks.base import finite_or_infinite, mean_of_known
 from flray.tasks.classification import summarise_parts
 

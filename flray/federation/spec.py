@@ -24,7 +24,7 @@ from flray.config.sections import OwnEpochs
 from flray.config.start import Start
 from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled, Rows, label_placeholders
 from flray.errors import ConfigError
-from flray.metrics.names import primary_metric_name
+from flray.metrics import primary_metric_name
 from flray.tasks import Task, make_task
 from flray.tasks.base import WithMetrics
 

@@ -24,8 +24,7 @@ from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation import messages
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
-from flray.metrics.names import lower_is_better
-from flray.metrics.summary import AUTO, VALIDATION, score_metric
+from flray.metrics import AUTO, VALIDATION, lower_is_better, score_metric
 from flray.trees import Packed
 
 MAX_CLIENT_METRICS = 100

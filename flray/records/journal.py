@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, create_model
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import BusyError, take_lock
 from flray.files.border import parse_json, read
-from flray.metrics.names import clean_name
+from flray.metrics import clean_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -318,7 +318,7 @@ class Journal:
         round_ : int
             Number of the round.
         metrics : mapping of str to float
-            By name; names are cleaned by `flray.metrics.names.clean_name`, NaN and infinities are
+            By name; names are cleaned by `flray.metrics.clean_name`, NaN and infinities are
             recorded.
         replace : bool
             Record them anyway: later values of a round replace the earlier ones.

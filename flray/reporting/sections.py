@@ -17,7 +17,7 @@ from flray.config import arms
 from flray.config.selection import PLACES
 from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
-from flray.metrics.names import is_share, is_validation, lower_is_better
+from flray.metrics import is_share, is_validation, lower_is_better
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import measures
 from flray.results.choices import Choices, choices

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flray.config.arms import is_name, setting_label
-from flray.metrics.names import is_share
+from flray.metrics import is_share
 from flray.results import measures
 from flray.results.build_studies import place_columns
 from flray.results.result_set import ResultSet, Trial

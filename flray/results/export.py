@@ -20,7 +20,7 @@ from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
 from flray.files.atomic import write_atomically
 from flray.files.border import open_file
-from flray.metrics.names import is_share, lower_is_better
+from flray.metrics import is_share, lower_is_better
 from flray.results import measures
 from flray.results.build_studies import REPEATED, fixed_partition, place_columns, repeated_columns
 from flray.results.formatting import csv_text, read_csv

@@ -14,8 +14,7 @@ from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.files.border import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
-from flray.metrics.names import ALIKE, PRIMARY_VIEWS, is_validation
-from flray.metrics.summary import AUTO, Protocol, score_metric
+from flray.metrics import ALIKE, AUTO, PRIMARY_VIEWS, Protocol, is_validation, score_metric
 from flray.records import directory
 from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED, history_of, read_events
 from flray.results.result_set import COMPARISON, ResultSet, Trial

@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flray.config.arms import PREFIX
-from flray.metrics.names import is_share, lower_is_better
-from flray.metrics.summary import rounds_to_target
+from flray.metrics import is_share, lower_is_better, rounds_to_target
 from flray.results.result_set import ResultSet, Trial
 
 AVERAGE = "avg"

@@ -27,8 +27,7 @@ from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
 from flray.files.border import read_json, read_npz
 from flray.files.tracking_address import redact
-from flray.metrics.names import ALIKE, PRIMARY_VIEWS
-from flray.metrics.summary import Protocol, ReportedRounds, reported_rounds
+from flray.metrics import ALIKE, PRIMARY_VIEWS, Protocol, ReportedRounds, reported_rounds
 from flray.records import directory
 from flray.runs.code import named
 

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flray.errors import FlrayError, nearest
-from flray.metrics.names import is_share, lower_is_better
+from flray.metrics import is_share, lower_is_better
 from flray.records.directory import flatten_settings
 from flray.results import sequential
 from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare

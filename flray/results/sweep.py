@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
-from flray.metrics.names import TEST_VIEWS, VIEWS, lower_is_better
+from flray.metrics import TEST_VIEWS, VIEWS, lower_is_better
 from flray.results import measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings

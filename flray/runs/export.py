@@ -28,7 +28,7 @@ from flray.config.yaml_files import dump
 from flray.errors import FlrayError, brief
 from flray.files.atomic import write_atomically
 from flray.files.border import read
-from flray.metrics.names import PRIMARY_VIEWS
+from flray.metrics import PRIMARY_VIEWS
 from flray.records import directory
 from flray.records.journal import Journal, encode, read_events
 from flray.runs.code import code_digest

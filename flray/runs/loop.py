@@ -14,7 +14,7 @@ from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import ObjectLostError, ServerLostError
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.diagnostics import encode, save_encoded
-from flray.metrics.names import clean_name
+from flray.metrics import clean_name
 from flray.records import directory
 from flray.records.journal import Journal
 

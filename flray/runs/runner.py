@@ -32,8 +32,7 @@ from flray.federation.spec import FederationSpec, partition_summary
 from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
-from flray.metrics.names import VIEWS
-from flray.metrics.summary import Reported, summarise_history
+from flray.metrics import VIEWS, Reported, summarise_history
 from flray.records import directory
 from flray.records.journal import history_of, read_events
 from flray.records.mirror import mirrored

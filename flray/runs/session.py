@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.config.shapes import read_partition
-from flray.metrics.names import TEST_VIEWS, lower_is_better, measure_name
+from flray.metrics import TEST_VIEWS, lower_is_better, measure_name
 from flray.records import directory
 from flray.records.journal import Journal, Status
 from flray.runs.identity import DATA, PLUGINS

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from flray import registry
 from flray.errors import ConfigError, FlrayError
-from flray.metrics.names import lower_is_better
+from flray.metrics import lower_is_better
 from flray.tasks.base import Task
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import Segmentation

@@ -51,7 +51,7 @@ class Task:
         Whether outputs are the logits [B, C] of fixed classes.
     measures : tuple of str
         Names of all measures. The first one compares methods, and more of it is better. Less is better of names
-        that begin or end as `flray.metrics.names` says: with ``loss`` or ``error``.
+        that begin or end as `flray.metrics` says: with ``loss`` or ``error``.
     """
 
     name: str = ""

@@ -18,7 +18,7 @@ from flray.errors import FlrayError, one_line
 from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.federation.worker.diagnostics import save_encoded
-from flray.metrics.names import lower_is_better
+from flray.metrics import lower_is_better
 from flray.records import directory
 from flray.runs.loop import RoundRecorder
 from flray.runs.progress import Progress

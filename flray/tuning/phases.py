@@ -17,8 +17,7 @@ from flray.config.experiment import Config
 from flray.config.loader import experiment_at
 from flray.config.sweep import Tune
 from flray.errors import FlrayError
-from flray.metrics.names import lower_is_better
-from flray.metrics.summary import AUTO, VALIDATION
+from flray.metrics import AUTO, VALIDATION, lower_is_better
 from flray.results.build_studies import compare_units
 from flray.tuning.space import Phase, TrialSpec, Values, draw_of_data, first_values, trial_number
 from flray.tuning.trial_store import ENDED_STATUSES, TrialFolder

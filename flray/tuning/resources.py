@@ -16,7 +16,7 @@ from flray.federation.evaluation import check_metric
 from flray.federation.ray_backend.nodes import held_by_others, ship_user_modules
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
 from flray.federation.spec import SharedDataset
-from flray.metrics.summary import AUTO, score_metric
+from flray.metrics import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 
 Bundles = list[dict[str, float]]

@@ -28,7 +28,7 @@ from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.federation import inline_federation
 from flray.files import border, storage
-from flray.metrics.names import VIEWS
+from flray.metrics import VIEWS
 from flray.records import directory, journal
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity

@@ -33,7 +33,7 @@ from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import encode
 from flray.files.atomic import write_atomically
 from flray.files.border import FILE_BYTES, parse_json, read
-from flray.metrics.summary import RunningReport, score_metric
+from flray.metrics import RunningReport, score_metric
 from flray.records import directory
 from flray.runs.loop import CheckpointPolicy
 from flray.tuning.checkpoint_store import CheckpointStore

@@ -14,7 +14,7 @@ from typing import Any
 from flray.config.experiment import Config
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
-from flray.metrics.names import VIEWS
+from flray.metrics import VIEWS
 from flray.records import directory
 from flray.records.journal import JOURNAL, Journal, read_events, rounds_of
 from flray.runs.code import Code

@@ -21,7 +21,7 @@ from flray import registry
 from flray.devices import peak_bytes
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.session import ray_session
-from flray.metrics.names import primary_metric_name
+from flray.metrics import primary_metric_name
 from tests.end_to_end.pool import Pool
 
 BASE = "fedavg"

@@ -17,7 +17,7 @@ from flray.algorithms import Algorithm
 from flray.algorithms.client import load_optimizer_state, optimizer_state
 from flray.config import loader
 from flray.config.loader import load
-from flray.metrics.names import is_share, is_test, lower_is_better
+from flray.metrics import is_share, is_test, lower_is_better
 from flray.records.directory import PARTITION
 from flray.results.load import load_folder
 from flray.runs import runner

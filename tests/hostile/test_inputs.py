@@ -33,7 +33,7 @@ from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.spec import load_start
 from flray.files import border
-from flray.metrics.names import clean_name
+from flray.metrics import clean_name
 from flray.models.base import image_shape
 from flray.new.__main__ import new_method
 from flray.records import directory

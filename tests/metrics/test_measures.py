@@ -16,12 +16,12 @@ from numpy.testing import assert_allclose
 from pytest import approx
 from sklearn.metrics import f1_score, recall_score, roc_auc_score
 
+from flray import metrics
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.evaluation import available_metrics
-from flray.metrics import summary
-from flray.metrics.names import check_clients, clean_name, is_share, lower_is_better, measure_name
+from flray.metrics import check_clients, clean_name, is_share, lower_is_better, measure_name
 from flray.tasks import make_task
 from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.multi_output import dice_coefficient, hausdorff_distance
@@ -270,16 +270,16 @@ HISTORY = pd.DataFrame({"round": [1, 2, 3, 4, 5], "a": [0.1, 0.5, math.nan, 0.5,
 
 
 def test_course() -> None:
-    assert summary.trajectory(HISTORY, "a", 2) == summary.MetricTrajectory(
+    assert metrics.trajectory(HISTORY, "a", 2) == metrics.MetricTrajectory(
         last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2
     )
-    assert summary.trajectory(HISTORY, "a", 99).rounds == 4
-    refused(summary.trajectory, HISTORY, "b", 2)
+    assert metrics.trajectory(HISTORY, "a", 99).rounds == 4
+    refused(metrics.trajectory, HISTORY, "b", 2)
 
 
 @pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, math.inf)])
 def test_rounds_to_target(target: float, round_: float) -> None:
-    assert summary.rounds_to_target(HISTORY.set_index("round")["a"].dropna(), target) == round_
+    assert metrics.rounds_to_target(HISTORY.set_index("round")["a"].dropna(), target) == round_
 
 
 NAN = math.nan
@@ -318,17 +318,17 @@ ACCURACY, LOSS, CLIENT = (f"personal/local/{n}" for n in ("accuracy", "loss", "a
     ],
 )
 def test_which_rounds_count(metric: str, which: Any, count: int, text: str, values: Any) -> None:
-    reported = summary.summarise_history(VALIDATED, metric, which, count)
+    reported = metrics.summarise_history(VALIDATED, metric, which, count)
     assert reported.text == text
     assert {name: reported.values[name] for name in values} == pytest.approx(values)
 
 
 def test_what_was_never_measured_is_left_out() -> None:
-    assert summary.summarise_history(VALIDATED.iloc[:1], ACCURACY, "best", 2).values == {
+    assert metrics.summarise_history(VALIDATED.iloc[:1], ACCURACY, "best", 2).values == {
         "time/round": 1.0
     }
     nothing = pd.DataFrame({"round": pd.Series(dtype="int64")})
-    assert summary.summarise_history(nothing, "a", "mean-last", 2).values == {}
+    assert metrics.summarise_history(nothing, "a", "mean-last", 2).values == {}
 
 
 @cases(
@@ -339,12 +339,12 @@ def test_what_was_never_measured_is_left_out() -> None:
     [score, null]""",
 )
 def test_validation_metric(metric: str, validation: str | None) -> None:
-    assert summary.validation_metric(metric) == validation
+    assert metrics.validation_metric(metric) == validation
 
 
 def test_a_distance_is_best_where_it_is_lowest() -> None:
     history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
-    went = summary.trajectory(history, "global/common/hausdorff95", 2)
+    went = metrics.trajectory(history, "global/common/hausdorff95", 2)
     assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
     values = history.set_index("round")["global/common/hausdorff95"]
-    assert summary.rounds_to_target(values, 5.0, lower=True) == 2
+    assert metrics.rounds_to_target(values, 5.0, lower=True) == 2

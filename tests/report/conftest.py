@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flray.config.loader import load
-from flray.metrics.summary import score_metric
+from flray.metrics import score_metric
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.result_set import ResultSet

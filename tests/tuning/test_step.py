@@ -16,7 +16,7 @@ from flray.algorithms.base import Algorithm
 from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.federation import checkpoint
-from flray.metrics.summary import summarise_history
+from flray.metrics import summarise_history
 from flray.records import directory
 from flray.records.directory import checkpoints, remove_old_checkpoints
 from flray.runs.progress import Progress
