@@ -20,7 +20,7 @@ from flray.config.loader import load
 from flray.config.schema import Setting, allowed_values, settings
 from flray.config.yaml_files import read_with_base
 from flray.errors import DataError, FlrayError, nearest, one_line
-from flray.files.atomic import write_atomically
+from flray.files import write_atomically
 
 
 def show_list(what: str, name: str | None, as_json: bool = False) -> None:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from flray.errors import FlrayError
-from flray.files.border import read_json
+from flray.files import read_json
 
 RESUMABLE_SETTINGS = (
     "callbacks",

@@ -25,15 +25,7 @@ from flray import registry
 from flray.config.sections import Section
 from flray.config.yaml_files import read_yaml
 from flray.errors import ConfigError, DataError, FlrayError, brief
-from flray.files.border import (
-    FILE_BYTES,
-    MAPPING,
-    WEIGHTS_BYTES,
-    check_name,
-    numbered,
-    read,
-    read_json,
-)
+from flray.files import FILE_BYTES, MAPPING, WEIGHTS_BYTES, check_name, numbered, read, read_json
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -17,7 +17,7 @@ import yaml
 from yaml.composer import Composer
 
 from flray.errors import FlrayError, brief, nearest
-from flray.files.border import read
+from flray.files import read
 
 Plain: TypeAlias = Any
 # None, a truth value, a number, a text, or a list or mapping of these: a recursive type that pydantic

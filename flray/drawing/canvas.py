@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from flray.errors import one_line
-from flray.files.atomic import write_atomically
+from flray.files import write_atomically
 
 LIGHT = ("#0072b2", "#d55e00", "#00825f", "#b6569a", "#9a6a00", "#3a9bd9", "#5a5a5a", "#6f4bb8")
 DARK = ("#56b4e9", "#ff9245", "#3fcf9e", "#e79ac6", "#e8c14a", "#9fd8ff", "#b9b9b9", "#b79cff")

@@ -23,8 +23,7 @@ from safetensors import SafetensorError
 from flray import trees
 from flray.errors import DataError, FlrayError
 from flray.federation.state import FederationState, Notify, StoredFile, StoredState
-from flray.files.atomic import sync_folder, write_atomically
-from flray.files.border import FILE_BYTES, parse_json, read
+from flray.files import FILE_BYTES, parse_json, read, sync_folder, write_atomically
 from flray.trees import Packed
 
 FORMAT = 2

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 from platformdirs import user_cache_path
 
 from flray.errors import FlrayError
-from flray.files.atomic import hold_lock
-from flray.files.border import FILE_BYTES, check_name, read_at_most
+from flray.files import FILE_BYTES, check_name, hold_lock, read_at_most
 from flray.files.tracking_address import redact
 
 

@@ -27,12 +27,11 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from flray import bits
+from flray import bits, files
 from flray.config.experiment import Config
 from flray.config.yaml_files import dump, read_yaml
 from flray.errors import FlrayError, nearest
-from flray.files import border, storage
-from flray.files.atomic import write_atomically
+from flray.files import storage, write_atomically
 from flray.files.tracking_address import redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
@@ -143,7 +142,7 @@ def create(base: str | Path, name: str) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken |= {path.name for path in parent.iterdir()}
-        number = max(map(int, border.numbered(taken)), default=0) + 1
+        number = max(map(int, files.numbered(taken)), default=0) + 1
         while True:
             folder = parent / f"{number:03d}"
             try:
@@ -179,7 +178,7 @@ def find(text: str, base: str | Path = "runs") -> Path:
         If there is none, when the message names the nearest one, or if it holds links out of it.
     """
     folder = _find(text, base)
-    border.check_links(folder)
+    files.check_links(folder)
     return folder
 
 
@@ -194,7 +193,7 @@ def _find(text: str, base: str | Path) -> Path:
             numbered = (
                 [
                     candidate / name
-                    for name in border.numbered(p.name for p in candidate.iterdir())
+                    for name in files.numbered(p.name for p in candidate.iterdir())
                     if folder_kind(candidate / name)
                 ]
                 if candidate.is_dir()
@@ -237,7 +236,7 @@ def _local_base(base: str | Path) -> Path:
 
 
 def _remote_numbers(base: str, name: str) -> list[str]:
-    return border.numbered(storage.names(f"{base.rstrip('/')}/{name}"))
+    return files.numbered(storage.names(f"{base.rstrip('/')}/{name}"))
 
 
 def _download_run(text: str, base: str) -> None:
@@ -253,7 +252,7 @@ def _download_run(text: str, base: str) -> None:
         ):  # nothing is deleted, and a partial download is never taken for a complete one
             places = (folder.with_name(f"{found}.old-{n}") for n in itertools.count(1))
             folder.rename(next(place for place in places if not place.exists()))
-        storage.fetch(uri, folder, mark=border.FETCHED_MARK)
+        storage.fetch(uri, folder, mark=files.FETCHED_MARK)
 
 
 def check_latest(folder: Path, uri: str) -> None:
@@ -291,7 +290,7 @@ def tracking_uri(folder: Path) -> str | None:
     Raises
     ------
     FlrayError
-        If the settings have none, or it may be a stranger's; see `flray.files.border.own_tracking`.
+        If the settings have none, or it may be a stranger's; see `flray.files.own_tracking`.
     """
     try:
         uri = read_yaml(folder / CONFIG)["experiment"]["tracking"]["uri"]
@@ -299,7 +298,7 @@ def tracking_uri(folder: Path) -> str | None:
         raise FlrayError(
             f"{folder / CONFIG}: experiment.tracking.uri is missing; name a server with --uri"
         ) from None
-    return border.own_tracking(folder, None if uri is None else str(uri))
+    return files.own_tracking(folder, None if uri is None else str(uri))
 
 
 def folder_kind(folder: Path) -> FolderKind | None:
@@ -317,12 +316,12 @@ def read(folder: Path) -> RunRecord:
     FlrayError
         If it is damaged.
     """
-    return border.read_json(folder / f"{folder_kind(folder)}.json", _RUN)
+    return files.read_json(folder / f"{folder_kind(folder)}.json", _RUN)
 
 
 def read_trial(folder: Path) -> TrialRecord:
     """Return the ``run.json`` of a trial; raises as `read` does."""
-    return border.read_json(folder / "run.json", _TRIAL)
+    return files.read_json(folder / "run.json", _TRIAL)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -337,7 +336,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         _Settings.model_validate(content)
     except ValidationError as error:
-        raise border.misshapen(folder / CONFIG, error) from None
+        raise files.misshapen(folder / CONFIG, error) from None
     return content
 
 

@@ -16,8 +16,7 @@ from filelock import BaseFileLock
 from pydantic import ConfigDict, Field, create_model
 
 from flray.errors import DataError, FlrayError
-from flray.files.atomic import BusyError, take_lock
-from flray.files.border import parse_json, read
+from flray.files import BusyError, parse_json, read, take_lock
 from flray.metrics import clean_name
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def milliseconds() -> int:
 
 
 def lock_journal(path: Path) -> BaseFileLock | None:
-    """Take the lock of a journal, as `flray.files.atomic.take_lock` does.
+    """Take the lock of a journal, as `flray.files.take_lock` does.
 
     Raises
     ------

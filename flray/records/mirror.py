@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flray.errors import DataError, FlrayError
-from flray.files import storage
-from flray.files.border import FILE_BYTES, parse_json, read
+from flray.files import FILE_BYTES, parse_json, read, storage
 from flray.records import directory
 
 RENEW_INTERVAL_S = 15.0

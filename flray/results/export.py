@@ -18,8 +18,7 @@ from flray.config.arms import PREFIX, is_name, setting_label
 from flray.config.suites import SMOKE
 from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
-from flray.files.atomic import write_atomically
-from flray.files.border import open_file
+from flray.files import open_file, write_atomically
 from flray.metrics import is_share, lower_is_better
 from flray.results import measures
 from flray.results.build_studies import REPEATED, fixed_partition, place_columns, repeated_columns

@@ -12,7 +12,7 @@ from flray import registry
 from flray.config.arms import PREFIX, flatten_setting
 from flray.config.shapes import read_partition
 from flray.errors import FlrayError
-from flray.files.border import MAPPING, check_name
+from flray.files import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics import ALIKE, AUTO, PRIMARY_VIEWS, Protocol, is_validation, score_metric
 from flray.records import directory

@@ -25,7 +25,7 @@ from flray.config.selection import is_place
 from flray.config.shapes import may_change
 from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
-from flray.files.border import read_json, read_npz
+from flray.files import read_json, read_npz
 from flray.files.tracking_address import redact
 from flray.metrics import ALIKE, PRIMARY_VIEWS, Protocol, ReportedRounds, reported_rounds
 from flray.records import directory

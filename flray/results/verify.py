@@ -19,8 +19,7 @@ from flray.config.loader import experiment_at, load
 from flray.config.selection import choose_on_validation
 from flray.devices import difference
 from flray.errors import ConfigError, DataError, FlrayError
-from flray.files import storage
-from flray.files.border import numbered
+from flray.files import numbered, storage
 from flray.interrupts import InterruptedRunError
 from flray.records import directory
 from flray.records.journal import JOURNAL, lock_journal

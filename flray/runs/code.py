@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from flray.errors import FlrayError
-from flray.files.border import FILE_BYTES, foreign, read
+from flray.files import FILE_BYTES, foreign, read
 from flray.records import directory
 
 # The SHA-256 of ``flray`` and of the user's ``files`` by path, and the ``versions`` of libraries.

@@ -26,8 +26,7 @@ from torch import Tensor, fx, nn
 
 from flray.config.yaml_files import dump
 from flray.errors import FlrayError, brief
-from flray.files.atomic import write_atomically
-from flray.files.border import read
+from flray.files import read, write_atomically
 from flray.metrics import PRIMARY_VIEWS
 from flray.records import directory
 from flray.records.journal import Journal, encode, read_events

@@ -24,8 +24,7 @@ from flray.config.start import file_of, user_code
 from flray.errors import FlrayError
 from flray.federation.building import components_of
 from flray.federation.spec import FederationSpec
-from flray.files import border, storage
-from flray.files.atomic import write_atomically
+from flray.files import read, storage, write_atomically
 from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text
 
@@ -132,7 +131,7 @@ def _package_digest() -> str:
         known.update(f"\n{name} {len(source)}\n".encode() + source)
     kept = storage.cache_folder() / "code" / known.hexdigest()
     with contextlib.suppress(OSError, FlrayError):
-        found = border.read(kept, 64).decode("ascii", "replace")
+        found = read(kept, 64).decode("ascii", "replace")
         if _SHA256.fullmatch(found):
             return found
     digest = hashlib.sha256()

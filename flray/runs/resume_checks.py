@@ -15,8 +15,7 @@ from flray.config.yaml_files import read_yaml
 from flray.devices import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
 from flray.federation.spec import FederationSpec
-from flray.files import storage
-from flray.files.border import FILE_BYTES, check_settings, foreign, read
+from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
 from flray.records import directory
 from flray.records.journal import read_events, rounds_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flray.errors import DataError, FlrayError
-from flray.files.border import WEIGHTS_BYTES, open_file
+from flray.files import WEIGHTS_BYTES, open_file
 from flray.files.tracking_address import redact, resolve_uri, without_secrets
 from flray.records.journal import JOURNAL, decode, listen, read_events
 from flray.tracking.client import HTTP_TIMEOUT, http_limits, read_cursor

@@ -24,8 +24,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from pydantic import Field, TypeAdapter
 
 from flray.errors import FlrayError
-from flray.files.atomic import BusyError, hold_lock, write_atomically
-from flray.files.border import WEIGHTS_BYTES, open_file, read_json
+from flray.files import WEIGHTS_BYTES, BusyError, hold_lock, open_file, read_json, write_atomically
 from flray.files.tracking_address import check, database_path, redact, without_secrets
 from flray.records.journal import JOURNAL
 from flray.startup import environment

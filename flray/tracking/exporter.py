@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.errors import one_line
-from flray.files import border
-from flray.files.atomic import sync_file
+from flray.files import foreign, origin, sync_file
 from flray.files.tracking_address import database_path, redact, resolve_uri, without_secrets
 from flray.metrics import clean_name
 from flray.records.journal import JOURNAL, Event, decode
@@ -158,7 +157,7 @@ class MlflowExporter:
     @cached_property
     def _origin(self) -> str | None:
         """The origin of a folder that others may have written; None for the user's own."""
-        return border.origin(self.run_dir) if border.foreign(self.run_dir) else None
+        return origin(self.run_dir) if foreign(self.run_dir) else None
 
     def _owns(self, tags: Mapping[str, str]) -> bool:
         """Return whether a run of the server with the uid of this one may be it, by its tags.

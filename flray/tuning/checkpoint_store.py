@@ -12,8 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flray.errors import FlrayError
-from flray.files import border, storage
-from flray.files.atomic import write_atomically
+from flray.files import read, storage, write_atomically
 from flray.records import directory
 
 
@@ -72,7 +71,7 @@ class CheckpointStore:
             return
         with tempfile.TemporaryDirectory() as name:
             for file in self._call(storage.files, stored.uri):
-                data = self._call(border.read, Path(stored.uri) / file)
+                data = self._call(read, Path(stored.uri) / file)
                 write_atomically(Path(name) / file, data)
             yield Path(name)
 
@@ -93,7 +92,7 @@ class CheckpointStore:
             yield Path(name)
             try:
                 for path in directory.in_order(Path(name)):
-                    self._call(_write, f"{uri}/{path.name}", border.read(path))
+                    self._call(_write, f"{uri}/{path.name}", read(path))
             except FlrayError as error:  # for a moment, perhaps
                 raise OSError(str(error)) from None
 

@@ -27,7 +27,7 @@ from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.federation import inline_federation
-from flray.files import border, storage
+from flray.files import FILE_BYTES, read, storage
 from flray.metrics import VIEWS
 from flray.records import directory, journal
 from flray.runs.code import Code, code_differences, describe_difference
@@ -223,7 +223,7 @@ class FinishedTrials:
             address = f"{self._output}/{sweep.parent.name}/{sweep.name}/{place}"
             for path in directory.in_order(folder):
                 if storage.is_remote(address):
-                    storage.write(f"{address}/{path.name}", border.read(path))
+                    storage.write(f"{address}/{path.name}", read(path))
                 else:
                     _link(path, sweep / place / path.name)
         return evaluated
@@ -263,7 +263,7 @@ def _check_owner(found: FinishedTrial) -> None:
 def _read(path: Path) -> bytes | None:
     """Return a file's content, None if it is none that can be read."""
     try:
-        return border.read(path, border.FILE_BYTES)
+        return read(path, FILE_BYTES)
     except (FlrayError, OSError):
         return None
 
@@ -276,7 +276,7 @@ def file_digests(folder: Path) -> dict[str, Any]:
     """Return the SHA-256 of a trial's ``files`` and of its ``history``, as its ``run.json`` records them."""
     return {
         "files": {
-            name: hashlib.sha256(border.read(folder / name)).hexdigest()
+            name: hashlib.sha256(read(folder / name)).hexdigest()
             for name in FILES
             if (folder / name).is_file()
         },

@@ -31,8 +31,7 @@ from flray.federation.ray_backend.pool import ObjectRef, granted_device
 from flray.federation.spec import FederationSpec, SharedDataset, partition_summary
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import encode
-from flray.files.atomic import write_atomically
-from flray.files.border import FILE_BYTES, parse_json, read
+from flray.files import FILE_BYTES, parse_json, read, write_atomically
 from flray.metrics import RunningReport, score_metric
 from flray.records import directory
 from flray.runs.loop import CheckpointPolicy

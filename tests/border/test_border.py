@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from rich.table import Table
 
+from flray import files
 from flray.cli import display
 from flray.cli.main import invoke
-from flray.files import border
 from flray.records import directory
 from tests.border import planted
 from tests.border.test_planted import RUN, away, wrong
@@ -31,13 +31,13 @@ from tests.messages import mistyped, refused
     "name", ["", "/a", "a/", "a//b", "..", "a/../b", "a\\b", "C:a", "a\nb", "\x9b", "\ud800"]
 )
 def test_names_that_may_lead_elsewhere(name: str) -> None:
-    refused(border.check_name, name, "s3://b")
+    refused(files.check_name, name, "s3://b")
 
 
 def test_names_below_a_folder_and_numbers_which_are_sorted() -> None:
     for name in ("a", "a/b.c", "..a/b..", "Tromsø/日本", "a b", "-x", "ab:c"):
-        assert border.check_name(name, "s3://b") == name
-    assert border.numbered(["10", "9", "²", "٣", "1" * 19, "1.old-1", ""]) == ["9", "10"]
+        assert files.check_name(name, "s3://b") == name
+    assert files.numbered(["10", "9", "²", "٣", "1" * 19, "1.old-1", ""]) == ["9", "10"]
 
 
 def test_files_of_other_kinds_and_sizes_are_refused(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_files_of_other_kinds_and_sizes_are_refused(tmp_path: Path) -> None:
         file.truncate(2**37)
     (tmp_path / "small").write_bytes(b"abc")
     for name in ("pipe", "link", "huge"):
-        refused(border.read, tmp_path / name)
-    refused(border.read, tmp_path / "small", 2)
-    assert border.read(tmp_path / "small") == b"abc"
+        refused(files.read, tmp_path / name)
+    refused(files.read, tmp_path / "small", 2)
+    assert files.read(tmp_path / "small") == b"abc"
 
 
 def test_another_user_s_run_is_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,18 +58,18 @@ def test_another_user_s_run_is_foreign(tmp_path: Path, monkeypatch: pytest.Monke
     mine = tmp_path.stat().st_uid
     for user, expected in ((mine, False), (mine + 1, True), (0, False)):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        assert border.foreign(tmp_path) is expected
+        assert files.foreign(tmp_path) is expected
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    refused(border.own_tracking, tmp_path, "http://h:1")
-    assert border.own_tracking(tmp_path, "sqlite:///mlflow.db") == "sqlite:///mlflow.db"
-    assert border.own_tracking(tmp_path, None) is None
+    refused(files.own_tracking, tmp_path, "http://h:1")
+    assert files.own_tracking(tmp_path, "sqlite:///mlflow.db") == "sqlite:///mlflow.db"
+    assert files.own_tracking(tmp_path, None) is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word@h:1")
-    assert border.own_tracking(tmp_path, "http://me:***@h:1") == "http://me:***@h:1"
+    assert files.own_tracking(tmp_path, "http://me:***@h:1") == "http://me:***@h:1"
     monkeypatch.setattr(os, "geteuid", lambda: mine)
     (trial := tmp_path / "trials" / "0000").mkdir(parents=True)
-    assert not border.foreign(trial)
-    (tmp_path / border.FETCHED_MARK).touch()
-    assert border.foreign(trial)
+    assert not files.foreign(trial)
+    (tmp_path / files.FETCHED_MARK).touch()
+    assert files.foreign(trial)
 
 
 def test_git_s_word_on_a_folder(tmp_cwd: Path) -> None:

@@ -26,7 +26,7 @@ import flray
 from flray.errors import FlrayError
 from flray.federation.ray_backend import losses, private, session
 from flray.federation.ray_backend.session import chosen_address, ray_session
-from flray.files.atomic import hold_lock
+from flray.files import hold_lock
 from flray.records import directory
 from flray.runs import runner
 from flray.tuning import tuner

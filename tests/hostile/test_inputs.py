@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import flray
-from flray import registry
+from flray import files, registry
 from flray.config.experiment import Config
 from flray.config.loader import copy_plain, load, parse_override
 from flray.config.shapes import read_partition
@@ -32,7 +32,6 @@ from flray.data.partitions import builtin
 from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.spec import load_start
-from flray.files import border
 from flray.metrics import clean_name
 from flray.models.base import image_shape
 from flray.new.__main__ import new_method
@@ -328,8 +327,8 @@ UNLIKE = (
 )
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "no configuration": lambda: (load, 5),
-    "deep": lambda: (border.parse_json, "[" * 200_000),
-    "a link out of a run": lambda: (border.check_links, linked()),
+    "deep": lambda: (files.parse_json, "[" * 200_000),
+    "a link out of a run": lambda: (files.check_links, linked()),
     "clients of unlike classes": lambda: (read_partition, file_of("partition.json", UNLIKE)),
     "no place for results": lambda: (directory.create, "/proc/x", "m"),
     "settings without an address": lambda: (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flray.files.border import FETCHED_MARK
+from flray.files import FETCHED_MARK
 from flray.files.tracking_address import resolve_uri
 from flray.records.journal import Journal
 from flray.tracking import client

@@ -19,7 +19,7 @@ from flray.data.datasets.own import Labelling, Positive, TaskName
 from flray.data.sources import image_sets, images
 from flray.data.types import Array, Arrays, DataSet, Rows
 from flray.errors import DataError, brief, nearest
-from flray.files.border import FILE_BYTES, check_cells, parse_json, read
+from flray.files import FILE_BYTES, check_cells, parse_json, read
 from flray.registry import register_dataset, require_package
 
 

@@ -40,7 +40,7 @@ from flray.data.sources.archives import (
 )
 from flray.data.types import Array, Arrays, DataSet, Domain, Origin
 from flray.errors import DataError
-from flray.files.border import ARRAYS_BYTES, read_at_most, read_npz
+from flray.files import ARRAYS_BYTES, read_at_most, read_npz
 from flray.registry import register_dataset
 
 

@@ -18,7 +18,7 @@ from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
 from flray.data.datasets.own import Labelling, Positive, TableTask
 from flray.data.types import Array, DataSet, Domain
 from flray.errors import DataError, brief, nearest
-from flray.files.border import ARRAYS_BYTES, check_cells, check_size, open_file
+from flray.files import ARRAYS_BYTES, check_cells, check_size, open_file
 from flray.registry import register_dataset, tasks
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flray.config.start import GivenSplit, SplitFile
 from flray.data.types import FederatedData, Labels, Rows, add_bytes
 from flray.errors import DataError, brief, nearest, one_line
-from flray.files.border import MAPPING
+from flray.files import MAPPING
 from flray.registry import register_partition, require_package
 from flray.rng import numpy_generator
 

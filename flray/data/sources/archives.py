@@ -29,8 +29,7 @@ from pydantic import Field
 from flray.data.sources.cache import decoded, sha256_file
 from flray.data.types import Arrays
 from flray.errors import DataError, brief
-from flray.files.atomic import move_into_place
-from flray.files.border import open_file
+from flray.files import move_into_place, open_file
 from flray.registry import datasets
 
 Progress = Callable[[str], None]

@@ -14,9 +14,15 @@ import numpy as np
 
 from flray.data.types import Array, Arrays
 from flray.errors import DataError, FlrayError, brief
-from flray.files import storage
-from flray.files.atomic import sync_file, sync_folder, write_atomically
-from flray.files.border import MAPPING, check_name, read_json
+from flray.files import (
+    MAPPING,
+    check_name,
+    read_json,
+    storage,
+    sync_file,
+    sync_folder,
+    write_atomically,
+)
 
 MANIFEST = "manifest.json"
 

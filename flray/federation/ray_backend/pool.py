@@ -30,7 +30,7 @@ from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
-from flray.files.atomic import hold_lock
+from flray.files import hold_lock
 
 ObjectRef = object
 """A reference to an object in Ray's store; Ray has no types."""

@@ -22,7 +22,7 @@ from flray.config.experiment import Experiment
 from flray.errors import FlrayError, RayNotStartedError, brief
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.nodes import await_first_node
-from flray.files.atomic import BusyError, take_lock
+from flray.files import BusyError, take_lock
 from flray.interrupts import RayLostError, preserve_handlers
 from flray.startup import environment, usable_cpus
 
