@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from flray import functional, registry
-from flray.algorithms.base import Algorithm, Client, Server
+from flray.algorithms.base import Algorithm, Client, Message, Predictor, Replies, Server, View
 from flray.algorithms.common.client_parts import features_of
-from flray.algorithms.types import Message, Predictor, Replies, View
 from flray.functional.numerics import unit
 from flray.models import linear_classifier
 from flray.registry import hyper, register_algorithm

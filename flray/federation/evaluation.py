@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flray.algorithms.base import Algorithm
-from flray.algorithms.types import Stage
+from flray.algorithms.base import Algorithm, Stage
 from flray.errors import ConfigError, nearest
 from flray.federation import messages
 from flray.federation.spec import FederationSpec

@@ -10,10 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from flray import bits, trees
-from flray.algorithms.base import Algorithm
+from flray.algorithms.base import Algorithm, Reply, Server, Stage
 from flray.algorithms.common.aggregation import InBlocks
-from flray.algorithms.server import Server
-from flray.algorithms.types import Reply, Stage
 from flray.errors import RunFailedError
 from flray.federation import messages
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState, each_within

@@ -14,10 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from flray import models, registry, trees
-from flray.algorithms.base import Algorithm
+from flray.algorithms.base import Algorithm, ClientInfo, Weighting
 from flray.algorithms.common.samples import ResidentModel
-from flray.algorithms.server import ClientInfo
-from flray.algorithms.types import Weighting
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.config.sections import OwnEpochs

@@ -15,9 +15,8 @@ import psutil
 import torch
 
 from flray import registry, trees
+from flray.algorithms.base import ClientInfo, Server, Stage
 from flray.algorithms.common.samples import ResidentModel
-from flray.algorithms.server import ClientInfo, Server
-from flray.algorithms.types import Stage
 from flray.config.experiment import Stop
 from flray.devices import READ_SECONDS, keep_freed_memory, make_repeatable, memory_lately
 from flray.errors import FlrayError, MethodError, disk_is_full

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from flray.algorithms.server import ClientInfo
+from flray.algorithms.base import ClientInfo
 from flray.errors import MethodError
 from flray.registry import register_sampler
 from flray.tasks.base import finite_or_infinite

@@ -9,10 +9,9 @@ from torch import Tensor
 
 import flray
 from flray import registry, trees
-from flray.algorithms.base import Algorithm
+from flray.algorithms.base import Algorithm, Server
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.algorithms.server import Server
 from flray.config.loader import load
 from flray.devices import CONTEXT_BYTES
 from flray.federation.building import build_spec

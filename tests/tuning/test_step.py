@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 
 from flray import registry
-from flray.algorithms.base import Algorithm
-from flray.algorithms.server import Server
+from flray.algorithms.base import Algorithm, Server
 from flray.config.loader import load
 from flray.federation import checkpoint
 from flray.metrics import summarise_history

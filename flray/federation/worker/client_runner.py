@@ -15,11 +15,9 @@ import numpy as np
 import torch
 
 from flray import devices, rng, trees
-from flray.algorithms.base import Algorithm
-from flray.algorithms.client import Client
+from flray.algorithms.base import Algorithm, Client, Phase, Predictor
 from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
-from flray.algorithms.types import Phase, Predictor
 from flray.data.types import Rows
 from flray.federation import messages
 from flray.federation.spec import FederationSpec
