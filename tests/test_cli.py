@@ -21,9 +21,8 @@ from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.schema import schema
 from flray.metrics import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
-from flray.records import directory
-from flray.records.journal import JOURNAL, Journal
-from flray.results.result_set import ALIKE_NOTE
+from flray.records import JOURNAL, Journal, directory
+from flray.results import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
 from tests.helpers import INLINE, printed, small, written

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from flray.cli.main import invoke
-from flray.records.journal import Journal
+from flray.records import Journal
 from tests.clusters import joined_cluster
 from tests.helpers import INLINE, written
 

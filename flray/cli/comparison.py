@@ -11,11 +11,10 @@ from flray.cli.display import console, make_table, print_json, table_rows
 from flray.errors import FlrayError
 from flray.metrics import VIEWS, summarise_history
 from flray.records import directory
-from flray.results import measures
+from flray.results import ALIKE_NOTE, ResultSet, judge_alike, measures
 from flray.results.formatting import format_mean_std
 from flray.results.load import load_folder
 from flray.results.paired import compare
-from flray.results.result_set import ALIKE_NOTE, ResultSet, judge_alike
 from flray.runs.code import code_differences
 
 _OWN = ("name", "output")

@@ -15,8 +15,7 @@ from flray import registry
 from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.metrics import PRIMARY_VIEWS
-from flray.records import directory
-from flray.records.journal import JOURNAL, lock_journal, read_events, rounds_of
+from flray.records import JOURNAL, directory, lock_journal, read_events, rounds_of
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""

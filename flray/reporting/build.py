@@ -22,11 +22,10 @@ from flray.drawing import canvas
 from flray.errors import FlrayError, one_line
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
-from flray.results import formatting
+from flray.results import ResultSet, beside, formatting
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder, load_mlflow
 from flray.results.measures import Cost, costs
-from flray.results.result_set import ResultSet, beside
 from flray.results.sweep import build_table
 from flray.results.table import Table
 

@@ -19,9 +19,8 @@ from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
 from flray.metrics import is_share, is_validation, lower_is_better
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
-from flray.results import measures
+from flray.results import ResultSet, Trial, measures
 from flray.results.choices import Choices, choices
-from flray.results.result_set import ResultSet, Trial
 from flray.results.study import Studies, Study, behind_best
 
 _TEXTS = tomllib.loads(

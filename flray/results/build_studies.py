@@ -12,10 +12,9 @@ import numpy as np
 
 from flray.config.arms import PREFIX
 from flray.config.selection import is_place
-from flray.results import measures
+from flray.results import ResultSet, Trial, measures
 from flray.results.load import load_folder
 from flray.results.paired import Difference, Rule
-from flray.results.result_set import ResultSet, Trial
 from flray.results.study import (
     DRAWS,
     PARTITION_SEED,

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from flray.config.arms import is_name, setting_label
 from flray.metrics import is_share
-from flray.results import measures
+from flray.results import ResultSet, Trial, measures
 from flray.results.build_studies import place_columns
-from flray.results.result_set import ResultSet, Trial
 
 _LOG = 20.0
 """Positive numbers that differ by more than this factor are looked at on a logarithmic scale."""

@@ -20,18 +20,18 @@ from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
 from flray.files import open_file, write_atomically
 from flray.metrics import is_share, lower_is_better
-from flray.results import measures
-from flray.results.build_studies import REPEATED, fixed_partition, place_columns, repeated_columns
-from flray.results.formatting import csv_text, read_csv
-from flray.results.result_set import (
+from flray.results import (
     PROVENANCE,
     ResultSet,
     Trial,
     alike,
     beside,
     entries_text,
+    measures,
     read_entries,
 )
+from flray.results.build_studies import REPEATED, fixed_partition, place_columns, repeated_columns
+from flray.results.formatting import csv_text, read_csv
 from flray.results.study import PARTITION_SEED, registered_reference
 
 FIRST = ("suite", "algorithm")
@@ -95,7 +95,7 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         of training, ``sha256`` of everything learnt, ``data`` with the ``origins`` of its domains,
         the SHA-256 of data and partition if they were tracked, and versions. ``settings``, ``code``
         and ``machine`` are SHA-256 of entries in the ``.provenance.json`` file beside it, see
-        `flray.results.result_set`; ``commit`` is the git commit.
+        `flray.results`; ``commit`` is the git commit.
 
     Raises
     ------

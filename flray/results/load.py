@@ -15,9 +15,17 @@ from flray.errors import FlrayError
 from flray.files import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics import ALIKE, AUTO, PRIMARY_VIEWS, Protocol, is_validation, score_metric
-from flray.records import directory
-from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED, history_of, read_events
-from flray.results.result_set import COMPARISON, ResultSet, Trial
+from flray.records import (
+    FIRST,
+    PHASE,
+    REPETITION,
+    TUNED,
+    VARIED,
+    directory,
+    history_of,
+    read_events,
+)
+from flray.results import COMPARISON, ResultSet, Trial
 from flray.results.study import registered_question
 from flray.runs.code import code_notes
 from flray.tracking import client as tracking

@@ -13,7 +13,7 @@ import pandas as pd
 
 from flray.config.arms import PREFIX
 from flray.metrics import is_share, lower_is_better, rounds_to_target
-from flray.results.result_set import ResultSet, Trial
+from flray.results import ResultSet, Trial
 
 AVERAGE = "avg"
 """In place of a client: the mean over clients, or the value of one model."""

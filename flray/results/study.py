@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from flray.errors import FlrayError, nearest
 from flray.metrics import is_share, lower_is_better
 from flray.records.directory import flatten_settings
-from flray.results import sequential
+from flray.results import ResultSet, sequential
 from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare
 from flray.results.ranks import Ranks, rank
-from flray.results.result_set import ResultSet
 
 DRAWS, PARTITIONS, TUNINGS = "draws of the data", "partitions", "tunings"
 """Levels of repetition, see `flray.results.paired.Levels`; members are empty texts where nothing is known of them."""

@@ -18,13 +18,12 @@ from flray.config.selection import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.metrics import TEST_VIEWS, VIEWS, lower_is_better
-from flray.results import measures
+from flray.results import COMPARISON, ENDED, ResultSet, Trial, alike_notes, measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
 from flray.results.formatting import terminal
 from flray.results.load import load_folder
-from flray.results.result_set import COMPARISON, ENDED, ResultSet, Trial, alike_notes
 from flray.results.study import question_lines
 from flray.results.table import Cell, Column, Table, build_paper_table
 from flray.results.variance import variances
@@ -252,7 +251,7 @@ TEST = "test"
 
 
 class SweepResult:
-    """The trials of a sweep's folder; iterating yields each as a `flray.results.result_set.Trial`.
+    """The trials of a sweep's folder; iterating yields each as a `flray.results.Trial`.
 
     Parameters
     ----------

@@ -11,8 +11,7 @@ import pandas as pd
 from flray.config.arms import PREFIX
 from flray.config.sweep import PaperTable
 from flray.papers import PAPERS, printed_numbers, tables
-from flray.results import measures
-from flray.results.result_set import ResultSet, Trial
+from flray.results import ResultSet, Trial, measures
 from flray.results.study import Studies
 from flray.results.variance import Variance
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flray.results import measures
+from flray.results import ResultSet, measures
 from flray.results.paired import Levels
-from flray.results.result_set import ResultSet
 from flray.results.study import DRAWS, PARTITION_SEED, TUNINGS, Studies
 
 _PIVOTS = 4000

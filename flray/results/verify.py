@@ -21,19 +21,18 @@ from flray.devices import difference
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.files import numbered, storage
 from flray.interrupts import InterruptedRunError
-from flray.records import directory
-from flray.records.journal import JOURNAL, lock_journal
-from flray.results import export
-from flray.results.load import load_folder
-from flray.results.result_set import (
+from flray.records import JOURNAL, directory, lock_journal
+from flray.results import (
     PLUGINS,
     Entries,
     ResultSet,
     beside,
     deciding_settings,
     digest,
+    export,
     read_entries,
 )
+from flray.results.load import load_folder
 from flray.runs import runner
 from flray.runs.code import code_differences, describe_difference
 from flray.runs.identity import code_of
@@ -75,7 +74,7 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     kept, here : mapping
         The row, and the row of a run of the same settings; see `flray.results.export.export_runs`.
     entries, found : mapping
-        The entries of both rows' provenance, see `flray.results.result_set`.
+        The entries of both rows' provenance, see `flray.results`.
     """
     names = [*_VALUES, *(name for name in kept if str(name).startswith(export.DOMAIN))]
     values = {name: (_number(kept[name]), _number(here.get(name, ""))) for name in names}

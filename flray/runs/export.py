@@ -28,8 +28,7 @@ from flray.config.yaml_files import dump
 from flray.errors import FlrayError, brief
 from flray.files import read, write_atomically
 from flray.metrics import PRIMARY_VIEWS
-from flray.records import directory
-from flray.records.journal import Journal, encode, read_events
+from flray.records import Journal, directory, encode, read_events
 from flray.runs.code import code_digest
 from flray.runs.identity import DATA, PLUGINS, SAMPLES
 from flray.runs.models import TrainedModels

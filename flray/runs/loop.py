@@ -15,8 +15,7 @@ from flray.federation.messages import ObjectLostError, ServerLostError
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.diagnostics import encode, save_encoded
 from flray.metrics import clean_name
-from flray.records import directory
-from flray.records.journal import Journal
+from flray.records import Journal, directory
 
 if TYPE_CHECKING:
     from flray.federation.ray_backend.handle import RayFederation

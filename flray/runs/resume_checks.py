@@ -17,8 +17,7 @@ from flray.errors import ConfigError, FlrayError
 from flray.federation.spec import FederationSpec
 from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
-from flray.records import directory
-from flray.records.journal import read_events, rounds_of
+from flray.records import directory, read_events, rounds_of
 from flray.runs.code import Code
 
 

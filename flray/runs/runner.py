@@ -33,8 +33,7 @@ from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
 from flray.metrics import VIEWS, Reported, summarise_history
-from flray.records import directory
-from flray.records.journal import history_of, read_events
+from flray.records import directory, history_of, read_events
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code

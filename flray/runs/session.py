@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from flray.config.shapes import read_partition
 from flray.metrics import TEST_VIEWS, lower_is_better, measure_name
-from flray.records import directory
-from flray.records.journal import Journal, Status
+from flray.records import Journal, Status, directory
 from flray.runs.identity import DATA, PLUGINS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from flray.errors import DataError, FlrayError
 from flray.files import WEIGHTS_BYTES, open_file
 from flray.files.tracking_address import redact, resolve_uri, without_secrets
-from flray.records.journal import JOURNAL, decode, listen, read_events
+from flray.records import JOURNAL, decode, listen, read_events
 from flray.tracking.client import HTTP_TIMEOUT, http_limits, read_cursor
 from flray.tracking.exporter import MlflowExporter
 

@@ -26,7 +26,7 @@ from pydantic import Field, TypeAdapter
 from flray.errors import FlrayError
 from flray.files import WEIGHTS_BYTES, BusyError, hold_lock, open_file, read_json, write_atomically
 from flray.files.tracking_address import check, database_path, redact, without_secrets
-from flray.records.journal import JOURNAL
+from flray.records import JOURNAL
 from flray.startup import environment
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from flray.errors import one_line
 from flray.files import foreign, origin, sync_file
 from flray.files.tracking_address import database_path, redact, resolve_uri, without_secrets
 from flray.metrics import clean_name
-from flray.records.journal import JOURNAL, Event, decode
+from flray.records import JOURNAL, Event, decode
 from flray.tracking import client
 
 UID_TAG, _FOLDER_TAG, _PARENT_TAG = "flray.uid", "flray.folder", "mlflow.parentRunId"

@@ -29,7 +29,7 @@ from flray.federation.checkpoint import learnt_sha256
 from flray.federation.federation import inline_federation
 from flray.files import FILE_BYTES, read, storage
 from flray.metrics import VIEWS
-from flray.records import directory, journal
+from flray.records import directory, read_events, rounds_of
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
 from flray.runs.session import data_tags, record_held
@@ -237,7 +237,7 @@ def _check_values(folder: Path, source: Path, metric: str, experiment: Experimen
         here = federation.evaluate()
     finally:
         federation.close()
-    rounds = journal.rounds_of(journal.read_events(source))
+    rounds = rounds_of(read_events(source))
     last = rounds[max(rounds)]
     if experiment.evaluation.protocol == "last" and metric in here:
         here["score"] = here[metric]
@@ -281,9 +281,7 @@ def file_digests(folder: Path) -> dict[str, Any]:
             if (folder / name).is_file()
         },
         "history": hashlib.sha256(
-            json.dumps(
-                sorted(journal.rounds_of(journal.read_events(folder)).items()), sort_keys=True
-            ).encode()
+            json.dumps(sorted(rounds_of(read_events(folder)).items()), sort_keys=True).encode()
         ).hexdigest(),
     }
 
@@ -320,7 +318,7 @@ def _copy(
     session = folder.begin(point, directory.read(sweep), config)
     try:
         record_held(session.journal, folder.path)
-        events = journal.read_events(source)
+        events = read_events(source)
         for event in {e["round"]: e for e in events if e["type"] == "round"}.values():
             session.journal.append(event)
         partition = folder.path / directory.PARTITION

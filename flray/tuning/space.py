@@ -16,8 +16,8 @@ from flray.config.loader import experiment_at
 from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Sweep
 from flray.errors import ConfigError, ConfigErrors
+from flray.records import FIRST, PHASE, REPETITION, TUNED, VARIED
 from flray.records.directory import flatten_settings
-from flray.records.journal import FIRST, PHASE, REPETITION, TUNED, VARIED
 
 Values = dict[str, Any]
 Phase = Literal["comparison", "tuning"]

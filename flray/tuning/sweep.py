@@ -19,13 +19,12 @@ from flray.config.selection import choice_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster
-from flray.records import directory
-from flray.records.journal import Journal, read_events
+from flray.records import Journal, directory, read_events
 from flray.records.mirror import mirrored
+from flray.results import ResultSet, Trial
 from flray.results.build_studies import compared_names
 from flray.results.choices import tuning_frame
 from flray.results.formatting import csv_text
-from flray.results.result_set import ResultSet, Trial
 from flray.results.sweep import TEST, SweepResult
 from flray.runs import resume_checks
 from flray.runs.code import Code

@@ -15,8 +15,7 @@ from flray.config.experiment import Config
 from flray.config.sweep import Sweep
 from flray.errors import FlrayError
 from flray.metrics import VIEWS
-from flray.records import directory
-from flray.records.journal import JOURNAL, Journal, read_events, rounds_of
+from flray.records import JOURNAL, Journal, directory, read_events, rounds_of
 from flray.runs.code import Code
 from flray.runs.session import EndStatus, RunSession, identity_tags, record_data, record_held
 from flray.tracking.background import SETTINGS

@@ -23,8 +23,7 @@ import psutil
 from runner import MIB, cpu_seconds, experiment, option, show
 
 from flray.config.loader import load
-from flray.records import directory
-from flray.records.journal import JOURNAL, Journal
+from flray.records import JOURNAL, Journal, directory
 from flray.runs.progress import Progress
 from flray.runs.runner import run
 from flray.runs.session import RunSession, tracking

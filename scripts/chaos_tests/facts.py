@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from digests import VARIES, leaves, rows
 
-from flray.records.journal import read_events
+from flray.records import read_events
 from flray.tracking.background import run_directories
 
 MORE = 5

@@ -22,8 +22,7 @@ from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
 from flray.interrupts import InterruptedRunError
-from flray.records import directory
-from flray.records.journal import Journal
+from flray.records import Journal, directory
 from flray.runs import resume_checks, runner
 from flray.runs.resume_checks import parse_rounds
 from flray.runs.runner import Result

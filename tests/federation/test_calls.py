@@ -24,7 +24,7 @@ from flray.federation.ray_backend.pool import PoolWorker, ReplyInCall
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.functional import weighted_mean
-from flray.records.journal import Journal
+from flray.records import Journal
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
 from tests.end_to_end.pool import Pools, inline_digest, pids

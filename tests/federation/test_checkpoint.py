@@ -14,7 +14,7 @@ from flray.federation.federation import Federation, inline_federation
 from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files import write_atomically
-from flray.records.journal import Journal
+from flray.records import Journal
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
 from tests.helpers import Clock, built

@@ -22,8 +22,7 @@ from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.nodes import await_first_node, only_model
 from flray.federation.ray_backend.placement import PoolPlanner, make_plan
 from flray.federation.ray_backend.pool import ClientActor
-from flray.records import directory
-from flray.records.journal import read_events, rounds_of
+from flray.records import directory, read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
 from tests.end_to_end.pool import pids

@@ -35,10 +35,9 @@ from flray.federation.spec import load_start
 from flray.metrics import clean_name
 from flray.models.base import image_shape
 from flray.new.__main__ import new_method
-from flray.records import directory
-from flray.records.journal import Journal
+from flray.records import Journal, directory
+from flray.results import beside, read_entries
 from flray.results.export import read_export
-from flray.results.result_set import beside, read_entries
 from flray.tracking.client import connect
 from tests.helpers import small, written
 from tests.hostile import inputs, values

@@ -13,8 +13,8 @@ import yaml
 from flray.config.loader import load
 from flray.metrics import score_metric
 from flray.records import directory
+from flray.results import ResultSet
 from flray.results.load import load_folder
-from flray.results.result_set import ResultSet
 from flray.results.study import Study
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from tests.tuning.helpers import begin, leave

@@ -11,11 +11,10 @@ import yaml
 from flray.cli import main
 from flray.records import directory
 from flray.reporting import build
-from flray.results import export
+from flray.results import PROVENANCE, ResultSet, beside, digest, export, read_entries
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.measures import costs
-from flray.results.result_set import PROVENANCE, ResultSet, beside, digest, read_entries
 from flray.results.sweep import build_table
 from flray.results.table import Table
 from flray.results.verify import agreement

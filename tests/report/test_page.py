@@ -22,16 +22,15 @@ from rich.console import Console
 from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.errors import one_line
-from flray.records import directory
-from flray.records.journal import Journal
+from flray.records import Journal, directory
 from flray.reporting import make, sections
 from flray.reporting.build import GREEK, markdown, render_latex, render_page, render_summary
 from flray.reporting.sections import create_sections
+from flray.results import ResultSet
 from flray.results.choices import Choices, choices
 from flray.results.formatting import csv_text, read_csv, terminal
 from flray.results.load import load_folder
 from flray.results.measures import group_trials
-from flray.results.result_set import ResultSet
 from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table

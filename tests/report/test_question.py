@@ -15,14 +15,12 @@ from flray import api
 from flray.config import yaml_files
 from flray.config.loader import load
 from flray.config.selection import selects_on_test
-from flray.records import directory
-from flray.records.journal import JOURNAL, VARIED, Journal
+from flray.records import JOURNAL, VARIED, Journal, directory
 from flray.reporting.build import markdown
-from flray.results import measures
+from flray.results import ResultSet, measures
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder, load_mlflow
 from flray.results.paired import compare
-from flray.results.result_set import ResultSet
 from flray.results.sequential import detectable_difference, seeds_to_detect
 from flray.results.study import DRAWS, Studies, Study, forecast
 from flray.results.sweep import SweepResult, build_table

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flray.results import ResultSet
 from flray.results.build_studies import build_studies
 from flray.results.conclusions import conclude, rank_sentence
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
-from flray.results.result_set import ResultSet
 from flray.results.study import DRAWS, TUNINGS, Studies
 from tests.report.conftest import Edited, studied
 

@@ -19,9 +19,9 @@ from flray.cli import main
 from flray.config import yaml_files
 from flray.config.experiment import Experiment
 from flray.interrupts import InterruptedRunError
+from flray.results import PROVENANCE, beside, digest, entries_text, read_entries
 from flray.results.export import export_runs, read_export, records
 from flray.results.load import load_folder
-from flray.results.result_set import PROVENANCE, beside, digest, entries_text, read_entries
 from flray.results.verify import Verdict, compare, experiment_of, verify
 from tests.helpers import StopAfter, small
 from tests.messages import refused

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 
-from flray.records.journal import JOURNAL, Journal
+from flray.records import JOURNAL, Journal
 from flray.tracking import client
 from flray.tracking.exporter import MlflowExporter
 

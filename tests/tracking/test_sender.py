@@ -11,7 +11,7 @@ import pytest
 
 from flray.files import FETCHED_MARK
 from flray.files.tracking_address import resolve_uri
-from flray.records.journal import Journal
+from flray.records import Journal
 from flray.tracking import client
 from flray.tracking.background import SyncReport, sync
 from flray.tracking.client import http_limits

@@ -22,7 +22,7 @@ import torch
 from flray import api
 from flray.config.loader import load
 from flray.federation.building import build_spec
-from flray.records.journal import Journal
+from flray.records import Journal
 from flray.runs import runner
 from flray.tracking import client
 from flray.tracking.background import Tracker, sync
@@ -90,7 +90,7 @@ def test_both_are_killed_and_the_run_is_resumed(server: Service, tmp_path: Path)
     to.start().close()
     code = (
         "import sys, time; from contextlib import closing; from pathlib import Path\n"
-        "from flray.records.journal import Journal; from flray.tracking.background import Tracker\n"
+        "from flray.records import Journal; from flray.tracking.background import Tracker\n"
         "run, uri, first, last = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])\n"
         "with Journal(run / 'journal.jsonl') as journal, closing(Tracker(uri, print)) as tracker:\n"
         "    tracker.register(run)\n"

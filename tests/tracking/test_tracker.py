@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from flray.records.journal import JOURNAL, Journal, history_of, listen, read_events
+from flray.records import JOURNAL, Journal, history_of, listen, read_events
 from flray.tracking import background, client
 from flray.tracking.background import Tracker
 from tests.helpers import python
@@ -251,7 +251,7 @@ def test_names_that_would_fall_together_are_refused(tmp_path: Path) -> None:
 
 def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from flray.records.journal import Journal\n"
+        "import sys; from pathlib import Path; from flray.records import Journal\n"
         "journal = Journal(Path(sys.argv[1]))\n"
         "for i in range(10**9):\n"
         "    journal.record_round(i, {f'm{j}': float(i * j) for j in range(50)})\n"
@@ -287,7 +287,7 @@ def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
     """In a process of its own, whose files may not grow beyond a size, as on a disk that is full."""
     code = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from flray.records.journal import Journal\n"
+        "from flray.records import Journal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "with Journal(Path(sys.argv[1])) as journal:\n"
         "    journal.record_round(1, {'loss': 1.0})\n"

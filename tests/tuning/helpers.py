@@ -11,8 +11,7 @@ from typing import Any
 
 from flray.config.experiment import Config
 from flray.config.loader import load
-from flray.records import directory
-from flray.records.journal import read_events
+from flray.records import directory, read_events
 from flray.results.sweep import SweepResult
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder, trial_folders
@@ -94,7 +93,7 @@ import sys
 from pathlib import Path
 
 from flray import api
-from flray.records.journal import listen
+from flray.records import listen
 from tests.tuning.helpers import rounds_recorded
 
 function, path, folder, phase, rounds = sys.argv[1:]

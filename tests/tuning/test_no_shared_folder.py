@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flray import api
-from flray.records.journal import read_events
+from flray.records import read_events
 from flray.runs import runner
 from tests.clusters import Gates
 from tests.forked import light_nodes

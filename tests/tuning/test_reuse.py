@@ -15,9 +15,8 @@ import yaml
 from flray import api, register_sampler
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
-from flray.records import directory
+from flray.records import directory, read_events
 from flray.records.directory import checkpoints
-from flray.records.journal import read_events
 from flray.results.sweep import SweepResult
 from flray.runs import identity
 from flray.samplers import Sampling

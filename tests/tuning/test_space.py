@@ -17,8 +17,7 @@ from flray.federation.building import build_spec
 from flray.federation.ray_backend import placement
 from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
 from flray.federation.spec import SharedDataset
-from flray.records import directory
-from flray.records.journal import JOURNAL, read_events, rounds_of
+from flray.records import JOURNAL, directory, read_events, rounds_of
 from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs

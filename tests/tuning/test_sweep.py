@@ -17,8 +17,7 @@ from rich.console import Console
 
 from flray import api
 from flray.cli.main import invoke
-from flray.records import directory
-from flray.records.journal import read_events
+from flray.records import directory, read_events
 from flray.results.sweep import SweepResult
 from flray.runs import runner
 from flray.tracking.client import connect
