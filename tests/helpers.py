@@ -14,8 +14,8 @@ import yaml
 
 from flray.cli.main import invoke
 from flray.config.loader import load
+from flray.federation import FederationSpec
 from flray.federation.building import build_spec
-from flray.federation.spec import FederationSpec
 from flray.runs.progress import Progress
 
 VARIES = ("time/", "memory/", "system/", "train/seconds")

@@ -15,6 +15,7 @@ from flray.config.loader import load
 from flray.data.inventory import FETCHABLE
 from flray.data.sources.cache import data_root
 from flray.devices import gpu_identity
+from flray.federation import FederationSpec
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import error_summary
@@ -22,7 +23,6 @@ from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.session import PREFIX, folder_of_sessions, ray_session
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.records import directory
 from flray.startup import usable_cpus

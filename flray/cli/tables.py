@@ -207,9 +207,9 @@ def show_partition(
     from flray.data.partitions.given import split_of
     from flray.drawing.canvas import SUFFIXES, save_figure
     from flray.drawing.grids import draw_partition
+    from flray.federation import partition_summary
     from flray.federation.building import build_spec
     from flray.federation.manifest import divide
-    from flray.federation.spec import partition_summary
 
     if plot is not None and plot.suffix.lower() not in SUFFIXES:
         raise DataError(

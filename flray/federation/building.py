@@ -20,8 +20,8 @@ from flray.data.federated import federate, with_normalisation
 from flray.data.loading import load_once
 from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
+from flray.federation import FederationSpec, SharedDataset, read_start
 from flray.federation.evaluation import check_metric
-from flray.federation.spec import FederationSpec, SharedDataset, read_start
 from flray.metrics import AUTO, check_clients
 from flray.models.base import check_forward, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator

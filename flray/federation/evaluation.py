@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from flray.algorithms.base import Algorithm, Stage
 from flray.errors import ConfigError, nearest
-from flray.federation import messages
-from flray.federation.spec import FederationSpec
+from flray.federation import FederationSpec, messages
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState
 from flray.federation.worker.diagnostics import MAX_CLIENTS, Diagnostics
 from flray.functional import cross_correlation

@@ -8,11 +8,10 @@ from pathlib import Path
 from flray import bits, devices, rng
 from flray.algorithms.types import Stage
 from flray.devices import GpuIdentity
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, checkpoint, work_share
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.messages import NobodyAnsweredError, TaskInput
 from flray.federation.replies import Cohort, RoundMetrics, aggregate
-from flray.federation.spec import FederationSpec, work_share
 from flray.federation.state import FederationState, Notify, each_within
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics

@@ -9,8 +9,7 @@ from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
 from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
-from flray.federation import building
-from flray.federation.spec import work_share
+from flray.federation import building, work_share
 from flray.models.base import select
 
 

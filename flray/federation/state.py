@@ -20,8 +20,7 @@ from flray.algorithms.common.samples import ResidentModel
 from flray.config.experiment import Stop
 from flray.devices import READ_SECONDS, keep_freed_memory, make_repeatable, memory_lately
 from flray.errors import FlrayError, MethodError, disk_is_full
-from flray.federation import messages
-from flray.federation.spec import FederationSpec
+from flray.federation import FederationSpec, messages
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics import AUTO, VALIDATION, lower_is_better, score_metric
 from flray.trees import Packed

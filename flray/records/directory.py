@@ -422,7 +422,7 @@ def save_config(folder: Path, config: Config) -> None:
 
 
 def save_partition(summary: Mapping[str, Any], folder: Path) -> None:
-    """Write a summary from `flray.federation.spec.partition_summary`."""
+    """Write a summary from `flray.federation.partition_summary`."""
     (folder / PARTITION).write_text(json.dumps(summary), encoding="utf-8")
 
 

@@ -22,8 +22,8 @@ from flray.config.experiment import Config, Experiment
 from flray.config.shapes import may_change
 from flray.config.start import file_of, user_code
 from flray.errors import FlrayError
+from flray.federation import FederationSpec
 from flray.federation.building import components_of
-from flray.federation.spec import FederationSpec
 from flray.files import read, storage, write_atomically
 from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text

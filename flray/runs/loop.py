@@ -10,9 +10,9 @@ from flray import registry
 from flray.callbacks import RunInfo
 from flray.config.experiment import Checkpointing, Experiment
 from flray.errors import FlrayError
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import ObjectLostError, ServerLostError
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.diagnostics import encode, save_encoded
 from flray.metrics import clean_name
 from flray.records import Journal, directory

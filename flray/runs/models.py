@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from flray.algorithms.types import Predictor
 from flray.errors import FlrayError, nearest
+from flray.federation import FederationSpec
 from flray.federation.building import build_spec
 from flray.federation.evaluation import personal_tasks
 from flray.federation.federation import Federation
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.files import storage
 from flray.records import directory

@@ -18,8 +18,8 @@ from flray.errors import NO_TEXT, one_line
 from flray.interrupts import reader_gone
 
 if TYPE_CHECKING:
+    from flray.federation import FederationSpec
     from flray.federation.federation import RoundResult
-    from flray.federation.spec import FederationSpec
 
 
 def _ignore(self: object, *info: Any, **more: Any) -> None:

@@ -14,7 +14,7 @@ from flray.config.start import file_of, user_code
 from flray.config.yaml_files import read_yaml
 from flray.devices import GpuIdentity, difference
 from flray.errors import ConfigError, FlrayError
-from flray.federation.spec import FederationSpec
+from flray.federation import FederationSpec
 from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
 from flray.records import directory, read_events, rounds_of

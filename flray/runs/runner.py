@@ -18,6 +18,7 @@ from flray.config.shapes import read_partition
 from flray.data.loading import forget_of_user
 from flray.devices import check_kinds
 from flray.errors import FlrayError
+from flray.federation import FederationSpec, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import NO_GPU_NOW, held_by_others, own_node
@@ -28,7 +29,6 @@ from flray.federation.ray_backend.session import (
     local_resources,
     open_cluster,
 )
-from flray.federation.spec import FederationSpec, partition_summary
 from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint

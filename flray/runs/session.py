@@ -173,7 +173,7 @@ def record_data(journal: Journal, held: Mapping[str, Any]) -> None:
     journal : Journal
         The run's.
     held : mapping
-        What `flray.federation.spec.partition_summary` returns.
+        What `flray.federation.partition_summary` returns.
     """
     clients, digest = held["clients"], held.get("fingerprints", {}).get("data")
     if digest is None:  # an older flray wrote it

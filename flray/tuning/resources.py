@@ -11,11 +11,11 @@ from flray import registry
 from flray.config.experiment import Experiment
 from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import ConfigError, ConfigErrors
+from flray.federation import SharedDataset
 from flray.federation.building import build_spec, dataset_for
 from flray.federation.evaluation import check_metric
 from flray.federation.ray_backend.nodes import held_by_others, ship_user_modules
 from flray.federation.ray_backend.placement import Plan, PoolPlanner, uses_ray
-from flray.federation.spec import SharedDataset
 from flray.metrics import AUTO, score_metric
 from flray.tuning.space import TrialSpec
 

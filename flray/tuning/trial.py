@@ -20,7 +20,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
 from flray.devices import GpuIdentity, check_kinds, difference
 from flray.errors import DataError, FlrayError, nearest
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, SharedDataset, checkpoint, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.federation import Federation
@@ -28,7 +28,6 @@ from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, describe_
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
 from flray.federation.ray_backend.pool import ObjectRef, granted_device
-from flray.federation.spec import FederationSpec, SharedDataset, partition_summary
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import encode
 from flray.files import FILE_BYTES, parse_json, read, write_atomically

@@ -25,11 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flray.config.loader import load
+from flray.federation import FederationSpec
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.placement import PoolPlanner
-from flray.federation.spec import FederationSpec
 
 Name = TypeVar("Name")
 FOREVER = 10**6

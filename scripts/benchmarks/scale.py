@@ -20,8 +20,8 @@ import psutil
 import runner
 import torch
 
+from flray.federation import FederationSpec
 from flray.federation.ray_backend.session import ray_session
-from flray.federation.spec import FederationSpec
 from flray.functional.averaging import WeightedMean
 
 Row = dict[str, float]

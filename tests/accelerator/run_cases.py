@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 from flray.algorithms.client import Client
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from tests.accelerator import mutations
 from tests.accelerator.cases import Case

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from flray import registry, trees
 from flray.config.experiment import Config
 from flray.data.types import DataSet, Domain
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, checkpoint
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from flray.models.base import select

@@ -17,9 +17,8 @@ from flray.algorithms.common.samples import Batch, Samples
 from flray.algorithms.types import Phase
 from flray.config.experiment import Local, Participation
 from flray.data.augment import augment_batch
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, checkpoint
 from flray.federation.federation import Federation
-from flray.federation.spec import FederationSpec
 from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
 from tests.helpers import cases

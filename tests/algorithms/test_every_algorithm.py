@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from flray import registry, trees
+from flray.federation import FederationSpec
 from flray.federation.messages import TaskBlock, TaskInput
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import Bytes, own_row, parameters, same, size

@@ -12,9 +12,9 @@ from flray import registry, trees
 from flray.algorithms.common.aggregation import BlockSum, average_blocks
 from flray.data.types import DataSet, Domain
 from flray.errors import ConfigError
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation
 from flray.federation.replies import into_blocks
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted

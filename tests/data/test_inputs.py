@@ -15,8 +15,8 @@ from flray.config.schema import schema
 from flray.data import augment as own_augment
 from flray.data import load_dataset
 from flray.data.loading import fit_to_shape, load_once, public_images
+from flray.federation import FederationSpec, SharedDataset
 from flray.federation.building import build_spec
-from flray.federation.spec import FederationSpec, SharedDataset
 from flray.federation.worker.resources import WorkerResources
 from flray.registry import augmentations
 from flray.rng import torch_generator

@@ -21,8 +21,8 @@ from flray.data.sources.archives import FILES
 from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
 from flray.drawing.canvas import LIGHT, save_figure
 from flray.drawing.grids import draw_partition
+from flray.federation import partition_summary
 from flray.federation.building import build_spec
-from flray.federation.spec import partition_summary
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
 from tests.data.test_splits import numbered

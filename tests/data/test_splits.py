@@ -17,7 +17,7 @@ from flray.config.sections import Shift
 from flray.config.shapes import read_partition
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset, splits
 from flray.data.augment import sample_noise
-from flray.federation.spec import partition_summary
+from flray.federation import partition_summary
 from flray.federation.worker.resources import WorkerResources
 from flray.records import directory
 from flray.registry import partitions

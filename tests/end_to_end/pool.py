@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.executor import RayExecutor
-from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 from tests.helpers import built, steady
 

@@ -12,10 +12,10 @@ import torch
 from flray.algorithms import Algorithm
 from flray.cli.main import invoke
 from flray.config.loader import load
+from flray.federation import FederationSpec
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import ship_user_modules
-from flray.federation.spec import FederationSpec
 from flray.runs import runner
 from tests.end_to_end.pool import Pools, dies_once, inline_digest, kill_an_actor, pids, world_of
 from tests.helpers import INLINE, Said, built, inline, printed, written

@@ -15,11 +15,11 @@ from ray import cloudpickle
 
 from flray.data.datasets.embedded import SKLEARN_DOMAINS
 from flray.devices import resident_bytes
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskInput
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.nodes import ship_user_modules
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from flray.registry import augmentations

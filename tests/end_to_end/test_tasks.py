@@ -9,10 +9,10 @@ import pytest
 import flray
 from flray.config.loader import load
 from flray.data.loading import load_dataset
+from flray.federation import SharedDataset, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.federation import Federation
-from flray.federation.spec import SharedDataset, partition_summary
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.end_to_end.pool import Pools, inline_digest
 from tests.helpers import INLINE, built, printed

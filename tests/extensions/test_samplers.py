@@ -13,10 +13,9 @@ from torch import nn
 from flray import api, register_sampler, registry, rng
 from flray.config.loader import load
 from flray.errors import ConfigError
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, checkpoint
 from flray.federation.building import dataset_for
 from flray.federation.federation import Federation
-from flray.federation.spec import FederationSpec
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from flray.samplers import Sampling, choose, power_of_choice

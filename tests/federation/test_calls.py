@@ -13,7 +13,7 @@ from flray import trees
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.types import Stage
 from flray.config.start import load_plugins
-from flray.federation import messages
+from flray.federation import FederationSpec, messages
 from flray.federation.federation import Federation, RoundResult, inline_federation
 from flray.federation.messages import ClientReply, ClientTask, ServerLostError, TaskBlock, TaskInput
 from flray.federation.ray_backend import executor as scheduling
@@ -21,7 +21,6 @@ from flray.federation.ray_backend import losses
 from flray.federation.ray_backend.executor import SCHEDULING_WINDOW, RayExecutor, TaskScheduler
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.federation.ray_backend.pool import PoolWorker, ReplyInCall
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.functional import weighted_mean
 from flray.records import Journal

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from flray import trees
-from flray.federation import checkpoint
+from flray.federation import FederationSpec, checkpoint
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files import write_atomically
 from flray.records import Journal

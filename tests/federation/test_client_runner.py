@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from flray import registry
 from flray.devices import resident_bytes
+from flray.federation import partition_summary
 from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
 from flray.federation.federation import Federation, inline_federation
-from flray.federation.spec import partition_summary
 from flray.federation.worker import resources
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.diagnostics import encode, evenly_spaced, save_encoded

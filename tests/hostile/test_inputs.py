@@ -30,8 +30,8 @@ from flray.config.shapes import read_partition
 from flray.config.yaml_files import dump, parse
 from flray.data.partitions import builtin
 from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
+from flray.federation import load_start
 from flray.federation.checkpoint import learnt_sha256
-from flray.federation.spec import load_start
 from flray.metrics import clean_name
 from flray.models.base import image_shape
 from flray.new.__main__ import new_method

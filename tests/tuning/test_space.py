@@ -13,10 +13,10 @@ from flray.config.loader import check_single, load
 from flray.config.suites import smoke
 from flray.config.sweep import Grid
 from flray.data.loading import load_dataset
+from flray.federation import SharedDataset
 from flray.federation.building import build_spec
 from flray.federation.ray_backend import placement
 from flray.federation.ray_backend.nodes import Gpu, ResourceSurvey
-from flray.federation.spec import SharedDataset
 from flray.records import JOURNAL, directory, read_events, rounds_of
 from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources

@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import (
 from flray import bits
 from flray.devices import GpuIdentity
 from flray.errors import FlrayError, MethodError, disk_is_full
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError
 from flray.federation.ray_backend import losses, nodes
@@ -25,7 +26,6 @@ from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.ray_backend.nodes import node_mark, own_node, ship_user_modules
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.pool import ObjectRef, granted_device
-from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 
 P = ParamSpec("P")

@@ -18,10 +18,10 @@ from flray.config.experiment import Experiment
 from flray.config.start import MODULE_PREFIX
 from flray.devices import CONTEXT_BYTES, peak_bytes
 from flray.errors import ConfigError, FlrayError
+from flray.federation import FederationSpec
 from flray.federation.evaluation import personal_tasks
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock, TaskBlockResult, TaskInput, allocation
-from flray.federation.spec import FederationSpec
 from flray.federation.state import Notify
 from flray.federation.worker.client_runner import InlineExecutor
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError, FlrayError
+from flray.federation import FederationSpec
 from flray.federation.ray_backend.nodes import (
     MODEL_RESOURCE,
     UNMEASURED,
@@ -18,7 +19,6 @@ from flray.federation.ray_backend.nodes import (
     survey_nodes,
 )
 from flray.federation.ray_backend.sharing import measure_sharing
-from flray.federation.spec import FederationSpec
 
 MOST_PER_GPU = 4
 """Most actors per GPU even if memory allows more: further ones wait for each other's kernels."""

@@ -25,10 +25,10 @@ from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.data.types import Pooled
 from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError
+from flray.federation import FederationSpec
 from flray.federation.messages import Ref, TaskBlock
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
-from flray.federation.spec import FederationSpec
 from flray.federation.worker.client_runner import ClientRunner
 from flray.files import hold_lock
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flray.federation import FederationSpec
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.nodes import (
     COMPILE_TIMEOUT_S,
@@ -16,7 +17,6 @@ from flray.federation.ray_backend.nodes import (
     ship_user_modules,
     shortened,
 )
-from flray.federation.spec import FederationSpec
 
 SECONDS, STEPS = 2.0, 20
 """Seconds that each number of processes is timed for, and most steps of a task."""

@@ -19,8 +19,7 @@ from flray.algorithms.base import Algorithm, Client, Phase, Predictor
 from flray.algorithms.common.aggregation import BlockSum, add_up, weight_of
 from flray.algorithms.common.batched_clients import train_batched
 from flray.data.types import Rows
-from flray.federation import messages
-from flray.federation.spec import FederationSpec
+from flray.federation import FederationSpec, messages
 from flray.federation.worker import diagnostics
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.trees import Packed

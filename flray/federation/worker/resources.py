@@ -15,7 +15,7 @@ from flray.algorithms.common.samples import ResidentModel, Samples
 from flray.config.experiment import Experiment
 from flray.data.augment import sample_noise
 from flray.data.types import Rows
-from flray.federation.spec import FederationSpec
+from flray.federation import FederationSpec
 from flray.models import acceleration
 from flray.models.base import in_place_of_forward
 
