@@ -159,7 +159,7 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
 
 def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
     """Return the metrics that an experiment measures, below their title."""
-    from flray.config.selection import choose_on_validation
+    from flray.config.experiment import choose_on_validation
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from flray.config import arms
-from flray.config.selection import PLACES
+from flray.config.experiment import PLACES
 from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
 from flray.metrics import is_share, is_validation, lower_is_better

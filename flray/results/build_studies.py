@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flray.config.arms import PREFIX
-from flray.config.selection import is_place
+from flray.config.experiment import is_place
 from flray.results import ResultSet, Trial, measures
 from flray.results.load import load_folder
 from flray.results.paired import Difference, Rule

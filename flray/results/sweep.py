@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from rich.console import RenderableType
 
-from flray.config.selection import selects_on_test
+from flray.config.experiment import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.metrics import TEST_VIEWS, VIEWS, lower_is_better

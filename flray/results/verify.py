@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 from flray.config import yaml_files
 from flray.config.arms import PREFIX
-from flray.config.experiment import Config, Experiment
+from flray.config.experiment import Config, Experiment, choose_on_validation
 from flray.config.loader import experiment_at, load
-from flray.config.selection import choose_on_validation
 from flray.devices import difference
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.files import numbered, storage

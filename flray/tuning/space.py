@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from flray import registry, rng
 from flray.config import arms
-from flray.config.experiment import Config, Experiment
+from flray.config.experiment import Config, Experiment, choose_on_validation
 from flray.config.loader import experiment_at
-from flray.config.selection import choose_on_validation
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Sweep
 from flray.errors import ConfigError, ConfigErrors
 from flray.records import FIRST, PHASE, REPETITION, TUNED, VARIED

@@ -14,8 +14,7 @@ from rich.console import Console
 from flray import bits
 from flray.config import suites
 from flray.config.arms import flatten_setting
-from flray.config.experiment import Config, Experiment
-from flray.config.selection import choice_line
+from flray.config.experiment import Config, Experiment, choice_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster

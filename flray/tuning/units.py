@@ -10,9 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from flray import registry, rng
 from flray.config import arms
-from flray.config.experiment import Config
+from flray.config.experiment import Config, is_place
 from flray.config.loader import experiment_at
-from flray.config.selection import is_place
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune
 from flray.errors import ConfigError, nearest
 from flray.tuning.space import Values, bounds, draw_setting, values_of

@@ -13,8 +13,8 @@ import pytest
 
 from flray import api
 from flray.config import yaml_files
+from flray.config.experiment import selects_on_test
 from flray.config.loader import load
-from flray.config.selection import selects_on_test
 from flray.records import JOURNAL, VARIED, Journal, directory
 from flray.reporting.build import markdown
 from flray.results import ResultSet, measures
