@@ -385,3 +385,31 @@ def _is_choice(path: str, domain: Mapping[str, Any]) -> bool:
         return len(values) > 1
     names = [one["name"] if isinstance(one, Mapping) else one for one in values]
     return len(set(names)) < len(names)
+
+
+RESUMABLE_SETTINGS = (
+    "callbacks",
+    "checkpoint",
+    "faults",
+    "name",
+    "output",
+    "plugins",
+    "resources",
+    "tracking",
+)
+"""Parts of an experiment that may change between a run's beginning and its resume."""
+_FROZEN_RESOURCES = ("resources.bits", "resources.cpus_per_actor")
+"""CPU instructions and torch threads, which affect the last bits."""
+RESUMABLE_SWEEP_SETTINGS = (
+    "sweep.concurrency",
+    "sweep.max_failures",
+    "sweep.reference",
+    "sweep.reuse",
+)
+
+
+def may_change(key: str) -> bool:
+    """Return whether a setting may change between the beginning and a resume."""
+    return key not in _FROZEN_RESOURCES and (
+        key.split(".")[0] in RESUMABLE_SETTINGS or key in RESUMABLE_SWEEP_SETTINGS
+    )

@@ -157,7 +157,7 @@ def draw_partition(held: Mapping[str, Any], title: str = "") -> Figure:
     Parameters
     ----------
     held : mapping
-        A ``partition.json``, as `flray.config.shapes.read_partition` reads it; readable from 5 to 100
+        A ``partition.json``, as `flray.records.read_partition` reads it; readable from 5 to 100
         clients and 2 to 100 classes; colours are domains. Of more than 200 clients the first are drawn.
     title : str
         Above it; default: the data set.

@@ -1,4 +1,7 @@
-"""A run's journal: every event as one line of strict JSON, both the history and the outbox to the tracking server."""
+"""A run's journal: every event as one line of strict JSON, both the history and the outbox to the tracking server.
+
+Also the record of its partition, ``partition.json``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 from filelock import BaseFileLock
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, TypeAdapter, create_model, with_config
+from typing_extensions import TypedDict
 
 from flray.errors import DataError, FlrayError
-from flray.files import BusyError, parse_json, read, take_lock
+from flray.files import BusyError, parse_json, read, read_json, take_lock
 from flray.metrics import clean_name
 
 if TYPE_CHECKING:
@@ -416,3 +420,46 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@with_config(ConfigDict(strict=True, extra="allow"))
+class ClientRecord(TypedDict):
+    """A client in ``partition.json``: training samples by class, and number of test samples."""
+
+    name: str
+    domain: str
+    train: list[int]
+    test: int
+
+
+@with_config(ConfigDict(strict=True, extra="allow"))
+class PartitionRecord(TypedDict):
+    """The content of ``partition.json``."""
+
+    dataset: str
+    classes: list[str]
+    origins: dict[str, str]
+    positive: NotRequired[str | None]
+    encoding: NotRequired[str]
+    fingerprints: NotRequired[dict[str, str]]
+    primary: NotRequired[str]  # the method's primary metric
+    clients: list[ClientRecord]
+
+
+_PARTITION = TypeAdapter(PartitionRecord)
+
+
+def read_partition(path: Path) -> PartitionRecord:
+    """Read a partition written by `flray.records.directory.save_partition`.
+
+    Raises
+    ------
+    FlrayError
+        If it is missing, damaged or of another form.
+    """
+    found = read_json(path, _PARTITION)
+    if len({len(client["train"]) for client in found["clients"]}) > 1:
+        raise FlrayError(
+            f"{path}: found clients with unlike numbers of classes; restore it, or take the file away"
+        )
+    return found

@@ -21,8 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from flray.config.arms import PREFIX, format_value, setting_label
-from flray.config.experiment import is_place
-from flray.config.shapes import may_change
+from flray.config.experiment import is_place, may_change
 from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
 from flray.files import read_json, read_npz

@@ -10,7 +10,6 @@ import pandas as pd
 
 from flray import registry
 from flray.config.arms import PREFIX, flatten_setting
-from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.files import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
@@ -24,6 +23,7 @@ from flray.records import (
     directory,
     history_of,
     read_events,
+    read_partition,
 )
 from flray.results import COMPARISON, ResultSet, Trial
 from flray.results.study import registered_question

@@ -18,8 +18,7 @@ import numpy as np
 
 from flray import registry
 from flray.bits import version
-from flray.config.experiment import Config, Experiment
-from flray.config.shapes import may_change
+from flray.config.experiment import Config, Experiment, may_change
 from flray.config.start import file_of, user_code
 from flray.errors import FlrayError
 from flray.federation import FederationSpec

@@ -6,9 +6,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from flray import bits, registry
-from flray.config import shapes
 from flray.config.components import RETIRED
-from flray.config.experiment import MOST_ROUNDS, Config
+from flray.config.experiment import (
+    MOST_ROUNDS,
+    RESUMABLE_SETTINGS,
+    RESUMABLE_SWEEP_SETTINGS,
+    Config,
+    may_change,
+)
 from flray.config.loader import absolute_path, load, parse_override
 from flray.config.start import file_of, user_code
 from flray.config.yaml_files import read_yaml
@@ -17,7 +22,7 @@ from flray.errors import ConfigError, FlrayError
 from flray.federation import FederationSpec
 from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
-from flray.records import directory, read_events, rounds_of
+from flray.records import directory, read_events, read_partition, rounds_of
 from flray.runs.code import Code
 
 
@@ -135,7 +140,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
         *sorted(folder.glob(f"trials/*/{directory.PARTITION}")),
     ):
         if recorded.exists():
-            shapes.read_partition(recorded)
+            read_partition(recorded)
     which = directory.folder_kind(folder) or "run"
     now, began = settings_text(config, which), directory.read(folder).get("settings")
     whole = began is not None
@@ -163,20 +168,20 @@ def check_unchanged(folder: Path, config: Config) -> None:
         if key in written or (whole and key.startswith(("space.", "arms.")))
     }
     differing = {key for key in began if now.get(key) != began[key]} | added
-    changed = sorted(key for key in differing if not shapes.may_change(key))
+    changed = sorted(key for key in differing if not may_change(key))
     if changed:
         shown = ", ".join(
             f"{absolute_path(key)} is {now.get(key, 'not there')} and was {began.get(key, 'not there')}"
             for key in changed[:3]
         )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        besides = f", {', '.join(shapes.RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
+        besides = f", {', '.join(RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
         anew = f"start a new {which} with these settings"
         if which == "sweep":
             anew += ": flray tune takes over every finished trial that is the same in both"
         raise FlrayError(
             f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
-            f"{', '.join(shapes.RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
+            f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
 
 

@@ -14,7 +14,6 @@ from torch import nn
 from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
-from flray.config.shapes import read_partition
 from flray.data.loading import forget_of_user
 from flray.devices import check_kinds
 from flray.errors import FlrayError
@@ -33,7 +32,7 @@ from flray.files.tracking_address import check
 from flray.interrupts import InterruptedRunError as InterruptedRunError
 from flray.interrupts import resume_hint
 from flray.metrics import VIEWS, Reported, summarise_history
-from flray.records import directory, history_of, read_events
+from flray.records import directory, history_of, read_events, read_partition
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
 from flray.runs.code import check_code

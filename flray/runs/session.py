@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flray.config.shapes import read_partition
 from flray.metrics import TEST_VIEWS, lower_is_better, measure_name
-from flray.records import Journal, Status, directory
+from flray.records import Journal, Status, directory, read_partition
 from flray.runs.identity import DATA, PLUGINS
 
 if TYPE_CHECKING:

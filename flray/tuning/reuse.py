@@ -22,14 +22,13 @@ from typing_extensions import TypedDict
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
-from flray.config.shapes import read_partition
 from flray.errors import FlrayError
 from flray.federation.building import build_spec
 from flray.federation.checkpoint import learnt_sha256
 from flray.federation.federation import inline_federation
 from flray.files import FILE_BYTES, read, storage
 from flray.metrics import VIEWS
-from flray.records import directory, read_events, rounds_of
+from flray.records import directory, read_events, read_partition, rounds_of
 from flray.runs.code import Code, code_differences, describe_difference
 from flray.runs.identity import Identity
 from flray.runs.session import data_tags, record_held

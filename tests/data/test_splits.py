@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.config.sections import Shift
-from flray.config.shapes import read_partition
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset, splits
 from flray.data.augment import sample_noise
 from flray.federation import partition_summary
 from flray.federation.worker.resources import WorkerResources
-from flray.records import directory
+from flray.records import directory, read_partition
 from flray.registry import partitions
 from tests.helpers import built, cases, small
 from tests.messages import refused

@@ -26,7 +26,6 @@ import flray
 from flray import files, registry
 from flray.config.experiment import Config
 from flray.config.loader import copy_plain, load, parse_override
-from flray.config.shapes import read_partition
 from flray.config.yaml_files import dump, parse
 from flray.data.partitions import builtin
 from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
@@ -35,7 +34,7 @@ from flray.federation.checkpoint import learnt_sha256
 from flray.metrics import clean_name
 from flray.models.base import image_shape
 from flray.new.__main__ import new_method
-from flray.records import Journal, directory
+from flray.records import Journal, directory, read_partition
 from flray.results import beside, read_entries
 from flray.results.export import read_export
 from flray.tracking.client import connect
