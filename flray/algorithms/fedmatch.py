@@ -10,7 +10,7 @@ from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Se
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import public_subset
 from flray.data.augment import augment_batch
-from flray.models.base import select
+from flray.models import select
 from flray.registry import Preset, hyper, register_algorithm
 from flray.trees import Tree, Weights
 

@@ -2,7 +2,7 @@
 
 from flray import registry
 from flray.algorithms.base import Algorithm
-from flray.models.base import complement
+from flray.models import complement
 from flray.registry import hyper, register_algorithm
 
 

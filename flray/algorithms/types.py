@@ -24,7 +24,7 @@ class Phase:
     tag : str
         Tells phases apart in `Algorithm.loss`, and keys the batch order.
     trainable : str
-        Parameter group in the optimiser (see `flray.models.base.select`); the others are frozen.
+        Parameter group in the optimiser (see `flray.models.select`); the others are frozen.
     epochs : int or None
         Passes over the stream; None for the experiment's ``local.epochs``.
     local : mapping

@@ -23,7 +23,7 @@ from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation import FederationSpec, SharedDataset, read_start
 from flray.federation.evaluation import check_metric
 from flray.metrics import AUTO, check_clients
-from flray.models.base import check_forward, dry_run, select, supports_single_sample
+from flray.models import check_forward, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss
 from flray.tasks.classification import FewShot

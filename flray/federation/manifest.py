@@ -10,7 +10,7 @@ from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
 from flray.federation import building, work_share
-from flray.models.base import select
+from flray.models import select
 
 
 def divide(experiment: Experiment) -> FederatedData:

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from flray.models.base import SplitModel, image_shape, norm_layer
+from flray.models import SplitModel, image_shape, norm_layer
 from flray.registry import register_model
 
 BlockNorm = Literal["batch", "group"]

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from flray.errors import FlrayError
-from flray.models.base import Norm, SplitModel, image_shape, norm_layer
+from flray.models import Norm, SplitModel, image_shape, norm_layer
 from flray.registry import register_model
 
 Size = Annotated[int, Field(ge=1)]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flray.config.start import Pretrained, Weights
 from flray.errors import ConfigError, brief, nearest
 from flray.files import read
-from flray.models.base import SplitModel, batch_norm_modules, image_shape, norm_layer
+from flray.models import SplitModel, batch_norm_modules, image_shape, norm_layer
 from flray.registry import register_model
 
 NetworkName = Annotated[

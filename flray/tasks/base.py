@@ -21,7 +21,7 @@ from flray import devices, registry
 from flray.config.components import LossChoice
 from flray.data.types import Array, FederatedData, Rows
 from flray.errors import ConfigError, DataError, FlrayError, MethodError
-from flray.models.base import dry_run
+from flray.models import dry_run
 from flray.registry import register_loss
 
 Predictions: TypeAlias = Mapping[str, Array]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from flray import functional, rng
 from flray.data.types import Array, FederatedData, Rows
 from flray.errors import ConfigError, DataError
-from flray.models.base import dry_run
+from flray.models import dry_run
 from flray.registry import register_task
 from flray.tasks.base import Predictions, Task, finite_or_infinite
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from flray import functional
 from flray.data.types import Array, FederatedData, Rows
 from flray.errors import ConfigError, DataError
-from flray.models.base import dry_run
+from flray.models import dry_run
 from flray.registry import register_task
 from flray.tasks.base import Predictions, Task, mean_of_known
 from flray.tasks.classification import binary_metrics

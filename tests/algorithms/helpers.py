@@ -19,8 +19,7 @@ from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.messages import TaskBlock
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.models import SplitModel
-from flray.models.base import select
+from flray.models import SplitModel, select
 
 Bytes = Callable[[Federation], tuple[float, float]]
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from flray import registry, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.models.base import select
+from flray.models import select
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 from tests.helpers import cases

@@ -32,7 +32,7 @@ from flray.errors import ConfigError, ConfigErrors, DataError, FlrayError
 from flray.federation import load_start
 from flray.federation.checkpoint import learnt_sha256
 from flray.metrics import clean_name
-from flray.models.base import image_shape
+from flray.models import image_shape
 from flray.new.__main__ import new_method
 from flray.records import Journal, directory, read_partition
 from flray.results import beside, read_entries

@@ -11,7 +11,7 @@ from torch import nn
 from flray import models, registry
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
-from flray.models.base import complement, dry_run
+from flray.models import complement, dry_run
 from flray.tasks import Task, make_task
 from tests.algorithms import helpers as tiny
 from tests.messages import refused

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flray import devices, trees
 from flray.algorithms.types import Phase
-from flray.models.base import batch_norm_modules, in_place_of_forward, select
+from flray.models import batch_norm_modules, in_place_of_forward, select
 from flray.tasks.base import Task
 from flray.tasks.classification import FewShot
 
@@ -323,7 +323,7 @@ class ResidentModel:
     def plan(self, group: str) -> TrainingPlan:
         """Return the parameters that a phase trains, those it freezes, and the batch norms whose statistics it freezes.
 
-        They are looked up once for each `group`, see `flray.models.base.select`.
+        They are looked up once for each `group`, see `flray.models.select`.
         """
         if group not in self._plans:
             chosen = select(self.model, group)

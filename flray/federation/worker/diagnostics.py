@@ -14,7 +14,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.types import Predictor
 from flray.errors import FlrayError
-from flray.models.base import as_split
+from flray.models import as_split
 
 Diagnostics = dict[str, NDArray[Any]]
 MAX_FEATURE_SAMPLES, MAX_PROBE_SAMPLES, MAX_CLIENTS = 500, 256, 12

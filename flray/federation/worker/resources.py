@@ -16,8 +16,7 @@ from flray.config.experiment import Experiment
 from flray.data.augment import sample_noise
 from flray.data.types import Rows
 from flray.federation import FederationSpec
-from flray.models import acceleration
-from flray.models.base import in_place_of_forward
+from flray.models import acceleration, in_place_of_forward
 
 SMALL_PART = 0.02
 """Share of a process's part of a GPU up to which it keeps a whole data set there."""
