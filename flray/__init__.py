@@ -68,7 +68,7 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     """Import what is heavy when it is first asked for."""
     if name == "__version__":
-        return importlib.import_module("flray.startup").own_version()
+        return importlib.import_module("flray.process").own_version()
     if name not in _LATER:
         raise AttributeError(f"module 'flray' has no attribute {name!r}")
     module, attribute = _LATER[name]

@@ -12,7 +12,7 @@ from flray.config.loader import load
 from flray.data.inventory import stood_in_for
 from flray.errors import FlrayError
 from flray.files.tracking_address import check
-from flray.interrupts import resume_hint
+from flray.process import resume_hint
 from flray.records import directory
 from flray.results import measures
 from flray.results.export import kept_results, read_export

@@ -1,6 +1,6 @@
 """``python -m flray.run FILE.yaml [key=value ...]`` is ``flray run``; `flray.run` can also be called."""
 
-from flray.startup import make_callable
+from flray.process import make_callable
 
 make_callable(__name__, "flray.runs.runner", "run")
 

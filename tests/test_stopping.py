@@ -11,7 +11,7 @@ import pytest
 
 import flray
 from flray.cli.main import invoke
-from flray.interrupts import SIGNALS, preserve_handlers, signals_as_interrupt
+from flray.process import SIGNALS, preserve_handlers, signals_as_interrupt
 from flray.runs import progress, runner
 from flray.runs.progress import Progress, RunProgress, SweepProgress, shown
 from tests.helpers import INLINE, small, written

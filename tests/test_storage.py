@@ -19,6 +19,7 @@ from flray.cli.main import invoke
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.errors import FlrayError
 from flray.files import storage
+from flray.process import InterruptedRunError
 from flray.records import directory
 from flray.records import mirror as lease
 from flray.records.directory import checkpoints
@@ -77,13 +78,13 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
         monkeypatch.setenv("FLRAY_WORK", str(tmp_cwd / host))
 
     on("a")
-    with pytest.raises(runner.InterruptedRunError):
+    with pytest.raises(InterruptedRunError):
         runner.run({"experiment": {**inline, **own}}, progress=StopAfter(2))
     there = storage.files(uri)
     assert {"config.yaml", "run.json", "journal.jsonl"} <= set(there)
     assert any(name.startswith("checkpoint/round-") for name in there)
     on("b")
-    with pytest.raises(runner.InterruptedRunError):
+    with pytest.raises(InterruptedRunError):
         runner.resume(directory.find("turns", output), progress=StopAfter(3))
     on("a")
     old = storage.local_cache_of(f"{BUCKET}/hosts") / "turns" / "001"
@@ -254,7 +255,7 @@ def test_plugins_that_came_with_a_run_are_not_executed(
     )
     own = {"name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"]}
     content = inline(digits, algorithm="bucket-own", **own)
-    with pytest.raises(runner.InterruptedRunError):
+    with pytest.raises(InterruptedRunError):
         runner.run(content, progress=StopAfter(2))
     # Whoever may write to the bucket plants a file beside the settings and names it there.
     uri, mark = f"{BUCKET}/code/code/001", tmp_cwd / "executed"

@@ -24,8 +24,8 @@ from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.session import PREFIX, folder_of_sessions, ray_session
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.process import usable_cpus
 from flray.records import directory
-from flray.startup import usable_cpus
 
 OPTIONAL = {
     "moabb": "EEG data sets (pip install 'flray[eeg]')",

@@ -27,8 +27,7 @@ from flray.cli.arguments import (
     RunName,
     command,
 )
-from flray.interrupts import InterruptedRunError, discard_output, signals_as_interrupt
-from flray.startup import own_version
+from flray.process import InterruptedRunError, discard_output, own_version, signals_as_interrupt
 
 if TYPE_CHECKING:
     from flray.results.sweep import SweepResult

@@ -19,7 +19,7 @@ from flray.config.loader import experiment_at, load
 from flray.devices import difference
 from flray.errors import ConfigError, DataError, FlrayError
 from flray.files import numbered, storage
-from flray.interrupts import InterruptedRunError
+from flray.process import InterruptedRunError
 from flray.records import JOURNAL, directory, lock_journal
 from flray.results import (
     PLUGINS,

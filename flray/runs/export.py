@@ -28,11 +28,11 @@ from flray.config.yaml_files import dump
 from flray.errors import FlrayError, brief
 from flray.files import read, write_atomically
 from flray.metrics import PRIMARY_VIEWS
+from flray.process import own_version
 from flray.records import Journal, directory, encode, read_events
 from flray.runs.code import code_digest
 from flray.runs.identity import DATA, PLUGINS, SAMPLES
 from flray.runs.models import TrainedModels
-from flray.startup import own_version
 
 CARD, PAGE = "model.json", "model.md"
 # Names of runs, clients and classes come from data: they stand in the card and never in code.

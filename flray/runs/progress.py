@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from flray.errors import NO_TEXT, one_line
-from flray.interrupts import reader_gone
+from flray.process import reader_gone
 
 if TYPE_CHECKING:
     from flray.federation import FederationSpec

@@ -29,9 +29,8 @@ from flray.federation.ray_backend.session import (
     open_cluster,
 )
 from flray.files.tracking_address import check
-from flray.interrupts import InterruptedRunError as InterruptedRunError
-from flray.interrupts import resume_hint
 from flray.metrics import VIEWS, Reported, summarise_history
+from flray.process import resume_hint
 from flray.records import directory, history_of, read_events, read_partition
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks

@@ -26,8 +26,8 @@ from pydantic import Field, TypeAdapter
 from flray.errors import FlrayError
 from flray.files import WEIGHTS_BYTES, BusyError, hold_lock, open_file, read_json, write_atomically
 from flray.files.tracking_address import check, database_path, redact, without_secrets
+from flray.process import environment
 from flray.records import JOURNAL
-from flray.startup import environment
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,8 +24,8 @@ from flray.errors import FlrayError
 from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
+from flray.process import environment
 from flray.records import directory
-from flray.startup import environment
 from flray.tuning.callback import TrialRecorder, TuneTrial
 from flray.tuning.checkpoint_store import CheckpointStore, start_keeper
 from flray.tuning.phases import metric_of

@@ -21,7 +21,7 @@ from flray.algorithms.base import Algorithm
 from flray.config.loader import load
 from flray.errors import FlrayError
 from flray.federation.federation import Federation
-from flray.interrupts import InterruptedRunError
+from flray.process import InterruptedRunError
 from flray.records import Journal, directory
 from flray.runs import resume_checks, runner
 from flray.runs.resume_checks import parse_rounds

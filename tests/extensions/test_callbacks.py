@@ -17,7 +17,7 @@ from flray import api, register_callback
 from flray.callbacks import RunInfo
 from flray.config.experiment import Stop
 from flray.federation.state import EarlyStop
-from flray.interrupts import InterruptedRunError
+from flray.process import InterruptedRunError
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny

@@ -18,7 +18,7 @@ import flray
 from flray.cli import main
 from flray.config import yaml_files
 from flray.config.experiment import Experiment
-from flray.interrupts import InterruptedRunError
+from flray.process import InterruptedRunError
 from flray.results import PROVENANCE, beside, digest, entries_text, read_entries
 from flray.results.export import export_runs, read_export, records
 from flray.results.load import load_folder

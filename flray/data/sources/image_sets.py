@@ -35,7 +35,7 @@ from flray.data.sources.images import (
 from flray.data.types import Array, Arrays, DataSet, Domain, Images, Rows
 from flray.errors import DataError
 from flray.files import FILE_BYTES, read, read_at_most
-from flray.startup import usable_cpus
+from flray.process import usable_cpus
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 _LITTER = ("thumbs.db", "desktop.ini", "__macosx")

@@ -23,8 +23,7 @@ from flray.errors import FlrayError, RayNotStartedError, brief
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.files import BusyError, take_lock
-from flray.interrupts import RayLostError, preserve_handlers
-from flray.startup import environment, usable_cpus
+from flray.process import RayLostError, environment, preserve_handlers, usable_cpus
 
 LOOPBACK = "127.0.0.1"
 PREFIX, LOCK = "flray-", "ray.lock"
