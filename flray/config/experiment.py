@@ -152,7 +152,7 @@ class Stop(Section):
     patience: int | None = Field(None, ge=1)
     """evaluations in a row without a better value"""
     min_delta: float = Field(0.0, ge=0)
-    """what a better value is better by, at least"""
+    """a better value is better by more than this"""
     target: float | None = None
     """a value that is good enough"""
 
