@@ -215,7 +215,8 @@ class Sweep(Section):
     """seeds in the space whose values are places, each with comparisons of its own; others are repetitions, pooled in
     one interval; default: none, beside sweep.until all, because its tests need independent seeds"""
     search: Literal["random", "grid", "optuna"] = "random"
-    """random: draws; grid: every combination; optuna: each draw follows from the results before it"""
+    """random: draws; grid: every combination; optuna: each draw follows from the results before it,
+    and none comes twice"""
     scheduler: Scheduler = None
     """asha: the worse part of the trials stops early; null: all run to the end"""
     concurrency: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

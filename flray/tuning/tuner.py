@@ -45,8 +45,8 @@ ENVIRONMENT = {
 """Disables Tune's own tables, logs and saved state: the journals contain everything.
 
 Tune saves its state at the beginning and the end even so."""
-MAX_INFEASIBLE = 50
-"""Consecutive infeasible suggestions before the search gives up."""
+MAX_ATTEMPTS = 50
+"""Consecutive suggestions that are infeasible, or were tried before, until the search ends."""
 
 
 class Asha(FIFOScheduler):  # type: ignore[misc]
@@ -163,9 +163,9 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Return the next trial: another seed of the current setting, or a new setting."""
         while not self._waiting:
-            if len(self._points) >= self._config.sweep.samples * len(self._config.sweep.seeds):
+            most = self._config.sweep.samples * len(self._config.sweep.seeds)
+            if len(self._points) >= most or not self._ask():
                 return str(Searcher.FINISHED)
-            self._ask()
         return {"point": self._describe(self._waiting.popleft())}
 
     def on_trial_complete(
@@ -198,24 +198,29 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
             self._scores[point.number] = math.nan if status == "failed" else folder.last_score()
         return self._scores.get(point.number)
 
-    def _ask(self) -> None:
+    def _ask(self) -> bool:
+        """Create the trials of the next setting; return whether one was found that was not tried before."""
         sweep = self._config.sweep
         index = len(self._points) // len(sweep.seeds)
         # A single stream would restart at a resume and repeat the suggestions of the first session.
         seed = rng.key(sweep.seed, "sampling", extra=f"optuna/{index}")
-        found = suggestions(self._config.space, self.past(), seed, sweep.mode)
-        for attempt, setting in enumerate(found, start=1):
+        past = self.past()
+        found = suggestions(self._config.space, past, seed, sweep.mode)
+        for attempt, setting in zip(range(MAX_ATTEMPTS), found, strict=False):
+            if any(setting == tried for tried, _ in past):
+                continue  # its values would count as those of further seeds
             try:
                 made = trial_specs(self._config, [setting], first=index)
                 self._create(made)
             except FlrayError:
                 # Options of one method with another's name: not every combination is feasible.
-                if attempt == MAX_INFEASIBLE:
+                if attempt == MAX_ATTEMPTS - 1 and not past:
                     raise
             else:
                 self._points |= {point.number: point for point in made}
                 self._waiting.extend(point for point in made if self._score(point) is None)
-                return
+                return True
+        return False
 
 
 def run_trials(

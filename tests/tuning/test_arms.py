@@ -341,6 +341,20 @@ def test_suggestions_are_repeated_with_every_seed_and_once_resumed_go_on_alike(
         assert [p.setting for p in list(resumed.points.values())[::2]] == settings
 
 
+def test_a_search_tries_no_setting_twice(content: dict[str, Any], tmp_path: Path) -> None:
+    """Otherwise the values of one would count as those of further seeds."""
+    content["space"] = {
+        "local.lr": {"grid": [0.1, 0.2]},
+        "algorithm": {"choice": ["fedavg", "local"]},
+    }
+    content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0, 1]}
+    sweep = _Sweep(content, tmp_path / "few", [])
+    search = sweep.search()
+    sweep.run(search, 8)
+    assert search.suggest("one more") == "FINISHED"
+    assert len({str(point.values) for point in sweep.points.values()}) == 8
+
+
 def test_a_resumed_search_reads_folders(searched: Callable[[str, list[Values]], _Sweep]) -> None:
     known = [{"local.lr": rate, "algorithm": "fedavg"} for rate in (0.01, 0.02, 0.03)]
     sweep = searched("resumed", known)
