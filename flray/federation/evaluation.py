@@ -428,12 +428,11 @@ def collect_diagnostics(federation: FederationState, final: bool = True) -> Diag
             name: np.concatenate([part[name] for part in parts])
             for name in ("features", "labels", "predicted")
         }
-        prototypes = server.state.get("prototypes")
-        if (
-            isinstance(prototypes, torch.Tensor)
-            and prototypes.shape[-1] == diagnostics["features"].shape[1]
-        ):
-            diagnostics["prototypes"] = prototypes.float().cpu().numpy()
+        kept = server.state.get("prototypes")
+        vectors = kept.get("vectors") if isinstance(kept, dict) else kept
+        width = diagnostics["features"].shape[1]
+        if isinstance(vectors, torch.Tensor) and vectors.shape[-1] == width:
+            diagnostics["prototypes"] = vectors.float().cpu().numpy()
     if len(spec.architectures) == 1:
         diagnostics |= {
             "layers": parts[0]["layers"],

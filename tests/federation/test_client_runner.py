@@ -98,6 +98,9 @@ def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
     assert len({len(found[name]) for name in ("labels", "predicted", "features", "client")}) == 1
     assert found["distance"].shape == (3, len(found["layers"]))
     assert set(collect_diagnostics(federation, final=False)) == {"correlation"}
+    known = federation.server.state.get("prototypes", {}).get("vectors")
+    assert known is not None if name in ("fedproc", "fedproto") else known is None
+    assert np.array_equal(found.get("prototypes", ()), () if known is None else known.float())
 
 
 def test_a_global_model_is_nowhere_away_from_itself_and_a_local_one_is() -> None:
