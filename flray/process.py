@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 import os
 import shlex
 import signal
@@ -203,3 +204,13 @@ def environment(values: Mapping[str, str | None]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def quiet_logs(*names: str) -> Iterator[None]:
+    """Keep what other packages log off the terminal, by the names of their loggers."""
+    with contextlib.ExitStack() as restored:
+        for logger in map(logging.getLogger, names):
+            restored.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        yield

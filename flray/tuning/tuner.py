@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import math
 import tempfile
 import uuid
@@ -24,7 +23,7 @@ from flray.errors import FlrayError
 from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
-from flray.process import environment
+from flray.process import environment, quiet_logs
 from flray.records import directory
 from flray.tuning.callback import TrialRecorder, TuneTrial
 from flray.tuning.checkpoint_store import CheckpointStore, start_keeper
@@ -345,13 +344,10 @@ def _resources(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 @contextlib.contextmanager
 def quiet_ray() -> Iterator[None]:
     """Keep Ray's and Tune's own reports off the terminal; the recorder notifies the user."""
-    with environment(ENVIRONMENT), contextlib.ExitStack() as restored:
-        for name in ("ray.tune", "ray.train", "ray.air", "ray.data"):
-            logger = logging.getLogger(name)
-            restored.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.CRITICAL)
-        # For a report that is not sent it would import wandb and Comet.
-        restored.enter_context(private.replaced(private.CALLBACK_COUNT, lambda _: bool))
+    # For a report that is not sent Tune would import wandb and Comet.
+    no_callbacks = private.replaced(private.CALLBACK_COUNT, lambda _: bool)
+    noisy = ("ray.tune", "ray.train", "ray.air", "ray.data")
+    with environment(ENVIRONMENT), quiet_logs(*noisy), no_callbacks:
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from flray.data.sources import image_sets, images
 from flray.data.types import Array, Arrays, DataSet, Rows
 from flray.errors import DataError, brief, nearest
 from flray.files import FILE_BYTES, check_cells, parse_json, read
+from flray.process import quiet_logs
 from flray.registry import register_dataset, require_package
 
 
@@ -166,21 +166,16 @@ class _Held:
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
         """Turn the errors of the package into one of ours, and silence the lines that it prints."""
-        loggers = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
-        levels = [one.level for one in loggers]
         try:
-            for one in loggers:  # five lines on each attempt to reach the hub
-                one.setLevel(logging.CRITICAL)
-            yield
+            # Five lines on each attempt to reach the hub.
+            with quiet_logs("huggingface_hub", "datasets"):
+                yield
         except DataError:
             raise
         except Exception as error:  # of many packages
             raise DataError(
                 f"data set huggingface: {what} cannot be loaded ({brief(error)})"
             ) from None
-        finally:
-            for one, level in zip(loggers, levels, strict=True):
-                one.setLevel(level)
 
     def check(self, split: str, image: str, columns: list[str]) -> None:
         """Refuse a split without these columns, or whose images are something else."""
