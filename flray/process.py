@@ -208,7 +208,7 @@ def environment(values: Mapping[str, str | None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_logs(*names: str) -> Iterator[None]:
-    """Keep what other packages log off the terminal, by the names of their loggers."""
+    """Keep logs of other packages off the terminal, by the names of their loggers."""
     with contextlib.ExitStack() as restored:
         for logger in map(logging.getLogger, names):
             restored.callback(logger.setLevel, logger.level)

@@ -273,8 +273,8 @@ class Journal:
         parent: str | None = None,
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
-    ) -> bool:
-        """Record the run's identity; write nothing and return False if it is recorded already.
+    ) -> None:
+        """Record the run's identity, or only that it resumes if that is recorded already.
 
         Parameters
         ----------
@@ -295,7 +295,8 @@ class Journal:
         if not re.fullmatch(_UID, uid):
             raise ValueError(f"a uid is made of letters, digits, _, . and -; found {uid!r}")
         if self._started:
-            return False
+            self.append({"type": "resume", "time": milliseconds()})
+            return
         self._started = True
         self.append(
             {
@@ -309,7 +310,6 @@ class Journal:
                 "tags": dict(tags or {}),
             }
         )
-        return True
 
     def record_round(
         self, round_: int, metrics: Mapping[str, float], *, replace: bool = False
@@ -376,10 +376,6 @@ class Journal:
             for known in read_events(self.path)
         ):
             self.append(event)
-
-    def resume(self) -> None:
-        """Record that the run resumes after an end."""
-        self.append({"type": "resume", "time": milliseconds()})
 
     def end(self, status: Status) -> None:
         """Record the run's end."""

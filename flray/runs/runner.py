@@ -275,7 +275,7 @@ def _run_to_end(
             params=dict(directory.flatten_settings(experiment.model_dump(mode="json"))),
             labels=labels,
         )
-        stack.callback(session.close)
+        stack.callback(session.journal.close)
         record_data(session.journal, partition_summary(spec.data))
         uri, every = experiment.tracking.uri, experiment.tracking.every or 1
         stack.enter_context(

@@ -69,15 +69,14 @@ class RunSession:
         **changes: Any,
     ) -> None:
         self.folder, self.journal = folder, Journal(folder / directory.JOURNAL)
-        if not self.journal.start(
+        self.journal.start(
             uid=directory.read(folder)["uid"],
             experiment=experiment.tracking.experiment,
             parent=parent,
             name=name,
             tags={**identity_tags(folder), **tags},
             params=params,
-        ):
-            self.journal.resume()
+        )
         if labels:
             self.journal.tags(labels)
         directory.update(folder, status="running", **changes)
@@ -96,10 +95,6 @@ class RunSession:
         """
         self.journal.end(tracked_as or _IN_JOURNAL[status])
         directory.update(self.folder, status=status, **values)
-
-    def close(self) -> None:
-        """Close the journal; a session that has not ended was interrupted."""
-        self.journal.close()
 
 
 @contextlib.contextmanager

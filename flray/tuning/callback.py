@@ -305,7 +305,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         for session in self._sessions.values():
             with contextlib.suppress(OSError):
                 session.journal.end("KILLED")
-            session.close()
+            session.journal.close()
         self._sessions.clear()
         self._settings.close()
 
@@ -318,7 +318,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         point, done = self._points[number], self._done[number]
         folder = TrialFolder(self._sweep, number)
         folder.end(session, status, rounds=done, metric=self._metrics.get(number), **values)
-        session.close()
+        session.journal.close()
         if status == "interrupted":  # it goes on when what it waits for is decided
             self._stands(number, "waiting", math.nan)
             return

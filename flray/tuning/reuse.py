@@ -327,7 +327,7 @@ def _copy(
         values = {name: value for name, value in found.record.items() if name in kept}
         folder.end(session, "finished", **values, taking_over=None, taken_over=found.name)
     finally:
-        session.close()
+        session.journal.close()
 
 
 def undo_half(folder: TrialFolder) -> None:

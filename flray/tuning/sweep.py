@@ -192,7 +192,7 @@ class Sweep:
             tags={**space.sweep_tags(config), "flray.kind": "sweep"},
             labels=labels,
         )
-        self._stack.callback(session.close)
+        self._stack.callback(session.journal.close)
         self._create(folder, list(self._points.values()), self._progress.tell)
         if failed := retry_failed(folder):
             self._progress.tell(

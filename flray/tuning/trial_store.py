@@ -242,15 +242,14 @@ def begin_setting(sweep: Path, point: TrialSpec, parent: Mapping[str, Any], conf
     if (events := read_events(folder / JOURNAL)) and events[-1]["type"] != "end":
         return uid
     with Journal(folder / JOURNAL) as journal:
-        if not journal.start(
+        journal.start(
             uid=uid,
             experiment=config.experiment.tracking.experiment,
             parent=parent["uid"],
             name=setting_title(point),
             tags={**identity_tags(sweep), **setting_tags(config, point), "flray.kind": "setting"},
             params={name: v for name, v in setting_params(point).items() if name != "seed"},
-        ):
-            journal.resume()
+        )
     return uid
 
 

@@ -131,7 +131,7 @@ def booked(options: Options) -> tuple[float, ...]:
         points = {point.number: point for point in specs}
         directory.save_config(folder, config)
         directory.write(folder, "sweep", directory.new_identity())
-        RunSession(folder, config.experiment, name="sweep", params={}, tags={}).close()
+        RunSession(folder, config.experiment, name="sweep", params={}, tags={}).journal.close()
         for point in specs:
             TrialFolder(folder, point.number).create(point, config)
         progress = Progress()

@@ -202,7 +202,7 @@ def test_every_third_round_and_the_last_are_sent_and_the_journal_keeps_all(to: S
     assert steps_after(every=3) == [0, 3, 6]
     journal.end("KILLED")
     assert steps_after(every=3) == [0, 3, 6, 7]
-    journal.resume()
+    journal.start(uid="u", experiment="e", name="n")  # it resumes
     add(range(8, 11))
     journal.tags({"a": "b"})
     journal.end("FINISHED")
@@ -246,7 +246,7 @@ def test_a_resumed_run_goes_on_in_the_same_run(to: Sending) -> None:
     assert to.sent().info.status == "KILLED"
     journal.close()
     journal = Journal(journal.path)
-    journal.resume()
+    journal.start(uid="u", experiment="e", name="n")  # it resumes
     for round_, loss in enumerate([2.0, 1.0, 0.5]):
         journal.record_round(round_, {"loss": loss})
     assert sender.flush() == 0

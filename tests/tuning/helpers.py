@@ -45,7 +45,7 @@ def leave(
     for round_, values in enumerate(metrics, start=1):
         session.journal.record_round(round_, values)
     trial.end(session, status, **ended)
-    session.close()
+    session.journal.close()
     return trial
 
 
