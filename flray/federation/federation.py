@@ -8,6 +8,7 @@ from pathlib import Path
 from flray import bits, devices, rng
 from flray.algorithms.types import Stage
 from flray.devices import GpuIdentity
+from flray.errors import nearest
 from flray.federation import FederationSpec, checkpoint, work_share
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.messages import NobodyAnsweredError, TaskInput
@@ -198,9 +199,16 @@ class Federation(FederationState):
         """Return whether early stopping ends the federation with this round, which counts once more at each call."""
         if self.early_stop is None:
             return False
-        self.early_stop.add(self.record.summary())
+        metrics, wanted = self.record.summary(), self.early_stop.metric
+        self.early_stop.add(metrics)
         if self.early_stop.reason:
             self.warn(f"round {self.server.round} is the last: {self.early_stop.reason}")
+        elif wanted not in metrics and self.spec.primary_metric in metrics:  # an evaluated round
+            self.warn_once(
+                "stop.metric",
+                f"experiment.stop.metric: found {wanted!r}, which round {self.server.round} did not "
+                f"measure{nearest(wanted, metrics)}; stop has no effect without it",
+            )
         return bool(self.early_stop.reason)
 
     def _finish(self) -> RoundResult:

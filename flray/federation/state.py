@@ -127,12 +127,14 @@ class EarlyStop:
 
     Attributes
     ----------
+    metric : str
+        The same.
     reason : str
         The reason for the end; empty while the federation continues.
     """
 
     def __init__(self, settings: Stop, metric: str) -> None:
-        self._settings, self._metric = settings, metric
+        self._settings, self.metric = settings, metric
         self._sign = -1.0 if lower_is_better(metric) else 1.0
         self._best: float | None = None
         self._waited = 0
@@ -140,7 +142,7 @@ class EarlyStop:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Take note of a round; one without an evaluation changes nothing."""
-        value = metrics.get(self._metric, math.nan)
+        value = metrics.get(self.metric, math.nan)
         if math.isnan(value) or self.reason:
             return
         settings, gain = self._settings, self._settings.min_delta
@@ -149,10 +151,10 @@ class EarlyStop:
         else:
             self._waited += 1
         if settings.target is not None and self._sign * (value - settings.target) >= 0:
-            self.reason = f"{self._metric} is {value:.4g}, as good as stop.target"
+            self.reason = f"{self.metric} is {value:.4g}, as good as stop.target"
         elif settings.patience is not None and self._waited >= settings.patience:
             side = "above" if self._sign > 0 else "below"
-            found = f"{self._metric} was not {side} {self._best:.4g}"
+            found = f"{self.metric} was not {side} {self._best:.4g}"
             self.reason = f"{found} in {self._waited} evaluations"
 
     def state(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flray.process import InterruptedRunError
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny
-from tests.helpers import INLINE, StopAfter, inline, steady, written
+from tests.helpers import INLINE, Said, StopAfter, inline, steady, written
 from tests.messages import refused
 from tests.tuning.conftest import ONE
 
@@ -248,6 +248,16 @@ def test_a_round_that_a_training_metric_makes_the_last_is_evaluated(digits: dict
     stopped = runner.run(stopping(digits, stop=stop, evaluation={"every": 5}))
     short = runner.run(inline(digits, rounds=1))
     assert steady(stopped.history.iloc[0]) == steady(short.history.iloc[0])
+
+
+@pytest.mark.usefixtures("tmp_cwd")
+@pytest.mark.parametrize("metric", ["train/los", "global/local/accuracy/worts"])
+def test_a_metric_that_is_never_measured_is_named_once(digits: dict[str, Any], metric: str) -> None:
+    said = Said()
+    stop = {"metric": metric, "patience": 1}
+    run = runner.run(stopping(digits, rounds=4, stop=stop, evaluation={"every": 2}), progress=said)
+    (line,) = said.find("experiment.stop.metric")
+    assert len(run.history) == 4 and f"{metric!r}, which round 2 did not measure; did you" in line
 
 
 @pytest.mark.slow
