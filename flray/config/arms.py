@@ -17,18 +17,13 @@ and of the seeds. ``sweep.where`` changes settings of single combinations::
       where: [{arms: {method: [fedprox], data: ["alpha = 0.3"]}, settings: {algorithm.mu: 0.1}}]
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from flray import registry
+from flray.config.experiment import Config
 from flray.config.yaml_files import Plain
 from flray.errors import ConfigError, nearest, one_line
-
-if TYPE_CHECKING:
-    from flray.config.experiment import Config
 
 PREFIX = "arms."
 """Prefix of an axis in a setting, where it maps to the arm's name."""

@@ -1,7 +1,5 @@
 """Images of the Hugging Face hub or of a folder in its formats; a few rows at a time are in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Custom images in folders of classes; and the labels of custom data."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
