@@ -308,7 +308,7 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
     before = config.experiment
     done = max(rounds_of(read_events(folder)), default=0)
     every = before.evaluation.every
-    ended, why = directory.read(folder)["status"] == "finished", ""
+    why = ""
     if not max(done, 1) <= rounds <= MOST_ROUNDS:
         why = f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
     elif rounds == done < before.rounds and rounds % every:
@@ -316,7 +316,7 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
             f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
             f"a run is; more than {done}"
         )
-    elif rounds > before.rounds and ended and before.rounds % every:
+    elif rounds > before.rounds == done and before.rounds % every:
         why = (
             f"round {before.rounds} of {folder} was evaluated as the last one, which a run of "
             f"{rounds} rounds with evaluation.every={every} would not have done; start a new run"

@@ -28,7 +28,7 @@ from flray.runs.resume_checks import parse_rounds
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep
 from tests.clusters import Gates
-from tests.helpers import INLINE, inline, printed, small, steady, written
+from tests.helpers import INLINE, StopAfter, inline, printed, small, steady, written
 from tests.messages import mistyped, refused
 
 
@@ -318,6 +318,15 @@ def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds
     refused(flray.resume, other.folder, rounds=2)
     result = runner.resume(other.folder, rounds=3)
     assert result.sha256 == whole.sha256 and len(result.history) == 3
+
+
+def test_the_last_round_counts_as_evaluated_if_it_was_run(tmp_cwd: Path) -> None:
+    every = {"evaluation": {"every": 2}}
+    stopped = run(3, stop={"metric": "train/loss", "target": 100}, **every)  # by the first round
+    assert runner.resume(stopped.folder, rounds=4).sha256 == stopped.sha256
+    with pytest.raises(InterruptedRunError):
+        runner.run({"experiment": small(rounds=3, **every)}, progress=StopAfter(3))
+    refused(runner.resume, stopped.folder.parent / "002", rounds=4)
 
 
 def test_refused_with_the_reason(tmp_cwd: Path) -> None:
