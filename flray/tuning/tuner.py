@@ -1,6 +1,7 @@
 """One session of Ray Tune over the unfinished trials, with the sweep's search and stopping rule."""
 
 import contextlib
+import itertools
 import json
 import math
 import tempfile
@@ -45,7 +46,7 @@ ENVIRONMENT = {
 
 Tune saves its state at the beginning and the end even so."""
 MAX_ATTEMPTS = 50
-"""Consecutive suggestions that are infeasible, or were tried before, until the search ends."""
+"""Consecutive suggestions that are infeasible, or were tried before, until the search gives up or ends."""
 
 
 class Asha(FIFOScheduler):  # type: ignore[misc]
@@ -203,22 +204,23 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         index = len(self._points) // len(sweep.seeds)
         # A single stream would restart at a resume and repeat the suggestions of the first session.
         seed = rng.key(sweep.seed, "sampling", extra=f"optuna/{index}")
-        past = self.past()
+        past, infeasible = self.past(), list[FlrayError]()
         found = suggestions(self._config.space, past, seed, sweep.mode)
-        for attempt, setting in zip(range(MAX_ATTEMPTS), found, strict=False):
+        for setting in itertools.islice(found, MAX_ATTEMPTS):
             if any(setting == tried for tried, _ in past):
                 continue  # its values would count as those of further seeds
             try:
                 made = trial_specs(self._config, [setting], first=index)
                 self._create(made)
-            except FlrayError:
+            except FlrayError as error:
                 # Options of one method with another's name: not every combination is feasible.
-                if attempt == MAX_ATTEMPTS - 1 and not past:
-                    raise
+                infeasible.append(error)
             else:
                 self._points |= {point.number: point for point in made}
                 self._waiting.extend(point for point in made if self._score(point) is None)
                 return True
+        if len(infeasible) == MAX_ATTEMPTS:
+            raise infeasible[-1]
         return False
 
 

@@ -14,6 +14,7 @@ from flray.config.arms import flatten_setting, label
 from flray.config.loader import check_single, load
 from flray.config.suites import smoke
 from flray.config.yaml_files import read_with_base
+from flray.errors import FlrayError
 from flray.records import directory
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
@@ -353,6 +354,19 @@ def test_a_search_tries_no_setting_twice(content: dict[str, Any], tmp_path: Path
     sweep.run(search, 8)
     assert search.suggest("one more") == "FINISHED"
     assert len({str(point.values) for point in sweep.points.values()}) == 8
+
+
+def test_a_search_gives_up_if_all_that_it_looks_at_is_infeasible(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    methods = {"choice": ["fedprox", *["fedavg"] * 999]}
+    content["space"] = {"algorithm": methods, "algorithm.mu": {"choice": [0.1, 0.2]}}
+    content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0]}
+    known = [{"algorithm": "fedprox", "algorithm.mu": 0.1}]
+    search = _Sweep(content, tmp_path / "given", known).search()
+    assert search.suggest("known") == {"point": {"number": "0001"}}
+    with pytest.raises(FlrayError, match="mu"):
+        search.suggest("next")
 
 
 def test_a_resumed_search_reads_folders(searched: Callable[[str, list[Values]], _Sweep]) -> None:
