@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from flray.errors import DataError
 
 if TYPE_CHECKING:
@@ -244,7 +242,7 @@ class ReportedRounds:
         """Return the value to report of a metric by round; NaN if these rounds did not measure it."""
         known = values.dropna()
         counted = known.tail(1) if self.rounds is None else known[known.index.isin(self.rounds)]
-        return float(np.mean(counted.to_numpy())) if len(counted) else math.nan
+        return float(counted.to_numpy().mean()) if len(counted) else math.nan
 
 
 def reported_rounds(
@@ -363,6 +361,8 @@ def score_metric(chosen: str, primary: str) -> str:
 
 def _best_position(values: Any, metric: str) -> int:
     """Return the position of the first best value; NaN is never best."""
+    import numpy as np  # not above: `flray.portable` comes before numpy
+
     return int(np.nanargmin(values) if lower_is_better(metric) else np.nanargmax(values))
 
 
@@ -395,6 +395,8 @@ class RunningReport:
     @property
     def value(self) -> float:
         """The number to report so far."""
+        import numpy as np  # as in `_best_position`
+
         return float(np.mean(self._values)) if self._values else math.nan
 
     def add(self, metrics: Mapping[str, float]) -> float:

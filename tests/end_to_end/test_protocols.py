@@ -13,7 +13,6 @@ from flray import trees
 from flray.cli.display import show_result
 from flray.config.experiment import Config
 from flray.config.loader import load
-from flray.federation import spec
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
@@ -33,7 +32,7 @@ def federation(digits: dict[str, Any], **settings: Any) -> Federation:
 def test_validation_is_measured_on_each_clients_own_samples(
     digits: dict[str, Any], algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spec, "EVAL_CHUNK", 50)
+    monkeypatch.setattr("flray.federation.EVAL_CHUNK", 50)
     running_ = federation(digits, algorithm=algorithm, split=[0.6, 0.25, 0.15])
     metrics = running_.step().metrics
     view = "global" if algorithm == "fedavg" else "personal"
