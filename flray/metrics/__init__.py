@@ -145,16 +145,18 @@ def measure_name(metric: str) -> str:
 def lower_is_better(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is better the lower it is."""
     measure = measure_name(metric)
-    return ">=" in metric or measure.startswith(_LOWER) or measure.endswith(_LOWER_ENDS)
+    spread = ">=" in metric or metric.endswith(f"{measure}/std")
+    return spread or measure.startswith(_LOWER) or measure.endswith(_LOWER_ENDS)
 
 
 def is_share(metric: str) -> bool:
     """Tell whether a metric, by its tracked name or its measure alone, is a share, which is shown in percent.
 
-    A measure of an evaluation is a share unless lower is better. Other tracked metrics, such as
-    ``train/...`` and ``time/...``, are shares only if they are named after such a measure.
+    A measure of an evaluation is a share unless lower is better; its deviation over clients is one if
+    it is. Other tracked metrics, such as ``train/...`` and ``time/...``, are shares only if they are
+    named after such a measure.
     """
-    if lower_is_better(metric):
+    if lower_is_better(metric.removesuffix("/std")):
         return False
     evaluated = "/" not in metric or _steps_before(metric) == 2
     parts = metric.split("/")

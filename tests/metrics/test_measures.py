@@ -246,7 +246,8 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
     [personal/local/hausdorff95_cup/worst, hausdorff95_cup, true],
     [train/loss/client/loss, loss, true], [train/seconds, seconds, true],
     [own/hausdorff, hausdorff, true], [others/accuracy, accuracy, false], [auc, auc, false],
-    [own/train/loss, loss, true]""",
+    [own/train/loss, loss, true], [personal/local/accuracy/std, accuracy, true],
+    [personal/local/accuracy/client/std, accuracy, false]""",
 )
 def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
     assert measure_name(metric) == measure
@@ -258,6 +259,7 @@ def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
     """[global/common/accuracy, true], [personal/local/own_measure, true],
     [own/accuracy | pooled/accuracy, true],
     [global/common/accuracy or personal/local/accuracy, true], [top5, true],
+    [personal/local/accuracy/std, true], [personal/local/loss/std, false],
     [global/common/loss, false], [own/train/loss, false], [train/lgmix/lambda, false],
     [train/seconds, false], [time/samples_per_second, false], [fedskc/e_k, false],
     [global/common/accuracy >= 60, false]""",
