@@ -206,7 +206,10 @@ def _protocol_notes(source: ResultSet) -> list[str]:
 def _status_notes(source: ResultSet) -> list[str]:
     """Return notes on trials that failed, were taken over or stopped, or have not ended."""
     trials, total = source.trials, len(source.trials)
-    stopped = [len(trial.history) for trial in trials if trial.status == "stopped"]
+    by_sweep = [trial for trial in trials if trial.status == "stopped"]
+    by_rule = [
+        trial for trial in trials if trial.status == "finished" and _rounds(trial) < trial.planned
+    ]
     running = [trial for trial in trials if trial.status not in ENDED]
     sweeps = [trial.taken_over.rpartition("/")[0] for trial in trials if trial.taken_over]
     notes = _failures(source)
@@ -214,11 +217,12 @@ def _status_notes(source: ResultSet) -> list[str]:
         names = ", ".join(dict.fromkeys(sweeps))
         notes.append(f"{len(sweeps)} of {total} trials were taken over from {names}")
     notes += source.notes
-    if stopped:
-        low, high = min(stopped), max(stopped)
-        span = f"{low} round{'s' * (low > 1)}" if low == high else f"{low} to {high} rounds"
-        after = f", after {span}" * bool(high)  # kept rows have none of them
-        notes.append(f"{len(stopped)} of {total} trials stopped early{after}")
+    for early, how in ((by_sweep, "stopped early"), (by_rule, "ended by experiment.stop")):
+        if early:
+            low, high = min(map(_rounds, early)), max(map(_rounds, early))
+            span = f"{low} round{'s' * (low > 1)}" if low == high else f"{low} to {high} rounds"
+            after = f", after {span}" * bool(high)  # kept rows have none of them
+            notes.append(f"{len(early)} of {total} trials {how}{after}")
     if running:
         notes.append(f"{len(running)} of {total} trials have not ended: the table is not complete")
     return notes + [
@@ -227,6 +231,10 @@ def _status_notes(source: ResultSet) -> list[str]:
         for trial in running
         if len(trial.history)
     ]
+
+
+def _rounds(trial: Trial) -> int:
+    return int(trial.history["round"].max()) if len(trial.history) else 0
 
 
 def _failures(source: ResultSet) -> list[str]:

@@ -126,6 +126,17 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
     assert failed in " ".join(" ".join(lines).split())
 
 
+def test_runs_that_their_rule_ended_are_counted(content: dict[str, Any], tmp_path: Path) -> None:
+    """Their values and costs are of different rounds."""
+    content["experiment"] |= {"rounds": 5, "stop": {"patience": 1}}
+    config, made = specs(content)
+    begin(config, tmp_path)
+    for point, rounds in zip(made, (3, 2, 5), strict=False):
+        leave(tmp_path, point, config, [{ACCURACY: 0.5, "score": 0.5}] * rounds, metric=ACCURACY)
+    notes = SweepResult(tmp_path).main_table.notes
+    assert "2 of 3 trials ended by experiment.stop, after 2 to 3 rounds" in notes
+
+
 def test_a_population_of_an_earlier_version_is_not_reported(sweep: Path) -> None:
     """Its settings changed while it ran, so those at the start are not the ones of its scores."""
     directory.update(TrialFolder(sweep, "0002").path, setting_at_end={"algorithm": "fedavg"})
