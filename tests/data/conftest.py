@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from scipy.io import savemat
 from sklearn.datasets import load_digits
 
+from flray.data import get
 from flray.data.datasets.digits5 import SOURCES
 from flray.data.sources.archives import Archive
 
@@ -110,10 +112,6 @@ def pip_finds(archives: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Archi
 @pytest.fixture(scope="package")
 def built(archives: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache with everything fetched from archives that were put there by hand."""
-    import shutil
-
-    from flray.data import get
-
     root = tmp_path_factory.mktemp("cache")
     (root / "archives").mkdir()
     for source in archives[1].values():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import savemat
+from torchvision.datasets import EMNIST, FashionMNIST
 
 from flray.data.datasets.class_folders import (
     OFFICE31,
@@ -148,8 +149,6 @@ def jpegs(root: Path) -> Written:
 
 
 def fashion(root: Path) -> Written:
-    from torchvision.datasets import FashionMNIST
-
     x, y = pictures.pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
     for part, rows in (("train", slice(20)), ("t10k", slice(20, 30))):
         pictures.idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
@@ -158,15 +157,12 @@ def fashion(root: Path) -> Written:
 
 
 def emnist(root: Path) -> Written:
-    from torchvision.datasets import EMNIST
-
     x, labels = pictures.pixels(94, 28, 28), [*range(47), *reversed(range(47))]
     y = np.array(labels, dtype=np.uint8)
     for part, rows in (("train", slice(47)), ("test", slice(47, 94))):
         for kind, values in (("images-idx3", x), ("labels-idx1", y)):
-            pictures.idx(
-                root / f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz", values[rows]
-            )
+            file = f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz"
+            pictures.idx(root / file, values[rows])
     names = sorted(EMNIST.classes_split_dict["bymerge"])
     return divided(x.swapaxes(1, 2), [names[label] for label in y], "emnist", 47)
 
@@ -214,7 +210,6 @@ def digits_of(
     colour = to_colour(x[..., 0]) if x.shape[-1] == 1 else np.moveaxis(x, -1, 1)
     keys = [image.tobytes() for image in fit_to_shape(colour, (3, 32, 32))]
     there.known.update({k: (domain, str(label)) for k, label in zip(keys, y, strict=True)})
-    assert there.test is not None
     there.test.update(keys[first_test:])
     return x, y
 
@@ -224,9 +219,8 @@ def digit_five(root: Path) -> Written:
     there = Written({}, set(), {"size": 32}, {"samples": 5})
 
     def halves(domain: str, channels: int, step: int) -> tuple[Any, Any]:
-        return digits_of(
-            there, domain, pictures.pixels(20, 32, 32, channels), np.arange(20) * step % 10, 10
-        )
+        images = pictures.pixels(20, 32, 32, channels)
+        return digits_of(there, domain, images, np.arange(20) * step % 10, 10)
 
     (x, y), (u, z) = (halves(name, 1, 3) for name in ("mnist", "usps"))
     steps = {"mnistm": 7, "synthdigits": 9, "svhn": 1}
@@ -276,26 +270,23 @@ def digits4(root: Path) -> Written:
     return there
 
 
-def cached(
-    folder: Path, x: NDArray[Any], y: NDArray[Any], train: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Write what `flray data get` keeps of one set."""
+def cached(folder: Path, x: NDArray[Any], train: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Write what `flray data get` keeps of one set of digits, and return it with its labels."""
+    y = np.arange(len(x)) * 3 % 10
     parts = {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:], "test_y": y[train:]}
     write_arrays(folder, parts)
     return x, y
 
 
 def mnist(root: Path) -> Written:
-    x, y = cached(root / "mnist", pictures.pixels(40, 28, 28), np.arange(40) * 3 % 10, 30)
+    x, y = cached(root / "mnist", pictures.pixels(40, 28, 28), 30)
     return divided(x, [str(label) for label in y], "mnist", 30)
 
 
 def usps(root: Path) -> Written:
-    n = 2 * N_USPS
-    x, y = cached(root / "usps", pictures.pixels(n, 16, 16), np.arange(n) * 3 % 10, N_USPS)
-    return Written(
-        {image.tobytes(): ("usps", str(label)) for image, label in zip(x, y, strict=True)}
-    )
+    x, y = cached(root / "usps", pictures.pixels(2 * N_USPS, 16, 16), N_USPS)
+    pairs = zip(x, y, strict=True)
+    return Written({image.tobytes(): ("usps", str(label)) for image, label in pairs})
 
 
 def digits5_local(root: Path) -> Written:
@@ -307,11 +298,9 @@ def digits5_local(root: Path) -> Written:
         ("optdigits", (40, 20), 8, 255 / 16),
     ):
         images = pictures.pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
-        x, y = cached(root / name, images, np.arange(train + test) * 3 % 10, train)
-        known |= {
-            image.tobytes(): (name, str(label))
-            for image, label in zip(to_colour(resize(x * factor, 32)), y, strict=True)
-        }
+        x, y = cached(root / name, images, train)
+        pairs = zip(to_colour(resize(x * factor, 32)), y, strict=True)
+        known |= {image.tobytes(): (name, str(label)) for image, label in pairs}
     spare = sum(N_MNIST.values()) - 2 * N_USPS
     return Written(known, None, {"domains": ["mnist", "usps", "optdigits"]}, spare=spare)
 
@@ -401,12 +390,10 @@ def dark(home: Path) -> None:
     pictures.retina(home, white=False)
 
 
+HOME = {"art": "Art", "clipart": "Clipart", "product": "Product", "real_world": "Real World"}
 OTHER_FORMS: list[tuple[str, Callable[[Path], object]]] = [
     ("office31", moved("images")),
-    (
-        "office-home",
-        moved(art="Art", clipart="Clipart", product="Product", real_world="Real World"),
-    ),
+    ("office-home", moved(**HOME)),
     ("pacs", moved(**{name: f"kfold/{name}" for name in PACS.domains})),
     ("vlcs", moved("full", caltech="Caltech101", labelme="LabelMe", sun="SUN09", pascal="VOC2007")),
     ("office-caltech10", packed),

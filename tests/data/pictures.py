@@ -148,9 +148,8 @@ def python_cifar10(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     x, y = pixels(60, 3072), np.arange(60) % 10
     for i, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
         rows = slice(10 * i, 10 * i + 10)
-        (folder / name).write_bytes(
-            pickle.dumps({"data": x[rows], "labels": y[rows].tolist()}, protocol=2)
-        )
+        content = {"data": x[rows], "labels": y[rows].tolist()}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     return x, y
 
 
@@ -170,13 +169,8 @@ def idx(path: Path, array: NDArray[np.uint8]) -> None:
     path.write_bytes(gzip.compress(head + array.tobytes()))
 
 
-FEDBN_SHAPES = {
-    "MNIST": (28, 28),
-    "SVHN": (32, 32, 3),
-    "USPS": (16, 16),
-    "SynthDigits": (32, 32, 3),
-    "MNIST_M": (28, 28, 3),
-}
+FEDBN_SHAPES = {"MNIST": (28, 28), "SVHN": (32, 32, 3), "USPS": (16, 16)}
+FEDBN_SHAPES |= {"SynthDigits": (32, 32, 3), "MNIST_M": (28, 28, 3)}
 
 
 def fedbn_archive(folder: Path) -> dict[str, Any]:
@@ -197,12 +191,7 @@ def jpeg_archive(path: Path, classes: tuple[str, ...] = CIFAR10) -> NDArray[np.u
         stream = io.BytesIO()
         Image.fromarray(np.full((32, 32, 3), 12 * value, np.uint8)).save(stream, "JPEG", quality=95)
         files.append(np.frombuffer(stream.getvalue(), np.uint8))
-    np.savez(
-        path,
-        jpeg=np.concatenate(files),
-        offset=np.cumsum([0, *map(len, files)]),
-        label=np.arange(20) % 10,
-        is_test=np.arange(20) >= 10,
-        classes=np.array(classes),
-    )
-    return np.concatenate(files)
+    rows, whole = np.arange(20), np.concatenate(files)
+    held = {"jpeg": whole, "offset": np.cumsum([0, *map(len, files)]), "classes": np.array(classes)}
+    np.savez(path, **held, label=rows % 10, is_test=rows >= 10)
+    return whole

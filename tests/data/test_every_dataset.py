@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from torchvision.datasets import EMNIST, FashionMNIST
 
 from flray.data.datasets.small_images import COARSE, FC100_COARSE
 from flray.data.loading import load_dataset
@@ -228,12 +229,8 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
     elif name in DIGITS:
         assert classes == tuple("0123456789")
     elif name == "fashion-mnist":
-        from torchvision.datasets import FashionMNIST
-
         assert [c.lower() for c in classes] == [c.lower() for c in FashionMNIST.classes]
     elif name == "emnist":
-        from torchvision.datasets import EMNIST
-
         assert list(classes) == sorted(EMNIST.classes_split_dict["bymerge"]) and len(classes) == 47
     else:
         order = ORDERS.get(name)

@@ -89,9 +89,7 @@ FLAWS: dict[str, list[Damage]] = {
         cuts_short,
         puts(MUG, EPS),
         puts("dslr/mug/notes.txt", b"x"),
-        draws("dslr/lost.png"),
-        draws("other/mug/lost.png"),
-        draws("dslr/keybord/0.png"),
+        *map(draws, ("dslr/lost.png", "other/mug/lost.png", "dslr/keybord/0.png")),
         takes_away("dslr/mug"),
         empties,
     ],
@@ -105,9 +103,7 @@ FLAWS: dict[str, list[Damage]] = {
         edits(VAL, pictures.WNIDS[5], "n99999999"),
         edits(VAL, "val_194.png", "val_999.png"),
         edits(VAL, FIFTH, ""),
-        takes_away(VAL),
-        takes_away(f"train/{pictures.WNIDS[7]}"),
-        takes_away("val"),
+        *map(takes_away, (VAL, f"train/{pictures.WNIDS[7]}", "val")),
     ],
     "camelyon17": [
         edits(TABLE, f"{ROW},0,0", "3,000,4,3,96,2,0,0"),
@@ -119,10 +115,8 @@ FLAWS: dict[str, list[Damage]] = {
         takes_away(f"patches/patient_002_node_4/{PATCH}"),
     ],
     "fundus": [
-        takes_away(f"{EYE}/mask/g008.png"),
-        takes_away(f"{EYE}/image/g008.png"),
-        masks(np.full((16, 16), 255, np.uint8)),
-        masks(np.full((16, 16), 120, np.uint8)),
+        *(takes_away(f"{EYE}/{kind}/g008.png") for kind in ("mask", "image")),
+        *(masks(np.full((16, 16), grey, np.uint8)) for grey in (255, 120)),
         draws(f"{EYE}/mask/g008.png", 16),
         masks(pictures.eye(8)[:12]),
         draws("Domain2/test/lost.png"),
@@ -307,12 +301,8 @@ def test_what_is_allowed_cannot_be_given_attributes(tmp_path: Path) -> None:
     """BUILD with a state or with slots would set attributes of a function for the whole process."""
     function = NUMERIC._frombuffer
     before = (function.__defaults__, dict(function.__dict__))
-    for reference in (
-        "numpy._core.numeric\n_frombuffer",
-        "_codecs\nencode",
-        "numpy\ndtype",
-        "numpy._core.multiarray\nscalar",
-    ):
+    arrays = ("numpy\ndtype", "numpy._core.multiarray\nscalar")
+    for reference in ("numpy._core.numeric\n_frombuffer", "_codecs\nencode", *arrays):
         for name in ("__defaults__", "anything"):
             head = b"\x80\x02" + f"c{reference}\n".encode()
             unread(tmp_path, head + b"}" + text(name) + b"K\x01sb.")
@@ -353,10 +343,8 @@ def test_any_cut_or_flipped_byte_gives_data_or_one_line(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     outcomes = set()
     for place in range(len(whole)):
-        for changed in (
-            whole[:place],
-            whole[:place] + bytes([generator.integers(256)]) + whole[place + 1 :],
-        ):
+        drawn = bytes([generator.integers(256)])
+        for changed in (whole[:place], whole[:place] + drawn + whole[place + 1 :]):
             path.write_bytes(changed)
             try:
                 read_pickled_arrays(path)

@@ -21,6 +21,7 @@ from flray.data.sources.images import (
     photo_crops,
     resize,
 )
+from tests.helpers import cases
 from tests.messages import refused
 
 NOWHERE = Path("/nonexistent")
@@ -84,10 +85,8 @@ def test_every_font_has_ten_different_digits_of_one_height() -> None:
     for font in tiles:
         assert len({tile.tobytes() for tile in font}) == 10
         rows = (font > 0.5).any(axis=2).sum(axis=1)
-        assert rows.min() >= 28
-        assert rows.max() <= 38
-    assert widths.min() >= 8
-    assert widths.max() <= 40
+        assert 28 <= rows.min() <= rows.max() <= 38
+    assert 8 <= widths.min() <= widths.max() <= 40
 
 
 def test_the_labelled_digit_is_the_one_in_the_middle() -> None:
@@ -132,10 +131,8 @@ def test_resize_by_hand() -> None:
 def test_crops_are_pieces_of_the_photos() -> None:
     crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
     assert crops.shape == (20, 3, 16, 16)
-    windows = [
-        np.lib.stride_tricks.sliding_window_view(photo[..., 1], (16, 16))
-        for photo in bundled_photos()
-    ]
+    view = np.lib.stride_tricks.sliding_window_view
+    windows = [view(photo[..., 1], (16, 16)) for photo in bundled_photos()]
     for crop in crops[:, 1]:
         found = 0
         for seen, window in product((crop, crop[:, ::-1]), windows):
@@ -184,21 +181,15 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
     refused(channel_statistics, [np.zeros((2, 3)), np.zeros((2, 4))])
 
 
-@pytest.mark.parametrize(
-    ("mean", "std"),
-    [
-        (0.5, (1.0,)),
-        ((0.5,), 1.0),
-        (("a",), (1.0,)),
-        ((0.0, 0.0), (1.0, 1.0)),
-        ((float("nan"),), (1.0,)),
-        ((0.5,) * 3, (0.0,) * 3),
-        (None, None),
-    ],
+@cases(
+    "mean, std",
+    """[0.5, [1.0]], [[0.5], 1.0], [[a], [1.0]], [[0.0, 0.0], [1.0, 1.0]], [[.nan], [1.0]],
+    [[0.5, 0.5, 0.5], [0.0, 0.0, 0.0]], [null, null]""",
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_a_wrong_mean_is_one_line(mean: Any, std: Any, dtype: type) -> None:
     x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
+    mean, std = (tuple(one) if isinstance(one, list) else one for one in (mean, std))
     own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
     refused(validate_dataset, "own", own)
 
@@ -216,13 +207,10 @@ TRIALS = np.random.default_rng(0).standard_normal((6, 4, 50))
 def test_covariances() -> None:
     raw = eeg.covariances(TRIALS, shrinkage=0.0)
     np.testing.assert_allclose(raw, np.stack([np.cov(t, bias=True) for t in TRIALS]), rtol=1e-12)
-    shrunk = eeg.covariances(
-        np.repeat(TRIALS[:, :1], 4, axis=1)
-    )  # four copies of one channel: rank 1
+    shrunk = eeg.covariances(np.repeat(TRIALS[:, :1], 4, axis=1))  # of one channel: rank 1
     assert (np.linalg.eigvalsh(shrunk) > 0).all()
-    np.testing.assert_allclose(
-        np.trace(shrunk, axis1=1, axis2=2), 4 * TRIALS[:, 0].var(1), rtol=1e-12
-    )
+    traces = np.trace(shrunk, axis1=1, axis2=2)
+    np.testing.assert_allclose(traces, 4 * TRIALS[:, 0].var(1), rtol=1e-12)
 
 
 def test_mean_and_vectors_by_definition() -> None:
@@ -235,11 +223,9 @@ def test_mean_and_vectors_by_definition() -> None:
     assert np.abs(eeg.tangent_vectors(mean[None], mean)).max() < 1e-12
     diagonal = eeg.tangent_vectors(np.diag([np.e, 1.0])[None], np.eye(2))
     np.testing.assert_allclose(diagonal, [[1, 0, 0]], atol=1e-15)
-    np.testing.assert_allclose(
-        eeg.tangent_vectors(np.array([[[1.25, 0.75], [0.75, 1.25]]]), np.eye(2)),
-        [[np.log(2) / 2 + np.log(0.5) / 2, np.sqrt(2) * np.log(2), 0]],
-        atol=1e-12,
-    )
+    found = eeg.tangent_vectors(np.array([[[1.25, 0.75], [0.75, 1.25]]]), np.eye(2))
+    expected = [[np.log(2) / 2 + np.log(0.5) / 2, np.sqrt(2) * np.log(2), 0]]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_padding() -> None:

@@ -14,9 +14,10 @@ from flray.federation.manifest import divide
 from flray.records import directory
 from flray.runs import runner
 from tests.data.test_splits import numbered
-from tests.helpers import cases, printed
+from tests.helpers import cases, printed, small, written
 from tests.messages import mistyped, refused
 
+pytestmark = pytest.mark.usefixtures("tmp_cwd")
 SET = numbered([(40, 10), (20, 10)])  # numbers 0 to 59 to train on, 60 to 79 for tests
 SPLIT: dict[str, Any] = {
     "a": {"train": [0, 41, 61], "val": [1], "test": [60, 3]},
@@ -31,11 +32,6 @@ def given(content: object, **settings: Any) -> Any:
     experiment = {"data": "digits-sklearn", "partition": partition, "model": "linear"}
     options = load({"experiment": {**experiment, "algorithm": "fedavg"}}).experiment.partition
     return federate(SET, "file", options.arguments, 0, **settings)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def test_clients_hold_what_the_file_says() -> None:
@@ -61,10 +57,17 @@ TWICE = ('{"a": [0], "b": [1], "a": [2]}', '{"clients": {"a": {"train": [0], "tr
 
 
 @pytest.mark.parametrize(
-    "form", ["[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", "", *TWICE]
+    "content",
+    [
+        *("[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", "", *TWICE),
+        {"clients": SPLIT, "samples": 79},
+        {"clients": SPLIT, "samples": 80, "labels": "0" * 64},
+        *({"clients": {name: {"train": [1]}}} for name in ("../a", "a\n", "a" * 101)),
+        *({"a": [60]}, {"a": {"b": [1]}}),
+    ],
 )
-def test_other_files_are_refused(form: str) -> None:
-    refused(given, form)
+def test_other_files_are_refused(content: object) -> None:
+    assert "\n" not in str(refused(given, content))
 
 
 @cases(
@@ -74,19 +77,6 @@ def test_other_files_are_refused(form: str) -> None:
 )
 def test_what_a_client_cannot_hold_is_refused(parts: dict[str, Any]) -> None:
     content = {"clients": {**SPLIT, "b": {**SPLIT["b"], **parts}}}
-    assert "\n" not in str(refused(given, content))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"clients": SPLIT, "samples": 79},
-        {"clients": SPLIT, "samples": 80, "labels": "0" * 64},
-        *({"clients": {name: {"train": [1]}}} for name in ("../a", "a\n", "a" * 101)),
-        *({"a": [60]}, {"a": {"b": [1]}}),
-    ],
-)
-def test_what_does_not_fit_is_refused(content: object) -> None:
     assert "\n" not in str(refused(given, content))
 
 
@@ -105,32 +95,25 @@ def test_other_paths_are_refused(path: object) -> None:
     refused(load, {"experiment": {**experiment, "partition": partition}})
 
 
-WRITTEN = """
-name: given
-rounds: 2
-data: {name: digits-sklearn, samples: 40}
-partition: {name: dirichlet, clients: 3, alpha: 1}
-evaluation: {validation: 0.2}
-model: linear
-algorithm: fedavg
-local: {epochs: 1, lr: 0.1}
-resources: {executor: inline}
-tracking: {uri: null}
-"""
+WRITTEN = small(
+    rounds=2,
+    data={"name": "digits-sklearn", "samples": 40},
+    partition={"name": "dirichlet", "clients": 3, "alpha": 1},
+    evaluation={"validation": 0.2},
+    local={"epochs": 1, "lr": 0.1},
+)
 
 
 def test_masks_are_split_by_a_file_too() -> None:
-    Path("x.yaml").write_text(
-        "{name: x, rounds: 1, data: {name: fundus-synthetic, samples: 6, size: 16}, partition: domains, "
-        "model: unet, algorithm: fedavg}"
-    )
+    masks = {"name": "fundus-synthetic", "samples": 6, "size": 16}
+    written(small(data=masks, partition="domains", model="unet"))
     shown = printed("data", "show", "x.yaml", "--split", "split.json")
     again = load(Path("x.yaml"), ["partition={name: file, path: split.json}"])
     assert divide(again.experiment).partition_fingerprint in shown
 
 
 def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
-    Path("x.yaml").write_text(WRITTEN)
+    written(WRITTEN)
     shown = printed("data", "show", "x.yaml", "--split", "split.json")
     space = "space={local.lr: {grid: [0.1, 0.2]}, partition.clients: {grid: [2, 3]}}"
     said = json.loads(printed("data", "show", "x.yaml", "--json", space))

@@ -196,10 +196,8 @@ def test_presets_are_their_steps_bit_for_bit() -> None:
         a = own_augment.augment_batch(images, preset, draws())
         b = own_augment.augment_batch(images, steps(*names), draws())
         assert torch.equal(a, b)
-    for preset, function in (
-        ("crop", own_augment.random_crop),
-        ("resized", own_augment.random_resized_crop),
-    ):
+    crops = {"crop": own_augment.random_crop, "resized": own_augment.random_resized_crop}
+    for preset, function in crops.items():
         generator = draws()
         expected = own_augment.random_flip(function(images, generator), generator)
         assert torch.equal(own_augment.augment_batch(images, preset, draws()), expected)
@@ -277,7 +275,6 @@ def first(spec: FederationSpec, public: bool = False) -> tuple[torch.Tensor, tor
     rows = spec.data.clients[0].train[:1]
     samples = resources.public if public else resources.samples(rows)
     stored = spec.data.public[:1] if public else spec.data.x[rows]
-    assert samples is not None
     x, _ = samples.take(torch.arange(1))
     return torch.from_numpy(stored).double() / 255, x.double()
 
@@ -322,9 +319,7 @@ def world_of(**changes: Any) -> FederationSpec:
 def test_a_choice_of_training_images_of_all_domains() -> None:
     source = load_dataset("digits-sklearn")
     chosen = public_images(source, (3, 32, 32), 300, seed=0)
-    pool = {
-        image.tobytes(): d for d, domain in enumerate(source.domains) for image in domain.train_x
-    }
+    pool = {x.tobytes(): d for d, one in enumerate(source.domains) for x in one.train_x}
     homes = [pool[image.tobytes()] for image in chosen]  # only training images are in the pool
     assert len(chosen) == 300 and min(np.bincount(homes, minlength=4)) > 40
     fewer = public_images(source, (3, 32, 32), 100, seed=0)
@@ -337,9 +332,8 @@ def test_resampling_is_that_of_pillow(old: int, new: int) -> None:
     images = np.random.default_rng(old).integers(0, 256, (3, 3, old, old + 4), dtype=np.uint8)
     found = fit_to_shape(images, (3, new, new))
     for image, result in zip(images, found, strict=True):
-        expected = np.asarray(
-            Image.fromarray(image.transpose(1, 2, 0)).resize((new, new), Image.Resampling.BILINEAR)
-        )
+        pillow = Image.fromarray(image.transpose(1, 2, 0))
+        expected = np.asarray(pillow.resize((new, new), Image.Resampling.BILINEAR))
         assert np.abs(result.astype(int) - expected.transpose(2, 0, 1)).max() <= 1
 
 
@@ -352,13 +346,9 @@ def test_colours_become_their_luma() -> None:
 
 
 def test_an_experiment_names_its_public_data() -> None:
-    chosen = (
-        {},
-        {"name": "photos", "crops": 60, "samples": 40},
-        {"name": "photos", "crops": 60, "samples": 20},
-    )
-    own, other, fewer = (world_of(**({"public": one} if one else {})).data for one in chosen)
-    assert own.public is not None and other.public is not None and fewer.public is not None
+    some = {"name": "photos", "crops": 60}
+    chosen = {}, {"public": {**some, "samples": 40}}, {"public": {**some, "samples": 20}}
+    own, other, fewer = (world_of(**one).data for one in chosen)
     assert own.public.shape == (1000, 3, 32, 32) and other.public.shape == (40, 3, 32, 32)
     assert {i.tobytes() for i in fewer.public} < {i.tobytes() for i in other.public}
     assert len({data.fingerprint for data in (own, other, fewer)}) == 3

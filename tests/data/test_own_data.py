@@ -16,9 +16,11 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
+from flray.cli import display
 from flray.cli.main import invoke
 from flray.data import DataSet, load_dataset
 from flray.runs import runner
+from flray.runs.export import export
 from tests.helpers import cases, small
 from tests.messages import refused
 
@@ -127,15 +129,8 @@ def test_a_table_with_a_column_of_hospitals(tmp_cwd: Path) -> None:
     assert sizes(load("table", **options, part="use")) == {"table": (80, 10)}
 
 
-WARD: dict[str, Any] = {
-    "path": "ward.csv",
-    "label": "ill",
-    "by": "hospital",
-    "leave_out": ["patient", "remark", "never", "large"],
-    "words": "one-hot",
-    "dates": ["seen"],
-    "gaps": "median",
-}
+WARD: dict[str, Any] = {"path": "ward.csv", "label": "ill", "by": "hospital", "dates": ["seen"]}
+WARD |= {"leave_out": ["patient", "remark", "never", "large"], "words": "one-hot", "gaps": "median"}
 
 
 def trained(found: DataSet) -> Any:
@@ -360,9 +355,6 @@ def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
 
 def test_what_became_of_a_table_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """AUC per client, the positive class, and the filled cells. On Ray: test_doors.py."""
-    from flray.cli import display
-    from flray.runs.export import export
-
     ward(Path("ward.csv"))
     result = runner.run(federation(name="table", **WARD, task="binary", positive="yes"))
     assert {f"global/local/auc/client/H{n}" for n in range(3)} <= set(result.history)

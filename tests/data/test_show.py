@@ -32,9 +32,7 @@ from tests.messages import mistyped, refused
 
 def built_in(root: Path) -> dict[str, Entry]:
     """Return the entries of flray's own sets; other tests of this process may have registered some more."""
-    return {
-        entry.name: entry for entry in list_datasets(root) if entry.name not in datasets.added()
-    }
+    return {one.name: one for one in list_datasets(root) if one.name not in datasets.added()}
 
 
 def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
@@ -71,12 +69,10 @@ def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path
 
 def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
-    shown = []
-    for arguments in (["list", "datasets"], ["data", "list"]):
-        shown.append(printed(*arguments))
-    assert shown[0] == shown[1]
-    assert all(re.search(rf"\b{name}\b", shown[0]) for name in datasets.names())
-    assert "pip install 'flray[eeg]'" in shown[0]
+    shown = printed("data", "list")
+    assert shown == printed("list", "datasets")
+    assert all(re.search(rf"\b{name}\b", shown) for name in datasets.names())
+    assert "pip install 'flray[eeg]'" in shown
     alone = " ".join(printed("list", "datasets", "vlcs").split())
     assert "put it into DATA/archives/vlcs" in alone and "mapped" in alone
 

@@ -54,10 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SPLITS = ["official", (0.6, 0.2, 0.2), (0.5, 0.0, 0.5), "fedbn-office"]
 SHIFTS = [
-    Shift(),
-    Shift(long_tail=10),
-    Shift(sizes={"d0": 30}),
-    Shift(ratio=0.5),
+    *(Shift(), Shift(long_tail=10), Shift(sizes={"d0": 30}), Shift(ratio=0.5)),
     Shift(long_tail=5, sizes={"d1": 20}, ratio=0.7, noise=0.3),
 ]
 
@@ -127,10 +124,9 @@ def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, i
 
 
 def test_a_client_of_few_samples_is_split_too() -> None:
-    parts = [
-        [len(p) for p in splits.by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)] for n in (1, 2, 5)
-    ]
-    assert parts == [[1, 0, 0], [2, 0, 0], [3, 1, 1]]
+    for n, held in (1, [1, 0, 0]), (2, [2, 0, 0]), (5, [3, 1, 1]):
+        parts = splits.by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)
+        assert [len(part) for part in parts] == held
 
 
 def test_a_ratio_of_fedbns_digits_is_one_of_its_training_part() -> None:
@@ -255,14 +251,8 @@ def test_long_tailed_cifar_has_the_published_sizes(classes: int, rho: float, siz
 
 @quick
 @given(
-    SEEDS,
-    *(
-        st.integers(1, 3),
-        st.integers(2, 8),
-        st.integers(1, 400),
-        st.floats(1, 200),
-        st.floats(1, 3),
-    ),
+    *(SEEDS, st.integers(1, 3), st.integers(2, 8), st.integers(1, 400)),
+    *(st.floats(1, 200), st.floats(1, 3)),
 )
 def test_long_tails_are_nested_and_by_domain(
     seed: int, num_domains: int, classes: int, n: int, rho: float, more: float
@@ -380,24 +370,15 @@ def test_match_test_by_hand() -> None:
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]
 
 
-BAD: dict[str, Any] = {
-    "empty": [[0, 1], []],
-    "twice": [[0, 1], [1, 2]],
-    "beyond": [[0], [999]],
-    "nobody": [],
-    "nothing": None,
-    "fractions": [[0.5, 1.5], [2.0]],
-    "columns": [[[0], [1]], [[2], [3]]],
-    "masks": [[True, False], [False, True]],
-    "one-for-each-sample": np.arange(120) % 2,
-    "names": {"a": [0, 1], "b": [2, 3]},
-}
-
-
-@pytest.mark.parametrize("key", BAD)
-def test_a_bad_partition_is_named(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@cases(
+    "parts",
+    """[[0, 1], []], [[0, 1], [1, 2]], [[0], [999]], [], null, [[0.5, 1.5], [2.0]],
+    [[[0], [1]], [[2], [3]]], [[true, false], [false, true]], one of each sample, {a: [0, 1], b: [2, 3]}""",
+)
+def test_a_bad_partition_is_named(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "_entries", {**partitions._entries})
-    partitions.register("mine")(lambda labels: BAD[key])
+    own = np.arange(120) % 2 if parts == "one of each sample" else parts
+    partitions.register("mine")(lambda labels: own)
     refused(federate, numbered([(120, 60)]), "mine", {}, 0)
 
 

@@ -171,12 +171,8 @@ def test_no_episode_without_two_classes() -> None:
 
 def test_batches_are_keyed_by_their_generator() -> None:
     known = torch.from_numpy(labels(9, 9, 9, 9))
-    first, again, other = (
-        [next(stream).tolist() for _ in range(3) for stream in [batches]]
-        for batches in (
-            TASK.batches(known, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-        )
-    )
+    streams = (TASK.batches(known, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, again, other = ([next(stream).tolist() for _ in range(3)] for stream in streams)
     assert first == again != other
 
 
@@ -192,16 +188,14 @@ def test_an_evaluation_equals_the_loss_and_tells_embeddings_apart() -> None:
     }
     assert found["good"]["accuracy"] == 1
     assert found["noise"]["accuracy"] == pytest.approx(1 / 3, abs=0.06)
-    again = TASK.summarise({"label": known, "embedding": noise})
-    assert again == found["noise"]
+    assert TASK.summarise({"label": known, "embedding": noise}) == found["noise"]
     # one episode of everything: the mean loss is the training loss of the same episode
     one = FewShot(way=3, shot=2, queries=4, test=1, seed=5)
     (episode,) = one.episodes(known, rng.numpy_generator(5, "batches", extra="test episodes"), 1)
     rows = torch.from_numpy(episode.reshape(-1))
     embeddings = torch.from_numpy(noise)[rows].double()
     loss = float(prototypical_loss(embeddings, torch.from_numpy(known)[rows], 2))
-    measured = one.summarise({"label": known, "embedding": noise})
-    assert measured["loss"] == pytest.approx(loss, rel=1e-12)
+    assert one.summarise({"label": known, "embedding": noise})["loss"] == pytest.approx(loss, 1e-12)
 
 
 def test_the_classifier_is_left_out() -> None:
