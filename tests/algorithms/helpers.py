@@ -65,9 +65,7 @@ def two_layer(
     shape: tuple[int, ...], classes: int, *, norm: bool = True, dropout: float = 0.0, width: int = 5
 ) -> nn.Module:
     """No bias before the norm, whose gradient would be rounding noise that Adam makes large."""
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        first=nn.Linear(shape[0], width, bias=not norm)
-    )
+    layers = OrderedDict[str, nn.Module](first=nn.Linear(shape[0], width, bias=not norm))
     if norm:
         layers["middle"] = nn.BatchNorm1d(width)
     layers["active"] = nn.ReLU()
@@ -88,9 +86,8 @@ def linear_body(shape: tuple[int, ...], num_classes: int, *, layers: int = 1) ->
 @registry.register_model("deep-classifier")
 def deep_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A classifier of several layers, with batch norm and dropout."""
-    head = nn.Sequential(
-        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, num_classes)
-    )
+    middle = nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2)
+    head = nn.Sequential(nn.Linear(5, 6), *middle, nn.Linear(6, num_classes))
     return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), head)
 
 
@@ -189,16 +186,14 @@ def state_of(federation: Federation, client: int) -> dict[str, Any]:
 
 def kept(federation: Federation, client: int) -> dict[str, Tensor]:
     """Return what a client keeps of the model."""
-    weights: dict[str, Tensor] = state_of(federation, client)["personal"]
-    return weights
+    return state_of(federation, client)["personal"]  # type: ignore[no-any-return]
 
 
 def personal_sha(federation: Federation) -> str:
     """Return the digest of each client's own model, or of the part of the model that it keeps."""
     states = [state_of(federation, client) for client in range(len(federation.states))]
-    return trees.sha256(
-        *(next(state[key] for key in ("v", "own", "personal") if key in state) for state in states)
-    )
+    keys = ("v", "own", "personal")
+    return trees.sha256(*(next(state[key] for key in keys if key in state) for state in states))
 
 
 def settings_for(name: str) -> dict[str, Any]:
@@ -256,10 +251,8 @@ def gradient_step(
     """Return the weights after one step of gradient descent on a loss that a test writes out."""
     leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
     gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
-    return {
-        name: w.detach() - (0 if g is None else lr * g)
-        for (name, w), g in zip(leaves.items(), gradients, strict=True)
-    }
+    pairs = zip(leaves.items(), gradients, strict=True)
+    return {name: w.detach() - (0 if g is None else lr * g) for (name, w), g in pairs}
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -286,11 +279,8 @@ def each_step(
 
 def mean_of(weights: Sequence[Mapping[str, Tensor]], sizes: Sequence[int]) -> dict[str, Tensor]:
     """Return the weighted mean, in the plainest way."""
-    return {
-        name: sum((n * w[name] for n, w in zip(sizes, weights, strict=True)), torch.tensor(0.0))
-        / sum(sizes)
-        for name in weights[0]
-    }
+    parts = [(n / sum(sizes), w) for n, w in zip(sizes, weights, strict=True)]
+    return {name: torch.stack([s * w[name] for s, w in parts]).sum(0) for name in weights[0]}
 
 
 def close(actual: Any, expected: Any, rtol: float = 1e-12, atol: float = 1e-12) -> None:

@@ -4,7 +4,6 @@ The loops themselves are written in each test in plain PyTorch. They take from f
 part of a method: initial values, data, and in which order samples come.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -21,17 +20,10 @@ from tests.algorithms import helpers as tiny
 @registry.register_model("two-norms")
 def two_norms(shape: tuple[int, ...], num_classes: int, *, width: int = 6) -> nn.Module:
     """No bias beside a norm or a correlation: its gradient would be rounding noise, which Adam makes large."""
-    features = nn.Sequential(
-        OrderedDict(
-            first=nn.Linear(shape[0], width, bias=False),
-            norm1=nn.BatchNorm1d(width),
-            active1=nn.ReLU(),
-            second=nn.Linear(width, width, bias=False),
-            norm2=nn.BatchNorm1d(width),
-            active2=nn.ReLU(),
-        )
-    )
-    return SplitModel(features, nn.Linear(width, num_classes, bias=False))
+    layers: list[nn.Module] = []
+    for inputs in (shape[0], width):
+        layers += [nn.Linear(inputs, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()]
+    return SplitModel(nn.Sequential(*layers), nn.Linear(width, num_classes, bias=False))
 
 
 ROUNDS = 3
@@ -77,9 +69,8 @@ def private_batches(
     federation: Federation, client: int, round: int, size: int, epochs: int, stream: str = "train/0"
 ) -> list[list[Tensor]]:
     """Return, by epoch, which samples make up each batch of a client in a round."""
-    generator = rng.torch_generator(
-        federation.spec.config.seed, "batches", round=round, client=client, extra=stream
-    )
+    seed, key = federation.spec.config.seed, {"round": round, "client": client}
+    generator = rng.torch_generator(seed, "batches", **key, extra=stream)
     count = len(federation.spec.data.clients[client].train)
     return [list(torch.randperm(count, generator=generator).split(size)) for _ in range(epochs)]
 
@@ -90,6 +81,5 @@ def assert_same(found: Any, model: nn.Module, counters: bool = True, atol: float
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         if value.is_floating_point() or counters:
-            torch.testing.assert_close(
-                found[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name)
-            )
+            said = partial("{}: {}".format, name)
+            torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=said)

@@ -172,12 +172,9 @@ def test_fedhkd_features_are_clipped_to_the_norm() -> None:
 def test_fedhkd_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class() -> None:
     y = np.repeat(np.arange(3), (5, 10, 20)).astype(np.int64)
     noise, client = {**EXACT, "noise": 0.7, "clip": 2.0}, (np.zeros((35, 4000)), y)
-    first, other = (
-        tiny.run(noise, [client], model="one-layer", seed=seed).server.state["knowledge"]
-        for seed in (0, 1)
-    )
-    # the mean of zeros is zero, so what is there is the noise; the estimate deviates by 1.1 % (one
-    # sigma)
+    runs = (tiny.run(noise, [client], model="one-layer", seed=seed) for seed in (0, 1))
+    first, other = (run.server.state["knowledge"] for run in runs)
+    # The mean of zeros is zero, so all of it is noise; the estimate deviates by 1.1 % (one sigma).
     wanted = 0.7 * 2 * 2.0 / torch.tensor([5.0, 10, 20]).double()
     tiny.close(first["features"].std(1), wanted, rtol=0.05)
     vectors = F.normalize(torch.cat([first["features"], other["features"]]))
@@ -254,12 +251,8 @@ def largest_cosine(vectors: Tensor) -> float:
 @pytest.mark.parametrize(
     ("classes", "size", "cosine"),
     [
-        (3, 5, 0.0),
-        (7, 4, 0.0),
-        (8, 4, 0.0),
-        (7, 2, math.cos(2 * math.pi / 7)),
-        (8, 3, 0.2612),
-        (12, 3, 1 / math.sqrt(5)),
+        *((classes, size, 0.0) for classes, size in ((3, 5), (7, 4), (8, 4))),
+        *((7, 2, math.cos(2 * math.pi / 7)), (8, 3, 0.2612), (12, 3, 1 / math.sqrt(5))),
     ],
 )
 def test_fednh_the_class_vectors_start_far_apart(classes: int, size: int, cosine: float) -> None:

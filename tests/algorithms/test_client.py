@@ -151,8 +151,7 @@ def test_so_many_steps_are_taken(sizes: Any, local: dict[str, Any], steps: int) 
     """Batches of 4: 12, 9 and 15 samples have 3, 2 (a last one of one sample is left out) and 4; begun ones count."""
     slow = {"stragglers": 1.0, "straggler_work": local.pop("slow", 1.0)}
     federation = tiny.run("fedavg", tiny.gaussian_clients(sizes), local=local, participation=slow)
-    result = federation.wait_for_round()
-    assert result is not None and result.metrics["train/steps"] == steps
+    assert federation.wait_for_round().metrics["train/steps"] == steps
 
 
 def test_as_many_steps_as_epochs_have_give_the_same_bits() -> None:
@@ -252,8 +251,7 @@ def test_shares_that_mean_nothing_are_refused() -> None:
         refused(tiny.spec_of, "fedavg", participation=wrong)
     refused(tiny.spec_of, "fedavg", participation={"straggler_work": "draw"})
     for epochs in (0, "many", None):
-        own = {"work": {"client0": {"epochs": epochs}}}
-        refused(tiny.spec_of, "fedavg", participation=own)
+        refused(tiny.spec_of, "fedavg", participation={"work": {"client0": {"epochs": epochs}}})
     own = {"work": {"client0": {"epochs": 2}}}
     for local in ({"epochs": 0}, {"epochs": 0.5}, {"steps": 4}):
         refused(tiny.spec_of, "fedavg", local=local, participation=own)
@@ -314,9 +312,6 @@ def test_public_batches_are_the_same_for_all_participants(monkeypatch: pytest.Mo
         assert torch.equal(batches[0, 0][0], plain[0, 0][0]) is (augment == "none")
 
 
-# --- private and public images apart --------------------------------------------------------------
-
-
 def changed(spec: FederationSpec, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Tell whether a round trains on private and on public images that are not those stored."""
     found = {"private": False, "public": False}
@@ -352,8 +347,7 @@ BATCHES: dict[str, Any] = {"public_batch_size": 15}
 
 @cases(
     "name, options, local, wanted",
-    """[fcclplus, {}, {}, [false, false]],
-    [fcclplus, {}, {augment: flip}, [true, true]],
+    """[fcclplus, {}, {}, [false, false]], [fcclplus, {}, {augment: flip}, [true, true]],
     [fcclplus, {}, {public_augment: weak}, [false, true]],
     [fcclplus, {}, {public_augment: [{name: rotation, degrees: 30}]}, [false, true]],
     [fcclplus, {}, {augment: flip, public_augment: none}, [true, false]],

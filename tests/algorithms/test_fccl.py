@@ -30,9 +30,7 @@ class Loop:
         self.federation, self.hp, self.teacher = federation, hp, getattr(hp, "teacher", "previous")
         self.nets = released.networks(federation)
         self.data = [released.private(federation, i) for i in range(3)]
-        public = federation.spec.data.public
-        assert public is not None
-        self.public = torch.from_numpy(public)
+        self.public = torch.from_numpy(federation.spec.data.public)
         for i, net in enumerate(self.nets):
             self.pretrain(i, net, hp.pretrain_epochs)
         self.pretrained, self.teachers = copy.deepcopy(self.nets), copy.deepcopy(self.nets)
@@ -140,7 +138,6 @@ class Loop:
             model.zero_grad()
             nn.functional.cross_entropy(model(row[None]), label[None]).backward()
             for n, w in model.named_parameters():
-                assert w.grad is not None
                 sums[n] += w.grad**2 / len(y)
         return sums
 

@@ -42,9 +42,11 @@ def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: 
     start, data = tiny.start(federation), federation.spec.data
     rows = data.clients[0].train
     x = torch.from_numpy(data.x[rows]).double().flatten(1) / 255 * scale + shift
-    loss = lambda w: nn.functional.cross_entropy(  # noqa: E731
-        x @ w[tiny.V].T + w["classifier.bias"], torch.from_numpy(data.y[rows])
-    )
+
+    def loss(w: Any) -> Tensor:
+        outputs = x @ w[tiny.V].T + w["classifier.bias"]
+        return nn.functional.cross_entropy(outputs, torch.from_numpy(data.y[rows]))
+
     tiny.close(federation.server.model, tiny.gradient_step(start, loss))
 
 
@@ -84,12 +86,9 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
     metrics = federation.step().metrics
     for i, (x, _) in enumerate(tiny.as_tensors(clients)):
         network: Any = federation.spec.build(model)
-        whole = (
-            nn.Sequential(*network.features, *network.classifier) if "split" in model else network
-        )
-        common, local = (
-            float(whole.train(mode)[:-1](x).detach().square().sum()) for mode in (False, True)
-        )
+        layers = network if model == "whole" else [*network.features, *network.classifier]
+        body = nn.Sequential(*layers)[:-1]
+        common, local = (float(body.train(on)(x).detach().square().sum()) for on in (False, True))
         share = local / (local + common)
         assert abs(share - 0.5) > 0.01
         assert metrics[f"train/lgmix/lambda/client/client{i}"] == pytest.approx(share, rel=1e-9)
@@ -115,8 +114,7 @@ def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.Monkey
     kind: Any = type(federation.spec.algorithm)
     original = kind.trace
     monkeypatch.setattr(kind, "trace", lambda self, h: seen.append(h) or original(self, h))
-    assert federation.step().metrics["train/lgmix/lambda"] == pytest.approx(0.5)
-    assert seen
+    assert federation.step().metrics["train/lgmix/lambda"] == pytest.approx(0.5) and seen
     for h in seen:
         assert h.shape == pooled.shape
         assert sorted(h[:, 0].tolist()) == pytest.approx(sorted(pooled[:, 0].tolist()), rel=1e-12)

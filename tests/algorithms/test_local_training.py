@@ -19,10 +19,8 @@ from tests.algorithms.helpers import V, W
 
 FULL = tiny.full(epochs=3)
 SKEWED = tiny.gaussian_clients(skew=True)
-NORM = {
-    "features.middle." + name
-    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-}
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+NORM = {f"features.middle.{name}" for name in ("weight", "bias", *STATISTICS)}
 
 
 def test_fedprox_takes_the_steps_of_its_closed_form() -> None:
@@ -49,9 +47,8 @@ def test_local_is_plain_gradient_descent_and_sends_nothing() -> None:
 
 def test_for_a_single_client_fedavg_and_fedbn_are_local_training() -> None:
     one = tiny.gaussian_clients((11,))
-    alone, federated, norms = (
-        tiny.run(name, one, rounds=3) for name in ("local", "fedavg", "fedbn")
-    )
+    names = ("local", "fedavg", "fedbn")
+    alone, federated, norms = (tiny.run(name, one, rounds=3) for name in names)
     whole = {**norms.server.model, **tiny.kept(norms, 0)}
     for model in (federated.server.model, whole):
         assert trees.sha256(model) == trees.sha256(tiny.kept(alone, 0))
@@ -59,9 +56,8 @@ def test_for_a_single_client_fedavg_and_fedbn_are_local_training() -> None:
 
 def test_fedbn_keeps_every_batch_norm_entry_and_averages_the_rest_with_equal_weights() -> None:
     plain, uniform = {"name": "two-layer", "norm": False}, {"weights": "uniform"}
-    assert tiny.digest("fedbn", model=plain) == tiny.digest(
-        "fedavg", model=plain, aggregation=uniform
-    )
+    fedavg = tiny.digest("fedavg", model=plain, aggregation=uniform)
+    assert tiny.digest("fedbn", model=plain) == fedavg
     federation = tiny.run("fedbn", rounds=2)
     personal = [tiny.kept(federation, i) for i in range(3)]
     assert all(set(one) == NORM for one in personal)
@@ -221,7 +217,7 @@ def test_fedopt_three_rounds_by_hand_at_the_defaults(form: str) -> None:
         tiny.close(federation.server.model[V], w)
     assert tiny.models_sha(general) == tiny.models_sha(federation)
     found, expected = tiny.run(f"fed{form}").server.model, tiny.run("fedavg").server.model
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
+    for name in STATISTICS:
         assert torch.equal(found[f"features.middle.{name}"], expected[f"features.middle.{name}"])
 
 

@@ -88,9 +88,8 @@ def test_fedrep_without_body_epochs_keeps_the_initial_body() -> None:
 
 def test_fedrep_s_heads_fitted_for_the_test_are_forgotten() -> None:
     """On a network that has nothing but a head to fit."""
-    fitted, plain = (
-        tiny.run(rep(1, 1, evaluation_epochs=epochs), model="one-layer") for epochs in (5, 0)
-    )
+    methods = (rep(1, 1, evaluation_epochs=epochs) for epochs in (5, 0))
+    fitted, plain = (tiny.run(method, model="one-layer") for method in methods)
     loss = "personal/local/loss"
     assert fitted.evaluate()[loss] < plain.evaluate()[loss]
     for _ in range(2):
@@ -102,11 +101,9 @@ def test_fedrep_s_heads_fitted_for_the_test_are_forgotten() -> None:
 def test_fedbabu_s_head_is_the_initial_one_whatever_the_optimiser_does() -> None:
     federation = tiny.run("fedbabu", rounds=3, local={"momentum": 0.9, "weight_decay": 0.1})
     start, personal = tiny.start(federation), [tiny.kept(federation, i) for i in range(3)]
-    heads = [
-        trees.sha256({n: v for n, v in w.items() if n.startswith("classifier")})
-        for w in (start, federation.server.model, *personal)
-    ]
-    assert len(set(heads)) == 1
+    models = (start, federation.server.model, *personal)
+    heads = [{n: v for n, v in w.items() if n.startswith("classifier")} for w in models]
+    assert len(set(map(trees.sha256, heads))) == 1
     assert trees.sha256(start) != trees.sha256(federation.server.model)
 
 

@@ -62,9 +62,7 @@ def test_feddf_three_rounds_at_the_server_by_hand(options: Any, sizes: list[int]
         tiny.close(federation.server.model[V], w, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"temperature": 2.0}, {"public_optimizer": "fresh"}, {"average": True}], ids=str
-)
+@cases("options", "{}, {temperature: 2.0}, {public_optimizer: fresh}, {average: true}")
 def test_feddf_stages_between_peers_compute_what_one_loop_does(options: dict[str, Any]) -> None:
     peers = {"name": "feddf", "mode": "peer", "public_batch_size": 10, **options}
     federation = tiny.fresh(peers, **tiny.full(momentum=0.5))
@@ -126,9 +124,7 @@ def digested(w: Tensor, x: Tensor, consensus: Tensor) -> Tensor:
     return w - 0.1 * sign.T @ x / sign.numel()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"digest_epochs": 2}, {"public_size": 10}, {"average": True}], ids=str
-)
+@cases("options", "{}, {digest_epochs: 2}, {public_size: 10}, {average: true}")
 def test_fedmd_three_rounds_by_hand(options: dict[str, Any]) -> None:
     federation = tiny.fresh({"name": "fedmd", **options}, **tiny.full())
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
@@ -194,16 +190,11 @@ def sce(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return (-0.1 * own.log() + math.log(1e4) * (1 - own)).mean()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"public_optimizer": "fresh"}, {"eta": 3.0}, {"private_epochs": "balanced"}],
-    ids=str,
-)
+@cases("options", "{}, {public_optimizer: fresh}, {eta: 3.0}, {private_epochs: balanced}")
 def test_rhfl_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, Any]) -> None:
     """Linear networks without bias, Adam, three public batches a round, full private batches, three rounds."""
-    federation = tiny.fresh(
-        {"name": "rhfl", "public_batch_size": 8, **options}, local=ADAM, model="one-layer"
-    )
+    method = {"name": "rhfl", "public_batch_size": 8, **options}
+    federation = tiny.fresh(method, local=ADAM, model="one-layer")
     algorithm, public = federation.spec.algorithm, torch.from_numpy(federation.spec.data.public)
     weights = [federation.server.model[V].clone().requires_grad_() for _ in DATA]
     before: list[float] = []
@@ -325,9 +316,8 @@ def test_fedmatch_three_rounds_by_hand(options: dict[str, Any]) -> None:
             trained[str(i)] = torch.where(small, 0, own)
             psi[i], theta[i] = trained[str(i)], sigma + trained[str(i)]
         if hp.average:
-            theta, psi = (
-                [tiny.mean_of([{V: w} for w in ws], tiny.SIZES)[V]] * 3 for ws in (theta, psi)
-            )
+            means = (tiny.mean_of([{V: w} for w in ws], tiny.SIZES)[V] for ws in (theta, psi))
+            theta, psi = ([mean] * 3 for mean in means)
             tiny.close(federation.server.model[V], theta[0])
             tiny.close(federation.server.state["psi"][V], psi[0])
         else:
@@ -378,9 +368,8 @@ def test_fedmatch_the_nearest_clients_help_until_others_are_sent() -> None:
     algorithm, server = federation.spec.algorithm, federation.server
     federation.step()
     assert set(server.state["predictions"]) == set(map(str, range(5)))
-    server.state["predictions"] = {
-        str(i): torch.tensor([p, 1 - p, 0.0]) for i, p in enumerate((0.1, 0.2, 0.4, 0.7, 1))
-    }
+    predicted = [torch.tensor([p, 1 - p, 0.0]) for p in (0.1, 0.2, 0.4, 0.7, 1)]
+    server.state["predictions"] = {str(i): p for i, p in enumerate(predicted)}
     nearest = ["".join(algorithm.nearest(server, i)) for i in range(5)]
     assert nearest == ["12", "02", "10", "24", "32"]
     assert algorithm.send_private(server, 0, Stage("evaluate")) == {}

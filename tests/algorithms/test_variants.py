@@ -14,8 +14,6 @@ from tests.algorithms import helpers as tiny
 from tests.algorithms import test_fccl, test_fedco2, test_fedskc, test_lgmix
 
 Both = tuple[Any, Any]
-
-SKEWED = {"form": "label_skew"}
 ROWS: dict[tuple[str, str], dict[str, Both]] = {
     ("fedskc", "local lr"): {"lr": (None, 0.1)},
     ("fedskc", "beta"): {"beta": (0.95, 0.99)},
@@ -81,13 +79,10 @@ OPTIONS = [(method, row, option) for (method, row), options in ROWS.items() for 
 METHODS = sorted({method for method, _ in ROWS})
 
 
-def base(method: str) -> dict[str, Any]:
-    """Return options under which both columns of the method's table are reached: Fed-CO2's has rows for label skew."""
-    return SKEWED if method == "fedco2" else {}
-
-
 def resolved(method: str, **options: Any) -> dict[str, Any]:
-    return registry.algorithms.params(method)(**{**base(method), **options}).resolved().model_dump()
+    """Return values that reach both columns of the method's table: Fed-CO2's has rows for label skew."""
+    base = {"form": "label_skew"} if method == "fedco2" else {}
+    return registry.algorithms.params(method)(**{**base, **options}).resolved().model_dump()
 
 
 def table(method: str, column: int) -> dict[str, Any]:
