@@ -15,6 +15,7 @@ from flray.algorithms.common.aggregation import InBlocks
 from flray.errors import RunFailedError
 from flray.federation import messages
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState, each_within
+from flray.tasks.base import finite_or_infinite
 from flray.trees import Packed, Tree
 
 ADDITIVE_METRICS = ("steps", "samples")
@@ -83,12 +84,12 @@ class RoundMetrics:
 
     def add(self, result: messages.TaskResult) -> None:
         """Add one client's outcome of a stage: steps and samples are summed, others are the last stage's."""
-        if result.outcome.metrics.get("steps") and not math.isfinite(
-            result.outcome.metrics["loss"]
-        ):
-            self.diverged.add(result.client_task.client)
         client = result.client_task.client
-        for name, value in {**result.outcome.metrics, "seconds": result.outcome.seconds}.items():
+        metrics = {**result.outcome.metrics, "seconds": result.outcome.seconds}
+        if metrics.get("steps") and not math.isfinite(metrics["loss"]):
+            self.diverged.add(client)
+            metrics["loss"] = finite_or_infinite(metrics["loss"])
+        for name, value in metrics.items():
             values = self.metrics.setdefault(name, {})
             if name in (*ADDITIVE_METRICS, "seconds"):
                 values[client] = values.get(client, 0.0) + value

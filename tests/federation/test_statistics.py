@@ -178,6 +178,14 @@ def test_one_sample_is_trained_on_where_that_is_possible(
     assert metrics["train/samples"] == 1 + 2 + (4 if single else 5)
 
 
+def test_a_loss_that_diverged_is_infinite_in_the_mean() -> None:
+    """A client of one step has none after it, and left to the others' mean its setting would be the best."""
+    local = {"batch_size": 1, "lr": 1e30, "epochs": 1}
+    metrics = federation("mlp", algorithm="local", local=local).step().metrics
+    assert math.isfinite(metrics["train/loss/client/lonely"])
+    assert metrics["train/loss/client/five"] == metrics["train/loss"] == math.inf
+
+
 def test_batches_of_one_are_named() -> None:
     small = {"data": {"name": "digits-sklearn", "samples": 20}, "local": {"batch_size": 1}}
     refused(federation, {"name": "lenet", "norm": "batch"}, **small)
