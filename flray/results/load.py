@@ -222,6 +222,11 @@ def load_mlflow(uri: str, what: str, folder: Path) -> ResultSet:
         raise FlrayError(
             f"{what} at {shown}: no round has been tracked, so there is nothing to report"
         )
+    if fewer := sum(len(one.history) < one.history["round"].max() for one in trials):
+        source.notes.append(
+            f"MLflow has a part of the rounds of {fewer} runs (tracking.every), and costs, means and the best of "
+            "rounds are of these alone; a report from the folder has all"
+        )
     return source
 
 

@@ -266,7 +266,7 @@ def name(tracked: Path, store: str) -> str:
     return track(tracked, store)
 
 
-def track(tracked: Path, uri: str) -> str:
+def track(tracked: Path, uri: str, every: int = 1) -> str:
     """Send a sweep's journals to MLflow, its own first, and return the name of the experiment."""
     name = tracked.parent.parent.name
     with Journal(tracked / JOURNAL) as journal:
@@ -276,7 +276,7 @@ def track(tracked: Path, uri: str) -> str:
         journal.end("FINISHED")
     complete_settings(tracked)
     for path in (tracked, *sorted(tracked.glob("settings/*")), *sorted(tracked.glob("trials/*"))):
-        assert MlflowExporter(path, uri).flush() == 0
+        assert MlflowExporter(path, uri, every=every).flush() == 0
     return name
 
 
@@ -309,6 +309,15 @@ def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
     for run in trial_runs(store, name):
         assert run.data.params["local.lr"] in ("0.1", "1.0")
         assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
+
+
+def test_a_report_of_a_part_of_the_rounds_says_so(store: str, tmp_path: Path) -> None:
+    whole, part = (made(tmp_path / name) for name in ("whole", "part"))
+    notes = [
+        load_mlflow(store, track(folder, store, every), tmp_path / str(every)).notes
+        for folder, every in ((whole, 1), (part, 2))
+    ]
+    assert not notes[0] and "part of the rounds of 8 runs" in notes[1][0]
 
 
 def test_a_trial_that_has_not_ended_is_measured_as_the_others(tmp_path: Path) -> None:
