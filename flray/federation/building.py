@@ -357,7 +357,7 @@ def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
     check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.everyone])
-    architectures, architecture_of = _architectures(config, data)
+    architectures, architecture_of = assign_networks(config, data)
     spec = FederationSpec(
         config=config,
         data=data,
@@ -416,9 +416,10 @@ def _own_components(config: Experiment, task: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _architectures(
+def assign_networks(
     config: Experiment, data: FederatedData
 ) -> tuple[dict[str, ModelChoice], tuple[str, ...]]:
+    """Return the networks by key, and each client's key."""
     models = config.models
     choices = (
         _assign_round_robin(models or (config.model,), config.seed, len(data.clients))

@@ -6,6 +6,7 @@ from typing import Any
 
 from flray import models, registry
 from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
+from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
@@ -67,15 +68,15 @@ def manifest(
     declared = experiment.aggregation.weights
     weighting = algorithm.weighting if declared == "method" else declared
     names, counts = data.class_table()
+    networks, keys = building.assign_networks(experiment, data)
     clients: list[dict[str, Any]] = []
-    for client, of_classes, hashed in zip(data.clients, counts.tolist(), known, strict=True):
+    of_each = zip(data.clients, keys, counts.tolist(), known, strict=True)
+    for client, key, of_classes, hashed in of_each:
         size = len(client.train)
         parts = {"train": client.train, "val": client.val, "test": client.test}
         # One sample more than whole batches: batch norm leaves it out.
-        odd = size > 1 and size % local.batch_size == 1
-        per_epoch = batches_per_epoch(
-            size, local.batch_size, odd and _has_batch_norm(experiment, data), local.drop_last
-        )
+        odd = size > 1 and size % local.batch_size == 1 and _has_batch_norm(networks[key], data)
+        per_epoch = batches_per_epoch(size, local.batch_size, odd, local.drop_last)
         episodes = data.task == "few-shot"
         clients.append(
             {
@@ -103,9 +104,8 @@ def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> flo
     return steps if share == 1 else math.ceil(steps * share * (1 - 1e-12))
 
 
-def _has_batch_norm(experiment: Experiment, data: FederatedData) -> bool:
-    choice = experiment.model
-    model = models.build(choice.name, data.shape, data.num_classes, choice.options, experiment.seed)
+def _has_batch_norm(choice: ModelChoice, data: FederatedData) -> bool:
+    model = models.build(choice.name, data.shape, data.num_classes, choice.options, seed=0)
     return bool(select(model, "batch_norm"))
 
 

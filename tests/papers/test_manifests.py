@@ -123,9 +123,16 @@ def test_fedskcs_released_clients_have_as_many_samples_each(alpha: str) -> None:
     ] * 20
 
 
-@pytest.mark.parametrize("local", [{}, {"steps": 13}, {"drop_last": True}, {"epochs": 1.5}])
-def test_steps_are_those_that_are_done(local: dict[str, Any]) -> None:
-    spec = tiny.spec_of("fedavg", local=local, participation={"work": {"client1": 0.3}})
+@pytest.mark.parametrize(
+    ("local", "models"),
+    [
+        *[(one, {}) for one in ({}, {"steps": 13}, {"drop_last": True}, {"epochs": 1.5})],
+        ({"epochs": 10}, {"client1": {"name": "two-layer", "norm": False}}),
+    ],
+)
+def test_steps_are_those_that_are_done(local: dict[str, Any], models: dict[str, Any]) -> None:
+    work = {"work": {"client1": 0.3}}
+    spec = tiny.spec_of("fedavg", local=local, models=models, participation=work)
     steps = [one["steps"] for one in manifest(spec.config, spec.data, [{}] * 3)["clients"]]
     assert tiny.federation_of(spec).step().metrics["train/steps"] == sum(steps)
 
