@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,23 @@ def begin(config: Config, folder: Path) -> None:
     directory.write(folder, "sweep", directory.new_identity())
 
 
+def begun(content: Any, folder: Path) -> tuple[Config, list[TrialSpec]]:
+    """Begin a sweep, and return its configuration and trials."""
+    config, made = specs(content)
+    begin(config, folder)
+    return config, made
+
+
 def leave(
-    folder: Path,
-    point: TrialSpec,
-    config: Config,
-    metrics: Iterable[Mapping[str, Any]],
-    status: Any = "finished",
-    **ended: Any,
+    folder: Path, point: TrialSpec, config: Config, metrics: Iterable[Any], **ended: Any
 ) -> TrialFolder:
-    """Leave what a trial leaves that has recorded rounds, from the first on."""
+    """Leave what a trial leaves that has recorded rounds, from the first on, and ended as is said."""
     trial = TrialFolder(folder, point.number)
     trial.create(point, config)
     session = trial.begin(point, directory.read(folder), config)
     for round_, values in enumerate(metrics, start=1):
         session.journal.record_round(round_, values)
-    trial.end(session, status, **ended)
+    trial.end(session, **{"status": "finished", **ended})
     session.journal.close()
     return trial
 
@@ -70,20 +72,15 @@ def digests(result: SweepResult) -> list[str]:
 
 def left(folder: Path) -> list[tuple[Any, ...]]:
     """Return of each trial its number, status, setting, seed, digest, and scores."""
-    return [
-        (f.number, f.status, *map(f.identity.get, ("setting", "seed", "sha256")), f.scores())
-        for f in trial_folders(folder)
-    ]
+    keys = ("setting", "seed", "sha256")
+    trials = trial_folders(folder)
+    return [(f.number, f.status, *map(f.identity.get, keys), f.scores()) for f in trials]
 
 
 def rounds_recorded(folder: Path, phase: str = "comparison") -> int:
     """Return how many rounds all trials of a phase have recorded so far."""
-    return sum(
-        event["type"] == "round"
-        for trial in trial_folders(folder)
-        if trial.identity["phase"] == phase
-        for event in read_events(trial.path)
-    )
+    trials = (trial for trial in trial_folders(folder) if trial.identity["phase"] == phase)
+    return sum(event["type"] == "round" for trial in trials for event in read_events(trial.path))
 
 
 KILLED = """

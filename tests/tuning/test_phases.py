@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from flray.results.choices import tuned_settings
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from flray.tuning.phases import Batch, Phases, has_reached
-from flray.tuning.space import TrialSpec, Values, enumerate_settings, resolve_sweep
+from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, retry_failed, trial_folders
 from flray.tuning.units import units
 from tests.messages import refused
@@ -36,15 +36,9 @@ GAIN = {"fedavg": 0.0, "local": -0.2, "fedprox": 0.02}
 @pytest.fixture
 def tuned(content: dict[str, Any]) -> dict[str, Any]:
     content["experiment"]["rounds"] = 9
-    return {
-        "experiment": content["experiment"],
-        "arms": {"method": dict(METHODS)},
-        "space": {"local.lr": {"loguniform": [0.01, 0.5]}},
-        "sweep": {
-            "seeds": [0, 1],
-            "tune": {"samples": 12, "seeds": [100, 101], "scheduler": "asha"},
-        },
-    }
+    tune = {"samples": 12, "seeds": [100, 101], "scheduler": "asha"}
+    content |= {"arms": {"method": dict(METHODS)}, "sweep": {"seeds": [0, 1], "tune": tune}}
+    return content | {"space": {"local.lr": {"loguniform": [0.01, 0.5]}}}
 
 
 @pytest.fixture
@@ -74,31 +68,29 @@ def run(folder: Path, point: TrialSpec, config: Config, rounds: int, score: Scor
     if rounds == point.experiment.rounds:
         ended |= {"sha256": "ab", "rounds": rounds}
     status = "finished" if "rounds" in ended else "interrupted"
-    leave(folder, point, config, metrics, status, **ended)
+    leave(folder, point, config, metrics, status=status, **ended)
 
 
-def work(
-    config: Config,
-    folder: Path,
-    score: Score = quality,
-    count: int | None = None,
-    settings: Sequence[Values] = (),
-) -> Batch:
+def work(config: Config, folder: Path, score: Score = quality, count: int | None = None) -> Batch:
     """Run the trials that come next, or so many of them."""
-    batch = Phases(config, settings).next(folder)
-    assert batch is not None
+    settings = () if config.sweep.tune else enumerate_settings(config)
+    batch: Any = Phases(config, settings).next(folder)
     for point in batch.points[:count]:
         run(folder, point, config, batch.until or point.experiment.rounds, score)
     return batch
+
+
+def started(content: dict[str, Any], folder: Path) -> Config:
+    config = resolve_sweep(load(content))
+    begin(config, folder)
+    return config
 
 
 def sweep(
     content: dict[str, Any], folder: Path, score: Score = quality, killed: int | None = None
 ) -> list[str]:
     """Run a sweep to its end, and return what was run; `killed`: as one that is killed at random, by seed."""
-    config = resolve_sweep(load(content))
-    begin(config, folder)
-    return go(config, folder, score, killed)
+    return go(started(content, folder), folder, score, killed)
 
 
 def go(config: Config, folder: Path, score: Score, killed: int | None = None) -> list[str]:
@@ -187,8 +179,7 @@ def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_pa
     tuned["arms"]["method"] = {"fedavg": {}}
     tuned["space"] = {"local.lr": {"grid": [0.02, 0.1, 0.5]}}
     tuned["sweep"]["tune"] |= {"samples": 3, "seeds": [100]}
-    config = resolve_sweep(load(tuned))
-    begin(config, tmp_path)
+    config = started(tuned, tmp_path)
     assert work(config, tmp_path).until == 1
     failed = TrialFolder(tmp_path, "0002")  # the best so far
     directory.update(failed.path, status="failed", failure="ValueError: no")
@@ -204,15 +195,14 @@ def test_a_rung_that_was_decided_stays_so_if_a_setting_fails_later(
     tuned["arms"]["method"] = {"fedavg": {}}
     tuned["space"] = {"local.lr": {"grid": [0.1, 0.2, 0.3, 0.4]}}
     tuned["sweep"]["tune"] |= {"samples": 4, "seeds": [100]}
-    config = resolve_sweep(load(tuned))
-    begin(config, tmp_path)
+    config = started(tuned, tmp_path)
 
     def falling(point: TrialSpec, round_: int) -> float:
         return 0.9 - point.experiment.local.lr - round_ / 10
 
     for rung, count in ((1, 4), (3, 2)):
-        batch = Phases(config).next(tmp_path)
-        assert batch is not None and (batch.until, len(batch.points)) == (rung, count)
+        batch: Any = Phases(config).next(tmp_path)
+        assert (batch.until, len(batch.points)) == (rung, count)
         for point in batch.points:
             run(tmp_path, point, config, rung if point.number != "0001" else 1, falling)
     directory.update(tmp_path / "trials" / "0001", status="failed", failure="ValueError: no")
@@ -257,15 +247,14 @@ def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
 ) -> None:
     decided["sweep"]["until"] = {"margin": 0.5, "at_least": 5, "at_most": 9}
     del decided["arms"]["method"]["fedprox"]
-    config = resolve_sweep(load(decided))
-    begin(config, tmp_path)
+    config = started(decided, tmp_path)
 
     def score(point: TrialSpec, round_: int) -> float:
         method = point.setting["arms.method"]
         level = 0.6 if method == "fedavg" else 0.2
         return level + np.random.default_rng([point.seed, len(method)]).normal() / 500
 
-    first = work(config, tmp_path, score, settings=enumerate_settings(config))
+    first = work(config, tmp_path, score)
     failed = next(p for p in first.points if p.setting["arms.method"] == "fedavg")
     folder = TrialFolder(tmp_path, failed.number).path
     directory.update(folder, status="failed", failure="ValueError: no")
@@ -280,8 +269,7 @@ def test_a_failed_trial_of_a_tuning_does_not_change_what_is_compared(
     tuned["space"] = {"local.lr": {"grid": [0.01, 0.1, 0.5]}}
     tuned["sweep"]["tune"] = {"samples": 3, "seeds": [100]}
     del tuned["arms"]["method"]["fedprox"]
-    config = resolve_sweep(load(tuned))
-    begin(config, tmp_path)
+    config = started(tuned, tmp_path)
     work(config, tmp_path, count=5)
     fedavg = [f for f in trial_folders(tmp_path) if f.identity["compared"] == FEDAVG]
     local = [f for f in trial_folders(tmp_path) if f.identity["compared"] != FEDAVG]
@@ -310,8 +298,7 @@ def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_
 def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, Any]) -> None:
     def first(content: dict[str, Any]) -> dict[str, list[Any]]:
         config = resolve_sweep(load(content))
-        batch = Phases(config).next(Path("/dev/null"))
-        assert batch is not None
+        batch: Any = Phases(config).next(Path("/dev/null"))
         found: dict[str, list[Any]] = {}
         for point in batch.points:
             found.setdefault(point.setting["arms.method"], []).append(point.values)
@@ -337,8 +324,7 @@ def test_arms_of_one_space_try_the_same_values(tuned: dict[str, Any], search: st
     tried: dict[str, list[dict[str, Any]]] = {}
     for one in units(config):
         mine = tried.setdefault(one.name, [])
-        tune = config.sweep.tune
-        assert tune is not None
+        tune: Any = config.sweep.tune
         for index in range(one.budget(tune)):
             mine.append(one.suggest(tune, config.sweep.seed, index, [], mine, "max"))
     whole = tried.pop("whole")

@@ -53,11 +53,8 @@ def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: 
     assert set(tried[0]) & set(tried[1]) == {default}
     source = load_folder(tmp_path)
     compared = [(one.setting["arms.method"], one.seed, one.repetition) for one in source.trials]
-    assert compared == [
-        (method, seed, position % 2)
-        for position, seed in enumerate((0, 1, 2, 102))
-        for method in ("fedavg", "fedprox")
-    ]
+    seeds = enumerate((0, 1, 2, 102))
+    assert compared == [(m, seed, n % 2) for n, seed in seeds for m in ("fedavg", "fedprox")]
     of_fedavg = {one.repetition: one.tuned["local.lr"] for one in source.trials[::2]}
     assert len(set(of_fedavg.values())) == 2
     found = {one.name: one for one in tuned_settings(source)}
@@ -111,7 +108,6 @@ def test_the_default_budget_is_spent_on_several_tunings(tuned: dict[str, Any]) -
     ):
         tuned["sweep"] = {"seeds": list(range(seeds)), "tune": tune}
         sweep = resolve_sweep(load(tuned)).sweep
-        assert sweep.tune is not None
         assert (sweep.repeat.tuning, sweep.tune.samples, sweep.tune.seeds) == expected
         again = resolve_sweep(load({**tuned, "sweep": sweep.model_dump(mode="json")})).sweep
         assert again == sweep
@@ -129,7 +125,7 @@ def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: dict[str, An
         sweep = config.sweep.model_copy(update={"seed": study})
         config = config.model_copy(update={"sweep": sweep})
         phases, tune = Phases(config), config.sweep.tune
-        assert tune is not None and sweep.repeat.tuning == DEFAULT
+        assert sweep.repeat.tuning == DEFAULT
         rates: list[list[float]] = []
         for unit in phases._units:
             mine: list[dict[str, Any]] = []

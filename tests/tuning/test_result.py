@@ -17,7 +17,7 @@ from flray.tuning.callback import Standing
 from flray.tuning.space import trial_specs
 from flray.tuning.trial_store import TrialFolder, suggested_settings, trial_folders
 from tests.messages import refused
-from tests.tuning.helpers import begin, leave, specs
+from tests.tuning.helpers import begun, leave
 
 ACCURACY = "global/common/accuracy"
 
@@ -32,19 +32,18 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
         1: {"status": "stopped", "metric": ACCURACY, "sha256": None},
         0: {"status": "failed", "failure": "client 1 (b), round 1: ValueError: no\nmore"},
     }
-    config, made = specs(content)
-    begin(config, tmp_path)
+    config, made = begun(content, tmp_path)
     local = "global/local/accuracy"
     for point in made:
         final, rounds = finals.get(point.number, (0.0, 0))
         scores = [final - 0.1 * before for before in reversed(range(rounds))]
+        names, clients = ("score", ACCURACY, local), (f"{local}/client/a", f"{local}/client/b")
         metrics = [
-            {f"{local}/client/a": score + 0.05, f"{local}/client/b": score - 0.05}
-            | dict.fromkeys(("score", ACCURACY, local), score)
-            | {"time/round": 2.0}
-            for score in scores
+            {**dict.fromkeys(names, one), clients[0]: one + 0.05, clients[1]: one - 0.05}
+            for one in scores
         ]
-        leave(tmp_path, point, config, metrics, **{"metric": None, **ends[rounds]})
+        rows = [{"time/round": 2.0, **values} for values in metrics]
+        leave(tmp_path, point, config, rows, **{"metric": None, **ends[rounds]})
     return tmp_path
 
 
@@ -85,22 +84,21 @@ def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
 NETWORKS = {"grid": [{"name": "mlp", "hidden": [8, 4]}, {"name": "mlp", "hidden": [8]}]}
 
 
+# A whole number beside a column of fractions must stay one.
+SIZES = {"local.batch_size": {"grid": [16384, 8]}, "local.lr": {"grid": [0.5]}}
+
+
 @pytest.mark.parametrize(
     ("space", "labels"),
     [
         ({"model": NETWORKS}, {"hidden=[8, 4]", "hidden=[8]"}),
-        # beside a column of fractions, in which a whole number must stay one
-        (
-            {"local.batch_size": {"grid": [16384, 8]}, "local.lr": {"grid": [0.5]}},
-            {"batch_size=16384", "batch_size=8"},
-        ),
+        (SIZES, {"batch_size=16384", "batch_size=8"}),
     ],
 )
 def test_settings_of_any_type_have_labels(
     space: dict[str, Any], labels: set[str], content: dict[str, Any], tmp_path: Path
 ) -> None:
-    config, made = specs({**content, "space": space})
-    begin(config, tmp_path)
+    config, made = begun({**content, "space": space}, tmp_path)
     for point in made:
         rounds = [{ACCURACY: 0.5, "score": 0.5}]
         leave(tmp_path, point, config, rounds, metric=ACCURACY, sha256="ab")
@@ -116,9 +114,8 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
     Console(file=buffer, width=160).print(SweepResult(sweep).table())
     lines = buffer.getvalue().splitlines()
     assert any("setting" in line and "score" in line for line in lines)
-    (fedavg,), (fedprox,) = (
-        [line for line in lines if line.startswith(f"│ {name}")] for name in ("fedavg", "fedprox")
-    )
+    (fedavg,) = [line for line in lines if line.startswith("│ fedavg")]
+    (fedprox,) = [line for line in lines if line.startswith("│ fedprox")]
     assert "85.00 ± 7.07" in fedavg and "90.00 ± 7.07" in fedavg and "80.00 ± 7.07" in fedavg
     assert "mu=0.5" in fedprox
     assert any("1 of 6 trials stopped early, after 1 round" in line for line in lines)
@@ -129,8 +126,7 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
 def test_runs_that_their_rule_ended_are_counted(content: dict[str, Any], tmp_path: Path) -> None:
     """Their values and costs are of different rounds."""
     content["experiment"] |= {"rounds": 5, "stop": {"patience": 1}}
-    config, made = specs(content)
-    begin(config, tmp_path)
+    config, made = begun(content, tmp_path)
     for point, rounds in zip(made, (3, 2, 5), strict=False):
         leave(tmp_path, point, config, [{ACCURACY: 0.5, "score": 0.5}] * rounds, metric=ACCURACY)
     notes = SweepResult(tmp_path).main_table.notes
@@ -151,21 +147,18 @@ def test_the_folder_is_all_a_resume_needs(sweep: Path) -> None:
 
 
 BEST = "round of the best mean validation value, the last where there is none"
+LAST = "mean of the last 2 evaluated rounds"
 
 
 @pytest.mark.parametrize(
     ("protocol", "score", "client", "note"),
-    [
-        ("last", 0.5, 0.55, ""),
-        ("best", 0.7, 0.75, BEST),
-        ("mean-last", 0.6, 0.65, "mean of the last 2 evaluated rounds"),
-    ],
+    [("last", 0.5, 0.55, ""), ("best", 0.7, 0.75, BEST), ("mean-last", 0.6, 0.65, LAST)],
 )
 def test_the_protocol_decides_the_score(
     content: dict[str, Any], tmp_path: Path, protocol: str, score: float, client: float, note: str
 ) -> None:
-    evaluation = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
-    content["experiment"]["evaluation"] = evaluation
+    how = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
+    content["experiment"]["evaluation"] = how
     content["space"] = {"algorithm": {"grid": ["fedavg"]}}
     rounds = []
     for test, validation in ((0.3, 0.4), (0.7, 0.9), (0.5, 0.8)):
@@ -174,8 +167,7 @@ def test_the_protocol_decides_the_score(
         tested = {ACCURACY: test, "global/local/accuracy/client/a": test + 0.05}
         tested |= {"global/validation/accuracy": validation}
         rounds.append({"score": test, "time/round": 1.0, **tested})
-    config, made = specs(content)
-    begin(config, tmp_path)
+    config, made = begun(content, tmp_path)
     for point in made:
         leave(tmp_path, point, config, rounds, metric=ACCURACY, sha256="ab")
     result = SweepResult(tmp_path)

@@ -38,11 +38,7 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def first(
-    armed: dict[str, Any],
-    ray_here: dict[str, float],
-    no_pictures: None,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    armed: dict[str, Any], ray_here: Any, no_pictures: None, tmp_path: Path, tmp_path_factory: Any
 ) -> SweepResult:
     """A finished sweep of `THREE` at a seed, which runs once: a copy below the test's ``runs``."""
     made = tmp_path_factory.getbasetemp() / "reuse"
@@ -77,10 +73,8 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     assert more.folder.name == "002"
     ran = ["fedavg seed=1", "prox seed=0", "prox seed=1"]
     assert sorted(seen.started) == ran
-    assert seen.find("taken over") == [
-        "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs "
-        "everything)"
-    ]
+    said = "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs everything)"
+    assert seen.find("taken over") == [said]
     whole = api.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
     assert _by_trial(more) == _by_trial(whole) and len(_by_trial(whole)) == 4
     old, new = _by_trial(first), _by_trial(more)

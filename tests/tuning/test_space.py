@@ -22,8 +22,9 @@ from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import begin_setting, complete_settings
+from tests.helpers import cases
 from tests.messages import refused
-from tests.tuning.helpers import begin, leave, specs
+from tests.tuning.helpers import begun, leave, specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
@@ -94,10 +95,8 @@ def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: dict[str, 
 
 
 def test_whole_components_can_vary(content: dict[str, Any]) -> None:
-    content["space"] = {
-        "partition": {"grid": ["domains", {"name": "iid", "clients": 3}]},
-        "model": {"grid": ["lenet"]},
-    }
+    partitions = {"grid": ["domains", {"name": "iid", "clients": 3}]}
+    content["space"] = {"partition": partitions, "model": {"grid": ["lenet"]}}
     _, made = specs(content)
     assert made[2].experiment.partition.options["clients"] == 3
     flat = {"partition": "iid", "partition.clients": 3, "model": "lenet"}
@@ -185,8 +184,7 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
 def test_a_setting_whose_beginning_was_killed_is_named_by_the_resume(
     content: dict[str, Any], tmp_path: Path, left: str
 ) -> None:
-    config, (point, *_) = specs(content)
-    begin(config, tmp_path)
+    config, (point, *_) = begun(content, tmp_path)
     journal = tmp_path / "settings" / point.key / JOURNAL
     journal.parent.mkdir(parents=True)
     journal.write_text(left)
@@ -200,11 +198,16 @@ def test_the_last_means_of_a_setting_are_those_of_the_table(
 ) -> None:
     """Seeds may end at different rounds; then there is no mean of what a round costs."""
     content["sweep"] = {"seeds": [0, 1, 2]}
-    config, points = specs(content)
-    begin(config, folder := tmp_path / "sweep")
+    config, points = begun(content, folder := tmp_path / "sweep")
     ends = [[0.2], [0.2, 0.4, 0.6], [0.3, 0.9]], ["finished", "finished", "failed"]
     for point, scores, status in zip(points, *ends, strict=False):
-        leave(folder, point, config, [{"score": one, "bytes/up": 1.0} for one in scores], status)
+        leave(
+            folder,
+            point,
+            config,
+            [{"score": one, "bytes/up": 1.0} for one in scores],
+            status=status,
+        )
     complete_settings(folder)
     means = rounds_of(read_events(folder / "settings" / points[0].key / JOURNAL))
     assert [means[n]["score"] for n in (1, 2, 3)] == pytest.approx([0.7 / 3, 0.5, 0.4])
@@ -222,20 +225,14 @@ def _bundles(
     return TrialResources(available, trials, together).bundles(load(content).experiment)
 
 
-@pytest.mark.parametrize(
-    ("cpus", "trials", "concurrency", "actors"),
-    [
-        (2, 8, "auto", 1),  # two trials at once, one actor each
-        (2, 1, "auto", 2),  # the only trial gets all
-        (16, 2, "auto", 4),  # eight would fit, four clients want no more
-        (6, 2, "auto", 3),
-        (8, 8, 2, 4),
-        (1, 8, "auto", 1),
-    ],
+@cases(
+    "cpus, trials, concurrency, actors",
+    "[2, 8, auto, 1], [2, 1, auto, 2], [16, 2, auto, 4], [6, 2, auto, 3], [8, 8, 2, 4], [1, 8, auto, 1]",
 )
 def test_the_machine_is_dealt_out_to_the_trials(
     content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int
 ) -> None:
+    """Two trials at once get an actor each, an only one all; and none more than its four clients want."""
     found = _bundles(content, {"CPU": cpus}, trials, concurrency=concurrency)
     assert found == [{}] * (actors > 1) + [{"CPU": 1.0}] * actors
 
@@ -265,10 +262,8 @@ def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: dict[str,
 
 
 def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
-    content["space"] = {
-        "participation.clients": {"grid": [2, 9]},
-        "resources.actors": {"grid": [1, 3]},
-    }
+    actors = {"resources.actors": {"grid": [1, 3]}}
+    content["space"] = {"participation.clients": {"grid": [2, 9]}, **actors}
     content["experiment"]["resources"] = {}
     _, made = specs(content)
     refused(TrialResources({"CPU": 2.0}, len(made), "auto").check, made)

@@ -25,23 +25,20 @@ from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.trial import FederationTrial, SweepContext
 from flray.tuning.trial_store import TrialFolder
 from tests.helpers import Clock
-from tests.tuning.helpers import begin, specs
+from tests.tuning.helpers import begun
 
 FIRST = {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}]}
 POINT = {**FIRST, "recorded": 0, "until": None, "metric": "auto"}
 
 
 def trial_of(
-    content: dict[str, Any],
-    folder: str,
-    recorded: int = 0,
-    gpus: float = 0.0,
-    others: bool = False,
-    session: str = "",
+    content: Any, recorded: int = 0, gpus: float = 0.0, others: bool = False, session: str = ""
 ) -> FederationTrial:
+    """Return a trial whose checkpoints are in the current folder."""
+
     class Trial(FederationTrial):
         def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
-            store, name = CheckpointStore(folder), session or uuid.uuid4().hex
+            store, name = CheckpointStore(str(Path.cwd())), session or uuid.uuid4().hex
             super().setup(config, SweepContext(load(content), {}, {}, store, name, others, 600.0))
 
     bundle = {"CPU": 1.0, "GPU": gpus}
@@ -57,7 +54,7 @@ def rounds_reported(trial: FederationTrial) -> tuple[list[int], list[int]]:
 
 
 @pytest.fixture(autouse=True)
-def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def _hook_restored(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial puts its own hook in the place of Python's."""
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
@@ -71,10 +68,10 @@ def hook_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_short_rounds_share_a_step_unless_others_wait_for_one(
-    content: dict[str, Any], tmp_cwd: Any, part: str, settings: dict[str, Any], steps: list[int]
+    content: dict[str, Any], part: str, settings: dict[str, Any], steps: list[int]
 ) -> None:
     content[part] |= settings
-    trial = trial_of(content, str(tmp_cwd))
+    trial = trial_of(content)
     results = [trial.step() for _ in steps]
     reports = [json.loads(result["report"]) for result in results]
     assert [len(report["rounds"]) for report in reports] == steps
@@ -86,7 +83,7 @@ def test_short_rounds_share_a_step_unless_others_wait_for_one(
 
 
 def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
-    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written, clock = checkpoint.save, Clock()
 
@@ -97,62 +94,60 @@ def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
     monkeypatch.setattr(checkpoint, "save", slowly)
     monkeypatch.setattr("flray.runs.loop.time", clock)
     content["experiment"]["checkpoint"] = {"min_seconds": 0.001}
-    trial = trial_of(content, str(tmp_cwd))
+    trial = trial_of(content)
     assert rounds_reported(trial) == ([], [1])
     assert rounds_reported(trial) == ([], [2, 3])
 
 
 def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
-    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"every": 2, "min_seconds": 0}}
     content["sweep"]["scheduler"] = "asha"  # a round for each step
     # So that a checkpoint carries the rounds since the last one.
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 0.0)
-    trial = trial_of(content, str(tmp_cwd), session="first")
+    trial = trial_of(content, session="first")
     for _ in range(5):
         trial.step()
-    # The journal that a lost driver leaves behind ends after round 4, 2, 1 or before the first; the
-    # newest checkpoint carries no round 2.
+    # A lost driver's journal ends after round 4, 2, 1 or before; the newest checkpoint carries no round 2.
     for recorded, reported in ((4, ([], [])), (2, ([3, 4], [])), (1, ([2], []))):
-        trial = trial_of(content, str(tmp_cwd), recorded)
+        trial = trial_of(content, recorded)
         assert rounds_reported(trial) == reported  # the scheduler decides on these first
         assert rounds_reported(trial) == ([], [3 if recorded == 1 else 5])
     # A process that crashes: the driver has recorded what it reported.
-    again = trial_of(content, str(tmp_cwd), session="first")
+    again = trial_of(content, session="first")
     assert rounds_reported(again) == ([3, 4], [])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
-    assert rounds_reported(trial_of(content, str(tmp_cwd), recorded=0)) == ([1, 2], [])
+    assert rounds_reported(trial_of(content, recorded=0)) == ([1, 2], [])
 
 
 def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
-    content: dict[str, Any], tmp_cwd: Path
+    content: dict[str, Any],
 ) -> None:
     """The driver is killed after the first checkpoint, and before it has recorded the step."""
     content["experiment"] |= {"checkpoint": {"min_seconds": 0}, "tracking": {"features": True}}
 
     def first(trial: FederationTrial) -> list[Any]:
         report = json.loads(trial.step()["report"])
-        names = directory.PARTITION, directory.INITIAL_DIAGNOSTICS
-        return [report.get(name) for name in names]
+        return [report.get(name) for name in (directory.PARTITION, directory.INITIAL_DIAGNOSTICS)]
 
-    reported = first(trial_of(content, str(tmp_cwd)))
-    again = trial_of(content, str(tmp_cwd))
+    reported = first(trial_of(content))
+    again = trial_of(content)
     assert again._federation.rounds_done == 1 and all(reported)
     assert first(again) == reported and first(again) == [None, None]
 
 
-def test_a_stopped_trial_keeps_its_last_round(content: dict[str, Any], tmp_cwd: Path) -> None:
+def test_a_stopped_trial_keeps_its_last_round(content: dict[str, Any]) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 600}
     content["sweep"]["scheduler"] = "asha"  # a round for each step
-    trial = trial_of(content, str(tmp_cwd))
+    trial = trial_of(content)
     trial.step()
-    assert checkpoints(str(tmp_cwd), "0001") == []
+    assert checkpoints(".", "0001") == []
     trial.reset_config({"point": {**POINT, "number": "0002", "values": {"seed": 1}}})
     trial.step()
     trial.cleanup()
     for number in ("0001", "0002"):
-        assert [stored.round for stored in checkpoints(str(tmp_cwd), number)] == [1]
+        assert [stored.round for stored in checkpoints(".", number)] == [1]
 
 
 class Planted:
@@ -162,17 +157,17 @@ class Planted:
         return Path.touch, (Path("executed"),)
 
 
-def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any], tmp_cwd: Path) -> None:
+def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any]) -> None:
     """A bucket may hold them, under the names that Tune gives its own state."""
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
-    first = trial_of(content, str(tmp_cwd))
+    first = trial_of(content)
     first.step()
-    (stored,) = checkpoints(str(tmp_cwd), "0001")
-    planted = [tmp_cwd / "001" / "0001" / "error.pkl", tmp_cwd / "001" / "tuner.pkl"]
+    (stored,) = checkpoints(".", "0001")
+    planted = [Path("001/0001/error.pkl"), Path("001/tuner.pkl")]
     planted += [Path(stored.uri) / name for name in ("_dict_checkpoint.pkl", ".metadata.pkl")]
     for path in planted:
         path.write_bytes(pickle.dumps(Planted()))
-    again = trial_of(content, str(tmp_cwd), recorded=1)
+    again = trial_of(content, recorded=1)
     assert again._federation.sha256() == first._federation.sha256()
     assert rounds_reported(again) == ([], [2]) and not Path("executed").exists()
     pickle.loads(planted[0].read_bytes())
@@ -180,22 +175,20 @@ def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any], tmp
 
 
 def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
-    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
     one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: one)
-    trial = trial_of(content, str(tmp_cwd), gpus=1.0)
-    for _ in range(2):
-        trial.step()
-    ended = json.loads(trial.step()["report"])
+    trial = trial_of(content, gpus=1.0)
+    ended = [json.loads(trial.step()["report"]) for _ in range(3)][-1]
     assert ended["gpus"] == [one]
 
     other = {**one, "model": "Other"}
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: other)
-    refused = json.loads(trial_of(content, str(tmp_cwd), 1, 1.0).step()["report"])
+    refused = json.loads(trial_of(content, 1, 1.0).step()["report"])
     assert "began on One" in refused["failure"] and "--other-hardware" in refused["failure"]
-    allowed = trial_of(content, str(tmp_cwd), 1, 1.0, others=True)
+    allowed = trial_of(content, 1, 1.0, others=True)
     reports = [json.loads(allowed.step()["report"]) for _ in range(2)]
     assert "began on One" in reports[0]["lines"][0]
     assert (reports[-1]["sha256"], reports[-1]["gpus"]) == (ended["sha256"], [other])
@@ -203,7 +196,7 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
 
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
 def test_the_score_is_the_number_that_tables_report(
-    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     class Forgets(Algorithm):
         """Ends with a worse model on every CPU, so that the last round is not the best."""
@@ -219,7 +212,7 @@ def test_the_score_is_the_number_that_tables_report(
     evaluation = {"protocol": protocol, "validation": 0.3, "last": 3}
     content["experiment"] |= {**own, "evaluation": evaluation}
     content["experiment"]["local"] = {"lr": 0.1, "batch_size": 8, "momentum": 0.5}
-    trial, rounds, name = trial_of(content, str(tmp_cwd)), [], "global/common/accuracy"
+    trial, rounds, name = trial_of(content), [], "global/common/accuracy"
     for round_ in range(1, 9):
         result = trial.step()
         rounds += json.loads(result["report"])["rounds"]
@@ -227,13 +220,13 @@ def test_the_score_is_the_number_that_tables_report(
         summary = summarise_history(pd.DataFrame(numbered), name, protocol, 3)
         assert result["score"] == summary.values[name] == rounds[-1]["score"]
         if round_ == 4:
-            trial = trial_of(content, str(tmp_cwd), recorded=4)
+            trial = trial_of(content, recorded=4)
     differ = any(metrics["score"] != metrics[name] for metrics in rounds)
     assert differ == (protocol != "last")
 
 
 def test_rounds_before_a_failure_are_kept(
-    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fails(Algorithm):
         """Raises in round 3."""
@@ -246,53 +239,50 @@ def test_rounds_before_a_failure_are_kept(
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "fails", Fails)
     content["experiment"] |= {"algorithm": "fails", "checkpoint": {"min_seconds": 600}}
-    result = trial_of(content, str(tmp_cwd)).step()
-    told = json.loads(result["report"])
+    told = json.loads((result := trial_of(content).step())["report"])
     assert len(told["rounds"]) == 2 and result["training_iteration"] == 2 and result["done"]
     assert "no such luck" in told["failure"] and "sha256" not in told
 
 
 def test_the_end_of_the_process_is_not_printed(
-    content: dict[str, Any], tmp_cwd: Any, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
-    trial_of(content, str(tmp_cwd))
+    trial_of(content)
     for error in (SystemExit(1), ValueError("to be seen")):
         sys.unraisablehook(SimpleNamespace(exc_value=error))
     assert seen == ["to be seen"]
 
 
-def test_a_folder_that_was_written_twice_is_the_later_rounds(tmp_path: Path) -> None:
+def test_a_folder_that_was_written_twice_is_the_later_rounds() -> None:
     for name in ("0/round-2", "0/round-4", "1/round-3"):
-        path = tmp_path / "001" / "0001" / f"checkpoint_{name}.json"
+        path = Path(f"001/0001/checkpoint_{name}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert [reference.round for reference in checkpoints(str(tmp_path), "0001")] == [4, 3]
+    assert [reference.round for reference in checkpoints(".", "0001")] == [4, 3]
 
 
-def test_sessions_leave_three_checkpoints(content: dict[str, Any], tmp_cwd: Path) -> None:
+def test_sessions_leave_three_checkpoints(content: dict[str, Any]) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
-    folder = str(tmp_cwd)
     for recorded in (0, 2, 4):
-        trial = trial_of(content, folder, recorded)
+        trial = trial_of(content, recorded)
         for _ in range(2 if recorded < 4 else 1):
             trial.step()
-    assert [found.round for found in checkpoints(folder, "0001")] == [5, 4, 3, 2, 1]
+    assert [found.round for found in checkpoints(".", "0001")] == [5, 4, 3, 2, 1]
     for _ in range(2):
         trial.step()
-    remove_old_checkpoints(folder, "0001")
-    assert [found.round for found in checkpoints(folder, "0001")] == [6, 5, 4]
-    remove_old_checkpoints(folder, "0002")
-    assert rounds_reported(trial_of(content, folder, recorded=5)) == ([6], [])
+    remove_old_checkpoints(".", "0001")
+    assert [found.round for found in checkpoints(".", "0001")] == [6, 5, 4]
+    remove_old_checkpoints(".", "0002")
+    assert rounds_reported(trial_of(content, recorded=5)) == ([6], [])
 
 
 def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
     """The driver was killed after the last checkpoint, and before it had recorded the rounds before it."""
-    config, (point, *_) = specs(content)
-    begin(config, tmp_path)
+    config, (point, *_) = begun(content, tmp_path)
     folder = TrialFolder(tmp_path, point.number)
     folder.create(point, config)
     recorder = TrialRecorder(tmp_path, config, {point.number: point}, 3, None, Progress())

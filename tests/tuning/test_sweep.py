@@ -36,10 +36,8 @@ CURVES = ("score", "global/common/accuracy", "train/loss")
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
 def test_killed_it_ends_with_all_runs(content: dict[str, Any], tmp_path: Path, store: str) -> None:
-    content["experiment"] |= {
-        "tracking": {"uri": store, "experiment": "killed"},
-        "checkpoint": {"min_seconds": 0.0},
-    }
+    tracking = {"uri": store, "experiment": "killed"}
+    content["experiment"] |= {"tracking": tracking, "checkpoint": {"min_seconds": 0.0}}
     content["sweep"]["concurrency"] = 2
     content["space"] = {"local.lr": {"grid": [0.02, 0.1]}, "algorithm": {"grid": ["fedavg"]}}
     file = tmp_path / "sweep.yaml"
@@ -276,11 +274,10 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str
     content["space"] = {"local.lr": {"grid": [0.05, 1e30]}}
     result = api.tune(content)
     assert list(result.results["status"]) == ["finished"] * 4
-    curves = {
-        events[0]["name"]: {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
-        for path in (result.folder / "settings").iterdir()
-        for events in [read_events(path)]
-    }
+    curves = {}
+    for path in (result.folder / "settings").iterdir():
+        first, *events = read_events(path)
+        curves[first["name"]] = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
     names = ["fedavg · digits-sklearn · lr=0.05", "fedavg · digits-sklearn · lr=1e+30"]
     assert sorted(curves) == names
     good, bad = (curves[name] for name in names)
@@ -331,9 +328,8 @@ def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures
     assert progress.stood[-1].startswith("2 of 2 trials ended, 0 running; best so far: prox · ")
     points = {point.number: point for point in specs(content)[1]}
     assert Standing(result.folder, points).line() == progress.stood[-1]
-    pd.testing.assert_frame_equal(
-        progress.summary, pd.read_csv(result.folder / "summary.csv"), check_exact=True
-    )
+    summary = pd.read_csv(result.folder / "summary.csv")
+    pd.testing.assert_frame_equal(progress.summary, summary, check_exact=True)
     assert progress.drawn == []
     assert (result.folder / "report" / "report.html").is_file()
     assert list(result.scores()) == ["fedprox"]

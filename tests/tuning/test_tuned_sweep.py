@@ -25,12 +25,10 @@ def tuned(content: dict[str, Any]) -> dict[str, Any]:
     local = {"algorithm": "local", "space": {"local.batch_size": {"grid": [8, 16]}}}
     tune = {"samples": 2, "seeds": [100], "scheduler": {"name": "asha"}}
     until = {"margin": 1.0, "at_least": 2, "at_most": 2}
-    return {
-        "experiment": content["experiment"],
-        "arms": {"method": {"fedavg": {}, "local": local}},
-        "space": {"local.lr": {"loguniform": [0.01, 0.3]}},
-        "sweep": {"seeds": [0], "concurrency": 2, "tune": tune, "until": until},
-    }
+    content["arms"] = {"method": {"fedavg": {}, "local": local}}
+    content["space"] = {"local.lr": {"loguniform": [0.01, 0.3]}}
+    content["sweep"] = {"seeds": [0], "concurrency": 2, "tune": tune, "until": until}
+    return content
 
 
 @pytest.mark.slow
@@ -151,17 +149,10 @@ def nearly_full_node() -> Iterator[None]:
     if memory.available < FREE + TAKEN + 2 * 2**30:
         pytest.skip("the machine has too little memory left")
     ray.shutdown()
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=0,
-        include_dashboard=False,
-        logging_level="ERROR",
-        _system_config={
-            "memory_usage_threshold": (memory.total - memory.available + FREE) / memory.total,
-            "memory_monitor_refresh_ms": 100,
-        },
-    )
+    most = (memory.total - memory.available + FREE) / memory.total
+    settings = {"memory_usage_threshold": most, "memory_monitor_refresh_ms": 100}
+    size: dict[str, Any] = {"num_cpus": 2, "num_gpus": 0, "include_dashboard": False}
+    ray.init(address="local", **size, logging_level="ERROR", _system_config=settings)
     yield
     ray.shutdown()
 
@@ -169,8 +160,8 @@ def nearly_full_node() -> Iterator[None]:
 @pytest.fixture
 def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """A sweep whose methods are in ``own.py``."""
-    own = {"plugins": [str(tmp_path / "own.py")], "checkpoint": {"min_seconds": 0.0}}
-    content["experiment"] |= own
+    file = str(tmp_path / "own.py")
+    content["experiment"] |= {"plugins": [file], "checkpoint": {"min_seconds": 0.0}}
     content["sweep"] = {"seeds": [0], "max_failures": 1}
     return content
 
