@@ -125,17 +125,11 @@ def _beside(folder: Path) -> None:
     clients = [{**own, "name": "a", "train": [5, 1]}, {**own, "name": "b", "train": [1, 9]}]
     origins = {"dataset": "digits-sklearn", "classes": ["0", "1"], "origins": {"d": "real"}}
     (folder / "partition.json").write_text(json.dumps({**origins, "clients": clients}))
-    correlation = np.eye(2, dtype=np.float16)[None].repeat(2, 0)
+    correlation, labels = np.eye(2, dtype=np.float16)[None].repeat(2, 0), np.tile([0, 1], 12)
     np.savez(folder / "portrait-before.npz", correlation=correlation * 0)
-    np.savez(
-        folder / "portrait.npz",
-        correlation=correlation,
-        names=np.array(["a", "b"]),
-        client=np.repeat([0, 1], 12),
-        features=random.normal(size=(24, 4)).astype(np.float16),
-        labels=np.tile([0, 1], 12),
-        predicted=np.tile([0, 1], 12),
-        layers=np.array(["features.conv", "classifier"]),
-        personal=np.array([False, False]),
-        distance=np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32),
-    )
+    arrays = {"correlation": correlation, "names": np.array(["a", "b"])}
+    arrays |= {"client": np.repeat([0, 1], 12), **dict.fromkeys(("labels", "predicted"), labels)}
+    arrays |= {"features": random.normal(size=(24, 4)).astype(np.float16)}
+    arrays |= {"layers": np.array(["features.conv", "classifier"]), "personal": np.zeros(2, bool)}
+    arrays |= {"distance": np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)}
+    np.savez(folder / "portrait.npz", **arrays)

@@ -92,7 +92,6 @@ def test_the_detectable_difference_is_seen_four_times_in_five(seeds: int, alpha:
 
 def test_the_seeds_that_are_advised_decide_four_times_in_five_though_each_is_looked_at() -> None:
     needed = seeds_needed(2.0, 2.0, 0.05)
-    assert needed is not None
     draws = np.random.default_rng(5).normal(2.0, 2.0, size=(2000, needed))
     count = np.arange(3, needed + 1)
     mean = draws.cumsum(1)[:, 2:] / count
@@ -106,7 +105,6 @@ def test_ranks_by_hand() -> None:
     values = {"w": (90.0, 80.0, 70.0), "x": (80.0, 90.0, 70.0), "y": (85.0, 80.0, 80.0)}
     values["z"] = (91.0, 80.0, 70.0)
     found = rank({place: dict(zip("abc", one, strict=True)) for place, one in values.items()})
-    assert found is not None
     assert found.names == ("a", "b", "c") and found.means == (1.25, 1.875, 2.875)
     # Friedman's statistic under each of the 6^4 orders within the places.
     ranks = np.array([[1, 2, 3], [2, 1, 3], [1, 2.5, 2.5], [1, 2, 3]])
@@ -134,12 +132,10 @@ def test_settings_that_are_not_told_apart_stand_together() -> None:
     found = rank(dict.fromkeys("xyz", names))
     assert found is not None and found.critical == pytest.approx(1.913, abs=1e-3)
     assert found.together == [(0, 1), (1, 2)]
-    many = rank(dict.fromkeys("vwxyz", names))
-    mixed = rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}})
-    assert many is not None and rank_sentence(many).endswith(
-        "a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)"
-    )
-    assert mixed is not None and rank_sentence(mixed).endswith("not decided (Friedman p = 1.00)")
+    many = rank_sentence(rank(dict.fromkeys("vwxyz", names)))
+    mixed = rank_sentence(rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}}))
+    assert many.endswith("a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)")
+    assert mixed.endswith("not decided (Friedman p = 1.00)")
 
 
 @pytest.mark.parametrize(("places", "seeds"), [(3, 3), (8, 3)])
@@ -175,8 +171,7 @@ def test_of_a_further_place_nobody_is_told_better_that_failed() -> None:
     # It needs three, and a spread.
     assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None
     assert elsewhere([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3, 3, 3], 1.0) is None
-    clear = elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)
-    assert clear is not None and clear[0] > 0.98
+    assert elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)[0] > 0.98
 
 
 FIVE = {seed: 80.0 + seed for seed in range(5)}
@@ -297,17 +292,14 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     assert Until.model_validate(yaml.safe_load(last.partition("until: ")[2])).at_most == 14
     against = replace(studied({"a": A, "b": B}), reference="b")
     assert conclude(Studies([against]))[-1].endswith("at_most: 14} and sweep.reference: b")
-    near = {
-        seed: value + 2 + seed / 10 for seed, value in B.items()
-    }  # decided: it says nothing of a and b
+    near = {seed: value + 2 + seed / 10 for seed, value in B.items()}
     least = detectable_difference(math.sqrt(13 / 3), 3, ALPHA / 2)
-    decided, _, seen, *_ = conclude(
-        Studies([replace(studied({"a": A, "b": B, "c": near}), reference="b")])
-    )
+    three = replace(studied({"a": A, "b": B, "c": near}), reference="b")
+    decided, _, seen, *_ = conclude(Studies([three]))  # of c, which says nothing of a and b
     assert decided.startswith("c is better than b") and f" above about {least:.1f} points" in seen
     places = [replace(studied({"a": A, "b": B}), place=place) for place in ("p", "q")]
     most = seeds_needed(math.sqrt(13 / 3), 8 / 3, ALPHA / 2)
-    assert most is not None and most > 14
+    assert most > 14
     assert conclude(Studies(places))[-1].endswith(f"at_most: {most}}}")
     only, normal = conclude(Studies([studied({"a": FIVE, "b": WORSE})]))
     assert only.startswith("a is better than b") and normal.startswith("decisions at 5 seeds take")
@@ -318,10 +310,7 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
 def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> None:
     jitter = np.random.default_rng(1)
     levels = {"a": 90.0, "b": 60.0, "c": 30.0, "d": 29.9, "e": 10.0}
-    values = {
-        name: {seed: level + float(jitter.normal()) for seed in range(5)}
-        for name, level in levels.items()
-    }
+    values = {k: {s: v + float(jitter.normal()) for s in range(5)} for k, v in levels.items()}
     *best, further = conclude(Studies([studied(values)]))[:5]
     assert [line.split(" by ")[0] for line in best] == [f"a is better than {x}" for x in "edcb"]
     assert further == "6 further pairs: 5 decided, 1 not (all are in comparisons.csv of the report)"
@@ -353,7 +342,7 @@ def test_shares_of_the_variance_by_hand() -> None:
     assert split_variance("a", {0: {0: 1.0, 1: 2.0}}) is None
     assert split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 1.0, 1: math.nan}}) is None
     same = split_variance("a", {0: {0: 1.0, 1: 1.0}, 1: {0: 1.0, 1: 1.0}})
-    assert same is not None and all(map(math.isnan, same.shares.values()))
+    assert all(map(math.isnan, same.shares.values()))
     # Where the parts cancel, a component is not below zero.
     odd = split_variance("a", {0: {0: 1.0, 1: 2.0}, 1: {0: 2.0, 1: 1.0}})
     assert odd is not None and [*odd.shares.values()] == [0.0, 0.0, 1.0]
@@ -365,7 +354,6 @@ def found_again(drawn: Callable[[np.random.Generator], Any], rel: float) -> None
     parts, held = [], []
     for _ in range(400):
         found = drawn(draws)
-        assert found is not None
         parts.append([*found.parts.values()])
         true = zip(found.intervals.values(), (9 / 14, 4 / 14, 1 / 14), strict=True)
         held.append([low <= share <= high for (low, high), share in true])
@@ -385,10 +373,7 @@ def test_the_components_that_were_drawn_are_found_again() -> None:
 def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
     """Two tunings, each with two draws of the data, each with two runs; draws and runs lie within those before."""
     values = {0: 1.0, 1: 5.0, 2: 4.0, 3: 9.0, 4: 3.0, 5: 5.0, 6: 4.0, 7: 7.0}
-    levels = {
-        TUNINGS: {seed: str(seed % 2) for seed in values},
-        DRAWS: {seed: str(seed % 4) for seed in values},
-    }
+    levels = {name: {s: str(s % by) for s in values} for name, by in ((TUNINGS, 2), (DRAWS, 4))}
     found = nested_variance("a less b", values, levels)
     assert found is not None and found.design == "2 x tuning, 4 x draw of the data, 8 x run"
     # Means 3 and 6.5; of draws 2, 4 and 5, 8; squares 4 x 2 x 1.75², 2 (1 + 1 + 1.5² + 1.5²), 4.

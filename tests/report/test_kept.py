@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from flray.cli import main
 from flray.records import directory
 from flray.reporting import build
 from flray.results import PROVENANCE, ResultSet, beside, digest, export, read_entries
@@ -18,6 +17,7 @@ from flray.results.measures import costs
 from flray.results.sweep import build_table
 from flray.results.table import Table
 from flray.results.verify import agreement
+from tests.helpers import printed
 from tests.messages import refused
 
 
@@ -90,9 +90,7 @@ def test_settings_code_and_machine_are_kept_beside_the_rows(sweep: Path, tmp_pat
     refused(read_export, path)
 
 
-def test_what_was_tuned_and_the_positive_class_are_kept_and_said(
-    sweep: Path, tmp_path: Path
-) -> None:
+def test_tuned_settings_and_the_positive_class_are_kept(sweep: Path, tmp_path: Path) -> None:
     source = load_folder(sweep)
     for trial in source.trials[:2]:
         trial.tuned["local.lr"] = 0.123456789
@@ -234,14 +232,12 @@ def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path
 
 
 def test_the_command_and_its_values_for_scripts(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "create_sections", lambda *_: [])  # figures: test_page
     path = tmp_path / "r.csv"
-    assert main.invoke(["report", str(sweep), "--keep", str(path)]) == 0
-    assert f"kept: 8 finished runs in {path}" in capsys.readouterr().out
-    assert main.invoke(["report", str(sweep), "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
+    assert f"kept: 8 finished runs in {path}" in printed("report", str(sweep), "--keep", str(path))
+    values = json.loads(printed("report", str(sweep), "--json"))
     source = load_folder(sweep)
     table = build_table(source)
     assert values["conclusions"] == table.conclusions and values["title"] == table.title
@@ -254,15 +250,12 @@ def test_the_command_and_its_values_for_scripts(
     assert [one["label"] for one in values["costs"]] == [one.label for one in costs(source)]
     assert all(Path(file).exists() for file in values["files"])
 
-    assert main.invoke(["report", str(path), "--to", str(tmp_path / "out")]) == 0
-    assert "82.00 ± 2.83" in capsys.readouterr().out
+    assert "82.00 ± 2.83" in printed("report", str(path), "--to", str(tmp_path / "out"))
     text = (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
     assert "| full CIFAR-10 | 82.00 ± 2.83 |" in text
-    assert main.invoke(["report", str(path), "--json"]) == 0
-    kept = json.loads(capsys.readouterr().out)
+    kept = json.loads(printed("report", str(path), "--json"))
     assert kept["costs"] == kept["files"] == [] and kept["rows"]
-    assert main.invoke(["compare", str(sweep), str(sweep), "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["values"]) == 4
+    assert len(json.loads(printed("compare", str(sweep), str(sweep), "--json"))["values"]) == 4
 
 
 def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table
 from flray.tuning.sweep import finish
-from tests.tuning.helpers import begin, leave, specs
+from tests.tuning.helpers import begun, leave
 
 VOID = {"meta", "img", "br"}
 LOADING = ("src", "href", "xlink:href")
@@ -173,7 +173,7 @@ def test_a_run_that_ended_before_others_keeps_its_last_value(source: ResultSet) 
     for status, wanted in (("finished", np.mean(ends)), ("failed", ends[1])):
         short.status = status
         line = sections.learning_curve("", [short, long])
-        assert line is not None and list(line.x) == list(long.history["round"])
+        assert list(line.x) == list(long.history["round"])
         assert line.y[-1] == pytest.approx(wanted)
     short.status = "finished"
     line = sections.traffic_curve("", [short, long])
@@ -400,15 +400,14 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
     del content["paper"]
     content["arms"] = {"axis": {name: {} for name in SETTABLE}}
     content["sweep"]["seeds"] = [0]
-    config, made = specs(content)
-    begin(config, folder)
+    config, made = begun(content, folder)
     names = ("global/common/accuracy", "global/local/accuracy/client/[b] _a", "time/round")
     ends: dict[str, dict[str, str]] = {"finished": {"sha256": "ab" * 32}}
     ends["failed"] = {"failure": "KeyError: [/x] \x1b[31m <b>"}
     for point in made:
         status = "failed" if point.setting["arms.axis"] == SETTABLE[-1] else "finished"
         rounds = [dict.fromkeys(names, 0.5)]
-        leave(folder, point, config, rounds, status, metric=names[0], **ends[status])
+        leave(folder, point, config, rounds, status=status, metric=names[0], **ends[status])
     with Journal(folder / directory.JOURNAL) as journal:
         journal.start(uid="u", experiment="e", name="n")
         return finish(folder, journal)

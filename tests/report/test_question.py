@@ -30,7 +30,7 @@ from flray.tracking.exporter import MlflowExporter
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import complete_settings, trial_folders
-from tests.helpers import Said, small
+from tests.helpers import Said, cases, small
 from tests.messages import refused
 from tests.report.conftest import Edited, make_sweep, plain, settings
 
@@ -75,9 +75,7 @@ def test_a_reference_chosen_late_spares_no_correction(asked: ResultSet, edited: 
     assert all(one.corrected == every["a", one.first] for one in late_ones)
 
 
-def test_a_reference_without_values_and_runs_that_had_ended_before_are_said(
-    asked: ResultSet,
-) -> None:
+def test_a_reference_without_values_and_runs_that_had_ended_are_said(asked: ResultSet) -> None:
     for trial in asked.trials[:3]:
         trial.taken_over = "made/000/trials/0001"
     line = build_table(asked).conclusions[-1]
@@ -148,20 +146,15 @@ RATES = {"local.lr": {"grid": [0.01, 0.1]}}
 LINE = "this sweep selects on test data (sweep.metric: auto)"
 
 
-@pytest.mark.parametrize(
-    ("space", "sweep", "selects"),
-    [
-        ({}, {}, False),
-        ({"local.lr": {"loguniform": [0.01, 0.1]}}, {}, True),
-        ({"experiment.local.lr": {"grid": [0.01, 0.1]}}, {}, True),
-        ({"local.lr": {"grid": [0.01]}}, {}, False),
-        ({"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.1}]}}, {}, False),
-        ({"algorithm": {"grid": [{"name": "fedprox", "mu": mu} for mu in (1, 0.1)]}}, {}, True),
-        ({"partition.alpha": {"grid": [0.1, 1.0]}}, {}, False),
-        ({}, {"scheduler": {"name": "asha"}}, True),
-        (RATES, {"metric": "personal/validation/accuracy"}, False),
-        (RATES, {"metric": "personal/local/accuracy"}, True),
-    ],
+@cases(
+    "space, sweep, selects",
+    """[{}, {}, false], [{local.lr: {loguniform: [0.01, 0.1]}}, {}, true],
+    [{experiment.local.lr: {grid: [0.01, 0.1]}}, {}, true], [{local.lr: {grid: [0.01]}}, {}, false],
+    [{algorithm: {grid: [fedavg, {name: fedprox, mu: 0.1}]}}, {}, false],
+    [{algorithm: {grid: [{name: fedprox, mu: 1}, {name: fedprox, mu: 0.1}]}}, {}, true],
+    [{partition.alpha: {grid: [0.1, 1.0]}}, {}, false], [{}, {scheduler: {name: asha}}, true],
+    [{local.lr: {grid: [0.01, 0.1]}}, {metric: personal/validation/accuracy}, false],
+    [{local.lr: {grid: [0.01, 0.1]}}, {metric: personal/local/accuracy}, true]""",
 )
 def test_what_selects_on_tests(space: dict[str, Any], sweep: dict[str, Any], selects: bool) -> None:
     assert bool(selects_on_test({"space": space, "sweep": {"metric": "auto", **sweep}})) == selects
@@ -174,7 +167,6 @@ def test_the_table_says_that_it_selects_on_test_data(edited: Edited, source: Res
 
 
 def test_the_sweep_says_so_as_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-
     class Stop(Exception):
         pass
 
@@ -196,29 +188,23 @@ def test_the_sweep_says_so_as_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert len(said.lines) == 1 and said.lines[0].startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("changes", "experiment", "metric", "share"),
-    [
-        ({"space": RATES}, {}, "validation", 0.2),
-        ({"sweep": {"scheduler": "asha"}}, {}, "validation", 0.2),
-        ({"space": {"algorithm": {"grid": ["fedavg", "local"]}}}, {}, "auto", 0.0),
-        ({"arms": {"method": {"a": {}, "b": {"local.lr": 0.5}}}}, {}, "auto", 0.0),
-        ({"space": RATES, "sweep": {"metric": "auto"}}, {}, "auto", 0.0),
-        # A file that says what is kept is followed.
-        ({"space": RATES}, {"evaluation": {"validation": 0.0}}, "auto", 0.0),
-        ({"space": RATES}, {"evaluation": {"validation": 0.1}}, "validation", 0.1),
-        ({"space": RATES}, {"evaluation": {"every": 2}}, "validation", 0.2),
-        ({"space": RATES}, {"split": [0.6, 0.2, 0.2]}, "validation", 0.0),
-        ({"space": RATES}, {"split": [0.8, 0.0, 0.2]}, "auto", 0.0),
-    ],
+@cases(
+    "changes, experiment, metric, share",
+    """[{space: &rates {local.lr: {grid: [0.01, 0.1]}}}, {}, validation, 0.2],
+    [{sweep: {scheduler: asha}}, {}, validation, 0.2],
+    [{space: {algorithm: {grid: [fedavg, local]}}}, {}, auto, 0.0],
+    [{arms: {method: {a: {}, b: {local.lr: 0.5}}}}, {}, auto, 0.0],
+    [{space: *rates , sweep: {metric: auto}}, {}, auto, 0.0],
+    [{space: *rates }, {evaluation: {validation: 0.0}}, auto, 0.0],
+    [{space: *rates }, {evaluation: {validation: 0.1}}, validation, 0.1],
+    [{space: *rates }, {evaluation: {every: 2}}, validation, 0.2],
+    [{space: *rates }, {split: [0.6, 0.2, 0.2]}, validation, 0.0],
+    [{space: *rates }, {split: [0.8, 0.0, 0.2]}, auto, 0.0]""",
 )
 def test_a_sweep_that_chooses_keeps_validation_samples_by_default(
-    content: dict[str, Any],
-    changes: dict[str, Any],
-    experiment: dict[str, Any],
-    metric: str,
-    share: float,
+    content: dict[str, Any], changes: Any, experiment: Any, metric: str, share: float
 ) -> None:
+    """A file that says what is kept is followed."""
     del content["paper"], content["arms"]
     content["experiment"] |= experiment
     config = resolve_sweep(load({**content, **changes}))

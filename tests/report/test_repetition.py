@@ -28,9 +28,9 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
     """
     generator, found = np.random.default_rng(0), 0
     keys = list(itertools.product(*map(range, sizes.values())))
+    part = [slice(i + 1) if nested else i for i in range(len(sizes))]
     levels = {
-        name: {key: str(key[: i + 1] if nested else key[i]) for key in keys}
-        for i, name in enumerate(sizes)
+        name: {key: str(key[at]) for key in keys} for name, at in zip(sizes, part, strict=True)
     }
     for _ in range(STUDIES):
         values = dict(zip(keys, generator.standard_normal(len(keys)).tolist(), strict=True))
@@ -108,10 +108,8 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
         (("x", ""), {}, fixed),  # a run that has not begun
         (("x", "y"), {}, None),
     ):
-        trials = [
-            replace(trial, fingerprints={"data": draws[trial.seed]}, tuned=tuned)
-            for trial in source.trials
-        ]
+        own = {"tuned": tuned}
+        trials = [replace(t, fingerprints={"data": draws[t.seed]}, **own) for t in source.trials]
         said = conclude(build_studies(replace(source, trials=trials)))
         assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
 
@@ -197,5 +195,5 @@ def test_settings_whose_clients_hold_other_samples_are_not_compared(source: Resu
 @pytest.mark.parametrize(("places", "decided"), [("wxyz", False), ("uvwxyz", True)])
 def test_two_settings_are_ranked_by_the_sign_test(places: str, decided: bool) -> None:
     found = rank({place: {"a": 1.0, "b": 0.5} for place in places})
-    assert found is not None and found.p == pytest.approx(2 / 2 ** len(places))
+    assert found.p == pytest.approx(2 / 2 ** len(places))
     assert ("ranks above" in rank_sentence(found)) == decided

@@ -175,10 +175,9 @@ def test_ties_of_a_small_test_are_no_evidence_of_equivalence(
 
 def test_sentences() -> None:
     noise = dict(enumerate([0.1, -0.2, 0.15, -0.1, 0.05, 0.2, -0.15, 0.0, 0.1, -0.05]))
+    lines = {"a": (70, 1), "b": (60, -1), "c": (70.0, -0.2)}
     values = {
-        "a": {seed: 70 + one for seed, one in noise.items()},
-        "b": {seed: 60 - one for seed, one in noise.items()},
-        "c": {seed: 70.0 - 0.2 * one for seed, one in noise.items()},
+        name: {s: at + by * one for s, one in noise.items()} for name, (at, by) in lines.items()
     }
     rule = Rule(margin=1.0, alpha=0.05, at_least=3)
     ab, ac, bc = compare(values, rule=rule)
@@ -228,9 +227,8 @@ def test_an_interval_given_the_decision_covers(seeds: int, apart: float) -> None
         inside.append(low <= apart <= high)
     spare = 2 * math.sqrt(0.05 * 0.95 / len(decided))
     assert 0.95 - spare <= np.mean(inside) <= 0.97 + spare
-    clear = sequential.given_decision(
-        -90.0, 0.02, 0.05, seeds - 1
-    )  # no other sample would be undecided
+    # No other sample would be undecided.
+    clear = sequential.given_decision(-90.0, 0.02, 0.05, seeds - 1)
     assert clear == pytest.approx((-90.02, -89.98), abs=1e-3)
 
 
@@ -260,9 +258,8 @@ def test_a_decision_that_rests_on_normality_says_so() -> None:
     few = dict(enumerate([5.0, 5.2, 4.9]))
     zero = dict.fromkeys(range(12), 0.0)
     (pair,) = compare({"a": few, "b": zero})
-    assert (
-        pair.decided and pair.on_normality == "not checked" and sequential.seeds_of_signs(0.05) == 6
-    )
+    assert pair.decided and pair.on_normality == "not checked"
+    assert sequential.seeds_of_signs(0.05) == 6
     lines = conclude(Studies([studied({"a": few, "b": zero})]))
     assert lines[-1].startswith("decisions at 3 seeds take the differences to be normal; from 6 ")
     whole = dict(enumerate([5.0, 5.2, 4.9, 5.1, 5.3, 4.8]))
