@@ -216,11 +216,12 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
     if dtype != "torch.float32":
         lines.append(f"self.to({dtype})")
     forward = re.sub(r"\) -> [^:]+:", "):", source.src.strip(), count=1)
-    imports = "".join(
+    used = set(re.findall(r"\w+", forward))
+    imports = "".join(f"{one} = float('{one}')\n" for one in ("inf", "nan") if one in used)
+    imports += "".join(
         f"{name} = {value.__module__}.{value.__qualname__}\n"
         for name, value in source.globals.items()
-        if name not in ("torch", "device", "inf", "nan", "NoneType")
-        and hasattr(value, "__qualname__")
+        if name in used and getattr(value, "__module__", "builtins") != "builtins"
     )
     data, normalised = models.spec.data, models.spec.algorithm.normalise
     mean, std = (data.mean, data.std) if normalised else ((0.0,), (1.0,))

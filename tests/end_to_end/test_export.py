@@ -46,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fedco2": {"model": {"name": "cnn", "norm": "batch"}, "algorithm": "fedco2"},
     "fedrod": {"model": "mlp", "algorithm": "fedrod"},
     "copa": {"model": "lenet", "algorithm": "copa"},
+    "fednh": {"model": "mlp", "algorithm": "fednh"},
+    "fedproto": {"model": "lenet", "algorithm": "fedproto"},
     "float64": {"model": "linear", "algorithm": "fedavg", "local": {"precision": "float64"}},
 }
 
