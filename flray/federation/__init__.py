@@ -64,7 +64,8 @@ def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None
     model : nn.Module
         The network, changed in place.
     key : str
-        Its architecture. Where several weights are there, those of that name are taken.
+        Its architecture. Of several weights those of that name are taken, or the only ones that fit: networks that
+        differ in options alone are numbered in the order of their clients, which the seed may deal.
     start : mapping of str to mapping
         From `read_start`; empty for none.
 
@@ -75,17 +76,23 @@ def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None
     """
     if not start:
         return
-    if key not in start and len(start) > 1:
-        raise ConfigError(FIELD, ", ".join(start), f"none is called {key}, as a network here is")
-    weights = start[key] if key in start else next(iter(start.values()))
     entries = model.state_dict()
-    for name, value in weights.items():
-        ours = entries.get(name)
-        if ours is None or ours.shape != value.shape:
-            has = "has none" if ours is None else f"has {tuple(ours.shape)}"
-            why = f"{key} {has}: weights of the same network are needed"
-            raise ConfigError(FIELD, f"{name} of shape {tuple(value.shape)}", why)
-        ours.copy_(value)
+    shapes = {name: value.shape for name, value in entries.items()}
+    misfits = {
+        name: [entry for entry, value in weights.items() if shapes.get(entry) != value.shape]
+        for name, weights in start.items()
+    }
+    fitting = [name for name, wrong in misfits.items() if not wrong]
+    chosen = fitting[0] if key not in fitting and len(fitting) == 1 else key
+    if chosen not in start and len(start) > 1:
+        raise ConfigError(FIELD, ", ".join(start), f"none is called {key}, as a network here is")
+    chosen = chosen if chosen in start else next(iter(start))
+    for name in misfits[chosen]:
+        has = f"has {tuple(shapes[name])}" if name in shapes else "has none"
+        why = f"{key} {has}: weights of the same network are needed"
+        raise ConfigError(FIELD, f"{name} of shape {tuple(start[chosen][name].shape)}", why)
+    for name, value in start[chosen].items():
+        entries[name].copy_(value)
 
 
 EVAL_CHUNK, EVAL_TASK = 2048, 512

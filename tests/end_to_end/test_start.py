@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
 from flray.cli.main import invoke
+from flray.federation import load_start
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
@@ -58,6 +60,13 @@ def test_a_killed_run_needs_the_file_it_began_with(first: Path, digits: dict[str
     refused(runner.resume, run.folder)
     Path("w.safetensors").write_bytes(kept)
     assert runner.resume(run.folder).sha256 == run.sha256
+
+
+def test_networks_of_one_name_are_taken_by_their_shapes() -> None:
+    """They are numbered by their clients' order, which another seed may deal anew."""
+    small, large, fresh = nn.Linear(3, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+    load_start(fresh, "mlp", {"mlp": small.state_dict(), "mlp-2": large.state_dict()})
+    assert torch.equal(fresh.weight, large.weight)
 
 
 def test_a_run_s_name_stands_for_its_newest_run(first: Path, digits: dict[str, Any]) -> None:
