@@ -18,7 +18,7 @@ from flray.config.experiment import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
 from flray.metrics import TEST_VIEWS, VIEWS, lower_is_better
-from flray.results import COMPARISON, ENDED, ResultSet, Trial, alike_notes, measures
+from flray.results import ENDED, ResultSet, Trial, alike_notes, measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import conclude
@@ -422,9 +422,9 @@ class SweepResult:
 
     @property
     def best_trials(self) -> list[Trial]:
-        """The trials of the best setting, one per seed: ``best_trials[0].model()`` is its first model."""
+        """The trials of the best setting, one per seed without failed ones: ``best_trials[0].model()`` is its first."""
         wanted = self.label(self.summary.iloc[0])
-        trials = (one for one in self.data.trials if one.metric and one.phase == COMPARISON)
+        trials = (one for one in self.data.trials if one.metric and one.status != "failed")
         return [one for one in trials if self.data.label(one) == wanted]
 
     @property
@@ -459,9 +459,10 @@ class SweepResult:
         return self.main_table.conclusions
 
     def scores(self) -> dict[str, list[float]]:
-        """Return the scores of the seeds of each setting by its label, best setting first."""
+        """Return the scores of the seeds of each setting by its label, best setting first; failed trials have none."""
         found: dict[str, list[float]] = {self.label(row): [] for _, row in self.summary.iterrows()}
-        for _, row in self.results.dropna(subset="score").iterrows():
+        good = self.results[self.results["status"] != "failed"]
+        for _, row in good.dropna(subset="score").iterrows():
             found[self.label(row)].append(float(row["score"]))
         return {label: scores for label, scores in found.items() if scores}
 

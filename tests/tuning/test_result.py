@@ -70,6 +70,14 @@ def test_a_row_per_trial_and_one_per_setting(sweep: Path) -> None:
     assert SweepResult(sweep).best["algorithm"] == "fedavg"
 
 
+def test_a_trial_that_failed_is_none_of_the_best_setting(sweep: Path) -> None:
+    directory.update(sweep / "trials" / "0001", status="failed")
+    found = SweepResult(sweep)
+    best = found.summary.iloc[0]
+    assert [one.status for one in found.best_trials] == ["finished"] * best["seeds"]
+    assert list(map(len, found.scores().values())) == [n for n in found.summary["seeds"] if n]
+
+
 def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
     """Its value of early rounds may be higher than those of the settings that went on."""
     directory.update(sweep / "trials" / "0002", status="stopped")  # now both at one seed
