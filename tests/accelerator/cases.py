@@ -9,10 +9,11 @@ from torch import nn
 from flray import registry
 from flray.data.types import DataSet, Domain
 from flray.models import SplitModel
+from tests.algorithms.test_every_algorithm import BUILT_IN as NAMES
 from tests.algorithms.test_tasks import BINARY, FEW_SHOT
 from tests.algorithms.test_tasks import SEGMENTATION as MASKS
+from tests.helpers import small
 
-NAMES = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
 SIZES = (10, 17, 14)
 QUICK: dict[str, dict[str, Any]] = {
     "feddf": {"steps": 3},
@@ -51,14 +52,11 @@ def small_pictures(root: Path) -> DataSet:
         x = draws.integers(0, 120, (count, 3, 16, 16)) + labels[:, None, None, None] * 40
         return x.astype(np.uint8), labels
 
-    domains = tuple(
-        Domain(f"client{i}", "random", *pictures(size, i), *pictures(6, i))
-        for i, size in enumerate(SIZES)
-    )
+    parts = ((pictures(size, i), pictures(6, i)) for i, size in enumerate(SIZES))
+    domains = [Domain(f"client{i}", "random", *a, *b) for i, (a, b) in enumerate(parts)]
     public, _ = pictures(24, 0)
-    return DataSet(
-        "small pictures", domains, ("a", "b", "c"), (0.4,) * 3, (0.3,) * 3, public=public
-    )
+    moments = (0.4,) * 3, (0.3,) * 3
+    return DataSet("small pictures", tuple(domains), tuple("abc"), *moments, public=public)
 
 
 @registry.register_model("small-dropout")
@@ -71,17 +69,12 @@ def small_dropout(shape: tuple[int, ...], num_classes: int) -> nn.Module:
 def experiment(algorithm: str, /, **settings: Any) -> dict[str, Any]:
     """Return an experiment on small pictures."""
     needs = registry.algorithms.get(algorithm).needs
-    content: dict[str, Any] = {
-        "name": "accelerator",
-        "rounds": 2,
-        "data": "small-pictures",
-        "partition": "domains",
-        "model": {"name": "lenet", "norm": "batch"},
-        "algorithm": {"name": algorithm, **QUICK.get(algorithm, {})},
-        "local": {"epochs": 1, "batch_size": 8, "lr": 0.05},
-        "resources": {"executor": "inline", "gpus_per_actor": 0},
-        "tracking": {"uri": None},
-    }
+    own, model = {"name": algorithm, **QUICK.get(algorithm, {})}, {"name": "lenet", "norm": "batch"}
+    content = small(
+        data="small-pictures", partition="domains", model=model, algorithm=own, rounds=2
+    )
+    content["local"] = {"epochs": 1, "batch_size": 8, "lr": 0.05}
+    content["resources"] = {"executor": "inline", "gpus_per_actor": 0}
     if "validation" in needs:
         content["evaluation"] = {"validation": 0.2}
     for section, values in settings.items():
@@ -108,14 +101,12 @@ def covering() -> list[Case]:
         if optimizer == "adam":
             local["lr"] = 0.01
         own = {"option": "I"} if name == "scaffold" and optimizer == "adam" else {}
-        found.append(
-            case(
-                f"{name}-{augment}-{optimizer}-server on {server}",
-                experiment(name, local=local, algorithm=own),
-                server,
-                samples=("own", "batch")[(i // 5) % 2],
-            )
+        content, samples = (
+            experiment(name, local=local, algorithm=own),
+            ("own", "batch")[i // 5 % 2],
         )
+        label = f"{name}-{augment}-{optimizer}-server on {server}"
+        found.append(case(label, content, server, samples=samples))
     return found
 
 

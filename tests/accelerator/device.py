@@ -63,15 +63,9 @@ class AccelTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> "AccelTensor":
-        made: AccelTensor = Tensor._make_wrapper_subclass(
-            cls,
-            held.size(),
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            layout=held.layout,
-            device=DEVICE,
-        )
+        how: dict[str, Any] = {"strides": held.stride(), "storage_offset": held.storage_offset()}
+        how |= {"dtype": held.dtype, "layout": held.layout, "device": DEVICE}
+        made: AccelTensor = Tensor._make_wrapper_subclass(cls, held.size(), **how)
         made.held = held
         return made
 
@@ -158,9 +152,8 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if func in COPIES:
         return _copy(func, args, kwargs, made_there)
     if (generator := next((x for x in flat if isinstance(x, torch.Generator)), None)) is not None:
-        raise RuntimeError(
-            f"Expected a '{NAME}' device type for generator but found '{generator.device.type}'"
-        )
+        kind = generator.device.type
+        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{kind}'")
     _check_operands(func, args, flat)
     _count(func, args)
     plain = [_plain(x) for x in args]

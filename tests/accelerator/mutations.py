@@ -40,9 +40,7 @@ def _drawing(self: Algorithm, client: Client, batch: Batch) -> Tensor:
 
 
 def _mixing(self: Algorithm, client: Client, batch: Batch) -> Tensor:
-    return LOSS(self, client, batch) + torch.zeros(len(batch.x)).mean(0, keepdim=True).sum(0) * (
-        batch.outputs.sum(1) * torch.zeros(len(batch.x))
-    )
+    return LOSS(self, client, batch) + (batch.outputs.sum(1) * torch.zeros(len(batch.x))).sum()
 
 
 def _keeping(self: Classification, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from tests.accelerator.device import DEVICE, AccelTensor, Counts, pretending
 from tests.accelerator.run_cases import CPU, run
 from tests.helpers import built
 
+map_only: Any = torch.utils._pytree.tree_map_only
 Step = Callable[[Client, Batch, torch.optim.Optimizer], None]
 Decides = Mapping[str, Callable[[Client], Any]]
 DECIDES: Decides = {"copa": lambda client: client.id, "fedco2": lambda client: client.id}
@@ -109,14 +110,11 @@ class Recording:
         self._steps, after = client.steps - steps, Found(*arguments)
         self.unlike = {*(counts.waits - waits), *(counts.copies - copies)}
         self.unlike |= {p for p, n in after.numbers.items() if before.numbers.get(p) != n}
-        self._new = {
-            path: place_of(held)
-            for path, held in after.tensors.items()
-            if self._leaves.get(path) != place_of(held)
-        }
+        places = {path: place_of(held) for path, held in after.tensors.items()}
+        self._new = {path: at for path, at in places.items() if self._leaves.get(path) != at}
 
     def _note(self, func: Any, args: Any, options: Any, result: Any) -> None:
-        given = torch.utils._pytree.tree_map_only(Tensor, self._kept, (list(args), dict(options)))
+        given = map_only(Tensor, self._kept, (list(args), dict(options)))
         made = [self._kept(one) for one in device._leaves(result) if isinstance(one, Tensor)]
         self._calls.append((func, *given, made))
 
@@ -146,12 +144,10 @@ class Recording:
             return made.set_(storage, place.offset, place.size, place.stride)
 
         for func, args, options, made in self._calls:
-            given, named = torch.utils._pytree.tree_map_only(
-                Place, tensor, (args, options), is_leaf=lambda one: isinstance(one, Place)
-            )
-            result = [
-                one for one in device._leaves(func(*given, **named)) if isinstance(one, Tensor)
-            ]
+            leaf = {"is_leaf": lambda one: isinstance(one, Place)}
+            given, named = map_only(Place, tensor, (args, options), **leaf)
+            leaves = device._leaves(func(*given, **named))
+            result = [one for one in leaves if isinstance(one, Tensor)]
             for place, one in zip(made, result, strict=True):
                 if place.memory not in mine:
                     memory[place.memory] = one.untyped_storage()

@@ -16,9 +16,7 @@ import pytest
 from tests.accelerator.cases import NAMES, SIZES, Case, case, covering, experiment, tasks
 from tests.helpers import ended
 
-RECORDED: dict[str, dict[str, int]] = json.loads(
-    (Path(__file__).parent / "kernels.json").read_text()
-)
+RECORDED = json.loads(Path(__file__).with_name("kernels.json").read_text())
 """The most kernels of a training step, by case and phase."""
 
 WAITS_IN_A_STEP = {"few shots": 1}
@@ -82,18 +80,15 @@ def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
     wrong = [case(name, experiment("fedavg"), mutation=name) for name in names]
     content = experiment("fedavg", evaluation={"batch_size": 8})
     right = [case(name, content, samples=name) for name in LYING]
-    public = [
-        case(f"public {name}", experiment("fedmd"), samples=name) for name in ("own", "batch")
-    ]
+    other = experiment("fedmd")
+    public = [case(f"public {name}", other, samples=name) for name in ("own", "batch")]
     found = {one["name"]: one for one in run_cases([*wrong, *right, *public])}
     assert "device type for generator" in found["generator"]["error"]
     assert "found at least two devices" in found["mixing"]["error"]
     assert "can't convert accel:0 device type tensor to numpy" in found["numpy"]["error"]
-    for name, line in (
-        ("item", "a step waits for {'item"),
-        ("to the host", "a step waits for {'.to"),
-    ):
-        assert any(line in told for told in overspent([found[name]])), found[name]
+    for name, asked in {"item": "item", "to the host": ".to"}.items():
+        told = overspent([found[name]])
+        assert any(f"a step waits for {{'{asked}" in line for line in told), found[name]
     for name, images in LYING.items():
         assert not problems([found[name]]) and not found[name]["step_waits"]
         assert found[name]["images"] == images
@@ -127,8 +122,7 @@ def test_every_method_has_its_bits_by_recorded_steps(others: bool) -> None:
     left = {name for name, one in found.items() if not one.get("repeated")}
     assert left == {name for name in NOT_RECORDED if (name not in FEW) == others}
     numbers = {n: [x for x in one["unlike"] if x.startswith("client/")] for n, one in found.items()}
-    assert {n: x for n, x in numbers.items() if x} == {
-        n: ALSO_WRITTEN[n] for n in found if n in ALSO_WRITTEN
-    }
+    wanted = {n: ALSO_WRITTEN[n] for n in found if n in ALSO_WRITTEN}
+    assert {n: x for n, x in numbers.items() if x} == wanted
     # What of a client Python decides by is needed: without it the bits are others.
     assert [name for name, one in found.items() if one["if alike"]] == []

@@ -44,6 +44,11 @@ def setting(*keys: str, value: Any) -> Plant:
     return edit("config.yaml", "experiment", *keys, value=value)
 
 
+def callback(name: str, **options: Callable[[], str]) -> Plant:
+    made = lambda: [{"name": name, **{key: value() for key, value in options.items()}}]  # noqa: E731
+    return setting("callbacks", value=made)
+
+
 def write(file: str, data: bytes) -> Plant:
     return lambda run: void((run / file).write_bytes(data))
 
@@ -162,12 +167,8 @@ BUCKETS: dict[str, Plant | str] = {
     "tracking.uri: a file": setting("tracking", "uri", value=lambda: f"sqlite:///{outside()}/x.db"),
     "plugins: a file": plugin("../../../../outside-own.py"),
     "output: another bucket": setting("output", value="s3://flray-test/stolen"),
-    "callbacks.0.folder: a home": setting(
-        "callbacks", value=lambda: [{"name": "tensorboard", "folder": str(outside())}]
-    ),
-    "callbacks.0.mode: an account": setting(
-        "callbacks", value=[{"name": "wandb", "mode": "online"}]
-    ),
+    "callbacks.0.folder: a home": callback("tensorboard", folder=lambda: str(outside())),
+    "callbacks.0.mode: an account": callback("wandb", mode=lambda: "online"),
 }
 """Into a bucket with a run: another key, or a setting, by its name."""
 

@@ -230,10 +230,8 @@ SETTINGS = [
     *("normalisation={mean: [1e308], std: [1]}", "normalisation={mean: [0.5], std: [1e-300]}"),
     *("normalisation={mean: [0.1, 0.2], std: [1, 1]}", "normalisation={mean: [0.1], std: [1, 1]}"),
     *("partition={name: quantity, clients: 1000000000}", "partition.seed=99999999999999999999"),
-    *(
-        "partition={name: quantity, clients: 4, min_size: 1000000}",
-        "model={name: mlp, hidden: [0]}",
-    ),
+    "partition={name: quantity, clients: 4, min_size: 1000000}",
+    "model={name: mlp, hidden: [0]}",
     *(
         f"partition={{name: flower, partitioner: {one}}}"
         for one in ("os.system", "__class__", "IidPartitioner, options: {num_partitions: 0}")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray import exceptions
 from torch import Tensor
 
 from flray import trees
@@ -170,10 +171,8 @@ def test_what_one_stage_takes_says_nothing_of_another() -> None:
 def blocks_of(spec: FederationSpec, executor: RayExecutor) -> list[TaskBlock]:
     weights = spec.build("lenet").state_dict()
     common = executor.put(trees.pack({"weights": dict(weights)}))
-    tasks = [
-        ClientTask("stage", client, 0, "lenet", Stage(), token="a", cost=float(client))
-        for client in range(CLIENTS)
-    ]
+    numbers = range(CLIENTS)
+    tasks = [ClientTask("stage", n, 0, "lenet", Stage(), token="a", cost=float(n)) for n in numbers]
     return [TaskBlock((TaskInput(task, common),)) for task in tasks]
 
 
@@ -246,37 +245,30 @@ class Dying(Federation):
         return super().restore(folder)
 
 
-def run_federation(
-    tmp_cwd: Path, digits: dict[str, Any], name: str, steps: dict[int, int], **losses: int
-) -> tuple[str, Journal]:
+def lossy(digits: Any, name: str, steps: dict[int, int], **losses: int) -> tuple[str, Journal]:
     # No checkpoint is due before the last round: what is saved is saved because of the losses.
-    content = {**digits, "rounds": 6, "checkpoint": {"every": 100}}
-    spec = built(content)
-    journal = Journal(tmp_cwd / name / "journal.jsonl")
+    spec = built(digits, rounds=6, checkpoint={"every": 100})
+    journal = Journal(Path(name) / "journal.jsonl")
     recorder = RoundRecorder(journal, spec.config, name="", group="", metric="", say=print)
     return RoundLoop(spec, Dying(spec, dict(steps), **losses), recorder, Progress()).run(), journal
 
 
 def test_a_run_outlives_losses_with_rounds_between(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    whole, _ = run_federation(tmp_cwd, digits, "whole", {})
-    digest, journal = run_federation(tmp_cwd, digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
+    whole, _ = lossy(digits, "whole", {})
+    digest, journal = lossy(digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
     assert digest == whole
     assert [event["round"] for event in journal.rounds()] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_that_gets_nowhere_ends_as_failed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
-    refused(run_federation, tmp_cwd, digits, "lost", {3: 99})
-    refused(run_federation, tmp_cwd, digits, "nowhere", {}, restores=4)
+    refused(lossy, digits, "lost", {3: 99})
+    refused(lossy, digits, "nowhere", {}, restores=4)
 
 
 def test_every_way_in_which_ray_ends_a_process_is_a_loss() -> None:
-    from ray import exceptions
-
     memory = exceptions.OutOfMemoryError("1 worker(s) were killed\n...")
-    for error in (
-        *(memory, exceptions.ActorDiedError(), exceptions.ActorUnavailableError("", None)),
-        *(exceptions.WorkerCrashedError(), exceptions.NodeDiedError("")),
-    ):
+    actor = exceptions.ActorDiedError(), exceptions.ActorUnavailableError("", None)
+    for error in (memory, *actor, exceptions.WorkerCrashedError(), exceptions.NodeDiedError("")):
         assert isinstance(error, losses.ACTOR_DIED_ERRORS)
     assert "memory monitor" in losses.last_line(memory)
 
@@ -287,8 +279,8 @@ def test_a_lack_of_memory_is_told_as_what_it_is() -> None:
             allocate()
         what = type(caught.value).__name__
         assert messages.error_summary(caught.value).startswith(f"out of memory ({what}")
-    told = messages.error_summary(torch.OutOfMemoryError("CUDA"))
-    assert told.startswith("out of memory (CUDA)")
+    cuda = torch.OutOfMemoryError("CUDA")
+    assert messages.error_summary(cuda).startswith("out of memory (CUDA)")
     assert messages.error_summary(ValueError("a\nb")) == "ValueError: a"
 
 

@@ -16,7 +16,7 @@ from flray.files import write_atomically
 from flray.records import Journal
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
-from tests.helpers import Clock, built
+from tests.helpers import Clock, built, cases
 from tests.messages import refused
 
 
@@ -150,22 +150,14 @@ def test_a_manifest_of_no_such_client_is_told(with_states: FederationSpec, tmp_p
         refused(checkpoint.restore, inline_federation(with_states, print), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("min_seconds", "writing", "saved"),
-    [(0.001, 1.0, [1, 4]), (0, 0.1, [1, 2, 3, 4]), (600, 0.0, [4])],
-)
+@cases("case", "[0.001, 1.0, [1, 4]], [0, 0.1, [1, 2, 3, 4]], [600, 0.0, [4]]")
 def test_writing_takes_a_tenth_of_the_time_at_most(
-    digits: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    min_seconds: float,
-    writing: float,
-    saved: list[int],
+    digits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
+    min_seconds, writing, saved = case
     clock, found = Clock(), list[int]()
     monkeypatch.setattr("flray.runs.loop.time", clock)
-    settings = {"model": "linear", "rounds": 4, "checkpoint": {"min_seconds": min_seconds}}
-    spec = built(digits, **settings)
+    spec = built(digits, model="linear", rounds=4, checkpoint={"min_seconds": min_seconds})
 
     class SlowlySaved(Federation):
         def save(self, folder: Path, keep: int) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flray import registry
 from flray.devices import resident_bytes
 from flray.federation import partition_summary
 from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
@@ -24,8 +23,9 @@ from flray.tasks import make_task
 from flray.tasks.classification import summarise_parts
 from flray.trees import Packed
 from tests.algorithms.helpers import federation_of, gaussian_clients, run, settings_for, spec_of
+from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
-from tests.helpers import built, python
+from tests.helpers import built, cases, python
 from tests.messages import refused
 
 
@@ -83,9 +83,6 @@ def test_samples_of_small_clients_stay_prepared_up_to_a_limit(
     assert runner._resources.samples_of(2)[0] is not runner._resources.samples_of(2)[0]
 
 
-BUILT_IN = sorted(set(registry.algorithms.names()) - set(registry.algorithms.added()))
-
-
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_portrait_of_every_method_changes_nothing(name: str) -> None:
     federation = federation_of(spec_of(name, gaussian_clients(), **settings_for(name)))
@@ -126,16 +123,10 @@ def test_chosen_rows_are_spread_evenly_and_who_holds_what() -> None:
     assert held == [len(client.train) for client in data.clients]
 
 
-@pytest.mark.parametrize(
-    ("task", "changes"),
-    [
-        ("digits", {}),
-        ("digits", {"algorithm": "lgmix", "evaluation": {"validation": 0.2, "others": True}}),
-        ("digits", {"algorithm": "fednh"}),
-        ("fundus", {}),
-        ("eeg", {}),
-        ("glyphs", {}),
-    ],
+@cases(
+    "task, changes",
+    """[digits, {}], [digits, {algorithm: lgmix, evaluation: {validation: 0.2, others: true}}],
+    [digits, {algorithm: fednh}], [fundus, {}], [eeg, {}], [glyphs, {}]""",
 )
 def test_the_names_are_those_of_an_evaluation(
     digits: dict[str, Any], task: str, changes: dict[str, Any]

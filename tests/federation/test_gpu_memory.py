@@ -65,12 +65,10 @@ class ServerMeetsErrors(MeetsErrors):
         super().refine(server)
 
 
-def method(
-    tmp_path: Path, errors: int, error: str = "OutOfMemoryError", client: int = 1
-) -> dict[str, Any]:
+def method(tmp_path: Path, errors: int, **options: Any) -> dict[str, Any]:
     left = tmp_path / "left"
     left.write_text(str(errors))
-    return {"name": "meets-errors", "file": str(left), "error": error, "client": client}
+    return {"name": "meets-errors", "file": str(left), **options}
 
 
 def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_of_a_gpu_s_words_those_on_memory_are_told() -> None:
 
 @pytest.mark.parametrize(("error", "count"), [("OutOfMemoryError", 2), ("AcceleratorError", 1)])
 def test_a_trial_gets_the_error_and_is_tried_again(tmp_path: Path, error: str, count: int) -> None:
-    spec = spec_of(method(tmp_path, count, error))
+    spec = spec_of(method(tmp_path, count, error=error))
     caught = refused(federation_of(spec, InlineExecutor(spec, exhausted="raise")).step)
     assert isinstance(caught.__cause__, getattr(torch, error))
     assert issubclass(getattr(torch, error), TRANSIENT_ERRORS)
@@ -174,8 +172,8 @@ def test_a_server_whose_device_fails_goes_on_in_a_new_process(
 ) -> None:
     found = []
     for errors, resources in ((0, {"executor": "inline"}), (1, {"actors": 1})):
-        own = method(tmp_path, errors, "AcceleratorError", client=99)
-        own["name"] = "server-meets-errors"
+        how = {"name": "server-meets-errors", "error": "AcceleratorError", "client": 99}
+        own = {**method(tmp_path, errors), **how}
         result = flray.run({"experiment": digits}, algorithm=own, rounds=2, resources=resources)
         found.append(result.sha256)
     assert found[0] == found[1]

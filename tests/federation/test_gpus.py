@@ -181,29 +181,21 @@ AT_THE_SERVER = {
 """A method whose server trains."""
 
 
-@pytest.mark.parametrize(
-    ("driver", "share", "actors", "words"),
-    [
-        ("head", 0.0, 4, "trains on a CPU: the node of the driver, where it is, has no GPU"),
-        ("other", 0.25, 3, "trains on 0.25 GPU"),
-        ("", 0.25, 3, "trains on 0.25 GPU"),  # as in a sweep, where it may be anywhere
-    ],
-)
 def test_a_server_on_a_node_without_gpus_is_planned_there(
-    digits: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    driver: str,
-    share: float,
-    actors: int,
-    words: str,
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without the driver's node, as in a sweep, it may be anywhere."""
     nodes = [{"id": "head", "CPU": 4.0}, {"id": "other", "CPU": 4.0, "GPU": 1.0}]
     monkeypatch.setattr(placement, "node_resources", lambda: nodes)
     monkeypatch.setattr(placement, "should_probe", lambda spec, nodes: False)
     spec = build_spec(placed(digits, **AT_THE_SERVER))
-    plan = placement.PoolPlanner(spec, {"CPU": 8, "GPU": 1}, driver).plan()
-    assert (plan.server_gpu, plan.actors, plan.gpus_per_actor) == (share, actors, 0.25)
-    assert str(plan).endswith(f"; the server {words}")
+    here = 0.0, 4, "trains on a CPU: the node of the driver, where it is, has no GPU"
+    there = 0.25, 3, "trains on 0.25 GPU"
+    for driver, (share, actors, words) in {"head": here, "other": there, "": there}.items():
+        plan = placement.PoolPlanner(spec, {"CPU": 8, "GPU": 1}, driver).plan()
+        found = plan.server_gpu, plan.actors, plan.gpus_per_actor
+        assert found == (share, actors, 0.25), driver
+        assert str(plan).endswith(f"; the server {words}")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from flray.files import hold_lock
 from flray.records import directory
 from flray.runs import runner
 from flray.tuning import tuner
-from tests.helpers import python, written
+from tests.helpers import cases, python, written
 from tests.messages import refused
 
 pytestmark = pytest.mark.timeout(600)
@@ -221,16 +221,10 @@ def test_ray_starts_no_more_than_it_needs_and_keeps_no_record_of_tasks(short: Pa
         assert call(25) - before < 4 * 2**20
 
 
-@pytest.mark.parametrize(
-    ("given", "environment", "expected", "said"),
-    [
-        (None, None, None, 0),
-        (None, "10.0.0.1:6379", "10.0.0.1:6379", 1),
-        ("auto", "10.0.0.1:6379", "auto", 0),
-        ("local", "10.0.0.1:6379", None, 0),
-        (None, "local", None, 0),
-        (None, "", None, 0),
-    ],
+@cases(
+    "given, environment, expected, said",
+    """[null, null, null, 0], [null, '10.0.0.1:6379', '10.0.0.1:6379', 1], [null, local, null, 0],
+    [auto, '10.0.0.1:6379', auto, 0], [local, '10.0.0.1:6379', null, 0], [null, '', null, 0]""",
 )
 def test_the_environment_s_ray_is_joined_and_said(
     given: str | None, environment: str | None, expected: str | None, said: int

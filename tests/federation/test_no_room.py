@@ -14,6 +14,7 @@ from tests.clusters import joined_cluster
 from tests.helpers import Said
 
 pytestmark = pytest.mark.slow
+Hold = Callable[[int], Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +24,7 @@ def cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def hold() -> Iterator[Callable[[int], Any]]:
+def hold() -> Iterator[Hold]:
     """Hold CPUs with an actor, until the test ends or the actor is killed."""
     held: list[Any] = []
 
@@ -63,7 +64,7 @@ def sweep(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.timeout(300)
 def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
-    tmp_cwd: Path, digits: dict[str, Any], hold: Callable[[int], Any]
+    tmp_cwd: Path, digits: dict[str, Any], hold: Hold
 ) -> None:
     hold(1)
     said = Said()
@@ -81,11 +82,7 @@ def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 def test_whatever_has_no_room_says_so_and_goes_on_when_there_is_some(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    hold: Callable[[int], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    tmp_cwd: Path, digits: dict[str, Any], hold: Hold, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(nodes, "WAIT_SECONDS", 0.5)
     said = Awaited(hold(3))

@@ -120,22 +120,15 @@ def drain(nodes: Any) -> None:
     """Give the notice by Ray's own command."""
     command = f"ray drain-node --address {nodes.address} --node-id {nodes.workers[0].node_id} "
     command += "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot "
-    subprocess.run(
-        [*command.split(), "--deadline-remaining-seconds", "300"], check=True, capture_output=True
-    )
+    command += "--deadline-remaining-seconds 300"
+    subprocess.run(command.split(), check=True, capture_output=True)
 
 
 def work(digits: dict[str, Any], rounds: int, **changes: Any) -> dict[str, Any]:
     """Rounds in which every client keeps a state; no checkpoint has them before the end."""
-    return {
-        **digits,
-        "plugins": ["held.py"],
-        "algorithm": "held",
-        "rounds": rounds,
-        "partition": {"name": "iid", "clients": 6},
-        "checkpoint": {"every": rounds, "min_seconds": 0},
-        **changes,
-    }
+    own: dict[str, Any] = {"plugins": ["held.py"], "algorithm": "held", "rounds": rounds}
+    own["checkpoint"] = {"every": rounds, "min_seconds": 0}
+    return {**digits, **own, "partition": {"name": "iid", "clients": 6}, **changes}
 
 
 def undisturbed(settings: dict[str, Any], **changes: Any) -> str:
@@ -172,11 +165,8 @@ def test_a_sweep_survives_the_loss_of_a_node(
 ) -> None:
     """The trial on it uses up no attempt; if the node was drained, it loses a round at most."""
     settings = work(digits, 5, resources={"executor": "inline"}, output=str(tmp_cwd / "runs"))
-    content = {
-        "experiment": settings,
-        "space": {"local.lr": {"grid": [0.02, 0.05]}},
-        "sweep": {"metric": "auto", "max_failures": 0},
-    }
+    content = {"experiment": settings, "space": {"local.lr": {"grid": [0.02, 0.05]}}}
+    content["sweep"] = {"metric": "auto", "max_failures": 0}
     progress = Seen()
     with Disturbance(nodes, progress, notice=notice, lost=3):
         result = api.tune(content, progress=progress)

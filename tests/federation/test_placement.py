@@ -27,7 +27,7 @@ from flray.federation.ray_backend.placement import Plan, make_plan
 from flray.federation.ray_backend.sharing import measure_sharing
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
-from tests.helpers import built, python
+from tests.helpers import built, cases, python
 from tests.messages import refused
 
 GIB = 2**30
@@ -70,22 +70,15 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
     assert in_blocks(2, 5).actors == 5  # the sampled may all be of different blocks
 
 
-@pytest.mark.parametrize(
-    ("need", "free", "share", "actors"),
-    [
-        (1, (16,), 0.25, 4),  # memory for more, but four are enough for one GPU
-        (5, (16,), 0.5, 2),  # 0.9 * 16 / 5 = 2.9
-        (10, (16,), 1.0, 1),
-        (5, (16, 12), 0.5, 4),  # the fuller GPU decides
-        (4, (16, 12), 0.5, 4),  # 0.9 * 12 / 4 = 2.7
-        # Sharing gains nothing that is known, and 20 is no multiple of 16.
-        (3, (80, 80, 80, 80), 1.0, 4),
-        (3, (80, 80), 0.5, 4),
-    ],
+@cases(
+    "need, free, share, actors",
+    """[1, [16], 0.25, 4], [5, [16], 0.5, 2], [10, [16], 1.0, 1], [5, [16, 12], 0.5, 4],
+    [4, [16, 12], 0.5, 4], [3, [80, 80, 80, 80], 1.0, 4], [3, [80, 80], 0.5, 4]""",
 )
 def test_gpus_are_packed_by_free_memory(
-    digits: dict[str, Any], need: int, free: tuple[int, ...], share: float, actors: int
+    digits: dict[str, Any], need: int, free: list[int], share: float, actors: int
 ) -> None:
+    """Nine tenths of the fuller GPU's; four to a GPU are enough, and four GPUs need not share for 20 tasks."""
     gpus = tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
     survey = ResourceSurvey(GIB, need * GIB, gpus)
     found = plan(digits, {"CPU": 64, "GPU": len(free)}, survey=survey)
@@ -207,10 +200,8 @@ def best(nodes: Nodes, cohort: int, trials: int, fitting: int, slowdown: Slowdow
     """Return the end of the best of all plans; with more actors in as many turns a plan ends no sooner."""
     shares = range(1, fitting + 1) if any(gpus for _, gpus in nodes) else [0]
     counts = {math.ceil(cohort / turns) for turns in range(1, cohort + 1)}
-    return min(
-        simulated(nodes, cohort, trials, actors, per_gpu, slowdown)
-        for actors, per_gpu in itertools.product(counts, shares)
-    )
+    plans = itertools.product(counts, shares)
+    return min(simulated(nodes, cohort, trials, *one, slowdown) for one in plans)
 
 
 def planned(

@@ -14,10 +14,12 @@ from flray.data.types import DataSet, Domain
 from flray.federation.evaluation import available_metrics, check_metric
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.results.load import load_folder
 from flray.runs import runner
+from flray.runs.export import export
 from flray.runs.models import TrainedModels
 from tests.algorithms.helpers import OTHER, federation_of, gaussian_clients, spec_of
-from tests.helpers import built, small
+from tests.helpers import built, cases, small
 from tests.messages import refused
 
 LOCAL = {"aggregation": {"buffers": "local"}}
@@ -107,9 +109,6 @@ def test_what_needs_one_model_is_refused_and_an_unseen_client_adapts() -> None:
 
 
 def test_a_run_is_reported_and_exported_by_its_clients(tmp_cwd: Path) -> None:
-    from flray.results.load import load_folder
-    from flray.runs.export import export
-
     data = {"name": "random", "shape": [1, 16, 16], "samples": 24}
     world = {"data": data, "partition": {"name": "iid", "clients": 2}}
     model = {"name": "lenet", "norm": "batch"}
@@ -157,15 +156,11 @@ def test_a_client_of_one_sample_is_named() -> None:
     refused(federation, {"name": "digit-cnn", "width": 0.05})
 
 
-@pytest.mark.parametrize(
-    ("model", "settings"),
-    [
-        ({"name": "mlp", "norm": "group"}, {}),
-        ({"name": "mlp"}, {}),
-        ({"name": "resnet8", "width": 4}, {}),
-        ({"name": "digit-cnn", "width": 0.05, "classifier_norm": False}, {}),
-        ({"name": "unet", "width": 2, "depth": 2}, {"data": {"name": "sites", "masks": True}}),
-    ],
+@cases(
+    "model, settings",
+    """[{name: mlp, norm: group}, {}], [{name: mlp}, {}], [{name: resnet8, width: 4}, {}],
+    [{name: digit-cnn, width: 0.05, classifier_norm: false}, {}],
+    [{name: unet, width: 2, depth: 2}, {data: {name: sites, masks: true}}]""",
 )
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_one_sample_is_trained_on_where_that_is_possible(

@@ -51,7 +51,10 @@ x, y = np.zeros((20, 3, 32, 32), np.uint8), np.arange(20) % 2
 def mine(root):
     return """
 PARTITION = "@flray.register_partition('mine')\n"
+OBJECTS = DATA.replace("np.uint8)", "object)")
 MADE = "DataSet('mine', (Domain('d', 'real', x, y, x, y),), ('a', 'b'), {})"
+MOMENTS = ("(0.5,), (0.5,)", "('a',) * 3, (1,) * 3", "(.5,) * 3, (0,) * 3")
+MOMENTS += ("(float('nan'),) * 3, (1,) * 3",)
 FILES: dict[str, Input] = {
     "empty": of(""),
     "a text": of("hello"),
@@ -120,52 +123,36 @@ PLUGINS: dict[str, Input] = {
     "partition of text": plugin(f"{PARTITION}def mine(labels): return 'abc'", "partition=mine"),
     "data none": plugin(f"{DATA}None", "data=mine"),
     "data raise": plugin(f"{DATA}1 / 0", "data=mine"),
-    **{
-        f"mean, std {numbers}": plugin(DATA + MADE.format(numbers), "data=mine")
-        for numbers in (
-            *("(0.5,), (0.5,)", "('a',) * 3, (1,) * 3", "(.5,) * 3, (0,) * 3"),
-            "(float('nan'),) * 3, (1,) * 3",
-        )
-    },
+    **{f"mean, std {one}": plugin(DATA + MADE.format(one), "data=mine") for one in MOMENTS},
     "domains number": plugin(f"{DATA}DataSet('mine', 5, ('a',), (.5,), (.5,))", "data=mine"),
-    "objects": plugin(
-        DATA.replace("np.uint8)", "object)") + MADE.format("(.5,) * 3, (1,) * 3"), "data=mine"
-    ),
+    "objects": plugin(OBJECTS + MADE.format("(.5,) * 3, (1,) * 3"), "data=mine"),
 }
 METRIC = "@flray.register_metric('mine')\ndef m("
 SAMPLER = "@flray.register_sampler('mine')\n"
 CALLBACK = "@flray.register_callback('mine')\nclass C:\n"
 SLASHED = "@flray.register_metric('a/b')\ndef m(targets, outputs): return 1"
 MEASURED = "evaluation.metrics=[mine]"
-SAMPLED = "participation.sampler=mine"
+SAMPLED, ODD = "participation.sampler=mine", "participation.sampler={name: mine, b: x}"
 CALLED = "callbacks=[mine]"
 ROUND = "    def round(self, number, metrics): pass\n"
+CHECK = "    def __init__(self, run): pass\n    def check(): raise ValueError('no token')"
 PLUGINS |= {
     "metric a number": plugin("flray.register_metric('mine')(5)", MEASURED),
     "metric of one argument": plugin(f"{METRIC}outputs): return 1", MEASURED),
-    "metric with an option without value": plugin(
-        f"{METRIC}targets, outputs, *, a: int): return 1", MEASURED
-    ),
+    "metric, an option without value": plugin(f"{METRIC}t, o, *, a: int): return 1", MEASURED),
     "metric with a slash": plugin(SLASHED, "evaluation.metrics=[a/b]"),
     "metric not registered": plugin("", MEASURED),
-    "metric twice": plugin(
-        f"{METRIC}targets, outputs): return 1", "evaluation.metrics=[mine, mine]"
-    ),
+    "metric twice": plugin(f"{METRIC}t, o): return 1", "evaluation.metrics=[mine, mine]"),
     "sampler of nothing": plugin(f"{SAMPLER}def s(): return [0]", SAMPLED),
     "sampler not registered": plugin("", SAMPLED),
-    "sampler with a wrong option": plugin(
-        f"{SAMPLER}def s(a, *, b: int = 1): return [0]", "participation.sampler={name: mine, b: x}"
-    ),
+    "sampler with a wrong option": plugin(f"{SAMPLER}def s(a, *, b: int = 1): return [0]", ODD),
     "callback an instance": plugin("flray.register_callback('mine')(5)", CALLED),
     "callback without round": plugin(f"{CALLBACK}    pass", CALLED),
-    "callback check raises": plugin(
-        f"{CALLBACK}{ROUND}    def __init__(self, run): pass\n"
-        "    def check(): raise ValueError('no token')",
-        CALLED,
-    ),
+    "callback check raises": plugin(f"{CALLBACK}{ROUND}{CHECK}", CALLED),
     "callback not registered": plugin("", CALLED),
 }
 ADDRESSES = ("127.0.0.1:9", "127.0.0.1:99999999", "a" * 300 + ":1", "\n:1", "ray://127.0.0.1:9", "")
+JOINING = ("run", "x.yaml", "resources.executor=ray", "--address")
 LINES = (
     "runn x.yaml; run; run x.yaml --rounds=3; run x.yaml local.lr; run x.yaml =1; run x.yaml seed=1.0; "
     "run x.yaml local.lr=40%; run x.yaml sweep.seeds=3; run x.yaml experiment=5; "
@@ -175,10 +162,7 @@ LINES = (
     "--nothing"
 )
 TYPED: dict[str, Input] = {
-    **{
-        f"address {one!r:.30}": typed("run", "x.yaml", "resources.executor=ray", "--address", one)
-        for one in ADDRESSES
-    },
+    **{f"address {one!r:.30}": typed(*JOINING, one) for one in ADDRESSES},
     **{f"typed {line}": typed(*line.split()) for line in LINES.split("; ")},
     "papers": typed("list", "papers", "nope"),
     "rounds twice": typed("resume", "x", "rounds=9", "rounds=8"),
