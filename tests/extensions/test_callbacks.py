@@ -275,22 +275,14 @@ CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
 
 def experiment(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
     sampler = {"name": "power-of-choice", "candidates": 3}
-    settings = {
-        "rounds": 6,
-        "participation": {"clients": 2, "sampler": sampler},
-        "evaluation": {"metrics": ["balanced-accuracy"]},
-        "stop": {"metric": "train/loss", "patience": 2, "min_delta": 0.5},
-    }
-    return {**digits, **settings, **changes}
+    settings = {"rounds": 6, "participation": {"clients": 2, "sampler": sampler}, "stop": STOP}
+    return {**digits, **settings, "evaluation": {"metrics": ["balanced-accuracy"]}, **changes}
 
 
 def wandb_steps(folder: Path) -> list[int]:
-    return [
-        record.history.step.num
-        for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))
-        for record in wandb_records(file.read_bytes())
-        if record.WhichOneof("record_type") == "history"
-    ]
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    records = [record for file in files for record in wandb_records(file.read_bytes())]
+    return [one.history.step.num for one in records if one.WhichOneof("record_type") == "history"]
 
 
 @pytest.mark.slow

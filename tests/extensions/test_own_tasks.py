@@ -128,7 +128,7 @@ def test_partitions_divide_by_tenths_and_by_the_rarest_label(tmp_cwd: Path) -> N
         dataset = load_dataset("table", options)
         y = np.concatenate([dataset.domains[0].train_y, dataset.domains[0].test_y])
         labels = make_task(dataset.task).partition_labels(y)
-        assert labels is not None and {*labels} == {*range(parts)}
+        assert {*labels} == {*range(parts)}
         made = federate(dataset, "pathological", alone, 0)
         for client in made.clients:
             assert len({*labels[client.train]}) == 2
@@ -220,53 +220,28 @@ class Half(Task):
         return (outputs - targets).square().mean()
 
 
-@register_task("no-measure")
-class NoMeasure(Half):
-    pass
-
-
 @register_task("halves")
 class Halves(Half):
     def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
         return {"r2": 1 - float(np.square(outputs - targets).mean() / np.var(targets))}
 
 
-@register_task("no-names")
-class NoNames(Halves):
-    measures = ()
+def unlucky(*_: Any) -> Any:
+    raise ValueError("no such luck")
 
 
-@register_task("less-is-better")
-class Less(Halves):
-    measures = ("half-error",)
-
-
-@register_task("raises-at-once")
-class Raises(Halves):
-    def __init__(self) -> None:
-        raise ValueError("no such luck")
-
-
-@register_task("odd-labels")
-class Odd(Halves):
-    @staticmethod
-    def partition_labels(targets: Any) -> Any:
-        return targets[:, 0]
-
-
+NO_TASKS: dict[str, tuple[type, dict[str, Any]]] = {
+    "no-measure": (Half, {}),
+    "no-names": (Halves, {"measures": ()}),
+    "less-is-better": (Halves, {"measures": ("half-error",)}),
+    "raises-at-once": (Halves, {"__init__": unlucky}),
+    "odd-labels": (Halves, {"partition_labels": staticmethod(lambda targets: targets[:, 0])}),
+    "forgets": (Half, {"measure": lambda self, targets, outputs: {"rr": 1.0}}),
+    "cannot-sum-up": (Halves, {"summarise": unlucky}),
+}
+for _name, (_base, _members) in NO_TASKS.items():
+    register_task(_name)(type("Made", (_base,), _members))
 register_task("a-function")(lambda: Halves())
-
-
-@register_task("forgets")
-class Forgets(Half):
-    def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
-        return {"rr": 1.0}
-
-
-@register_task("cannot-sum-up")
-class CannotSumUp(Halves):
-    def summarise(self, predictions: Any) -> dict[str, float]:
-        raise ValueError("no such luck")
 
 
 def test_a_class_that_is_no_task_or_does_not_measure_is_named() -> None:

@@ -347,11 +347,6 @@ def hits(targets: Any, outputs: Any, *, times: float = 1.0) -> float:
     return times * float((outputs.argmax(1) == targets).mean())
 
 
-@register_metric("wrong-result")
-def wrong_result(targets: Any, outputs: Any) -> str:
-    return "much"
-
-
 @register_metric("spoils")
 def spoils(targets: Any, outputs: Any) -> float:
     outputs[:], targets[:] = 0, 0
@@ -363,9 +358,8 @@ def raises(targets: Any, outputs: Any) -> float:
     raise ValueError("no such luck")
 
 
-@register_metric("takes-nothing")
-def takes_nothing() -> float:
-    return 1.0
+register_metric("takes-nothing")(lambda: 1.0)
+register_metric("wrong-result")(lambda targets, outputs: "much")
 
 
 def test_builtin_metrics_are_those_of_other_libraries() -> None:

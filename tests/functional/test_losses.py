@@ -51,9 +51,8 @@ def test_equals_monai() -> None:
         masks = (torch.rand(4, 2, 8, 8, generator=generator) < 0.3).double()
         masks[0, 1] = 0
         for s in (1e-5, 0.5):
-            theirs = DiceLoss(
-                sigmoid=True, squared_pred=True, reduction="none", smooth_nr=s, smooth_dr=s
-            )
+            how = {"reduction": "none", "smooth_nr": s, "smooth_dr": s}
+            theirs = DiceLoss(sigmoid=True, squared_pred=True, **how)
             expected = theirs(logits, masks).flatten(1).mean(1)
             assert_close(fn.dice_loss(logits, masks, s, "none"), expected, rtol=1e-9, atol=0)
             assert_close(fn.dice_loss(logits, masks, s), expected.mean(), rtol=1e-9, atol=0)
@@ -114,17 +113,13 @@ def test_model_contrastive_first_round_scale_and_edges() -> None:
     near(loss, math.log(2), rel=1e-15)
     assert not grad(loss, own)[0].any()
     before = normal(4, 3, seed=2)
-    assert torch.equal(
-        fn.model_contrastive_loss(2 * own, common, before),
-        fn.model_contrastive_loss(own, common, before),
-    )
+    loss, scaled = (fn.model_contrastive_loss(one, common, before) for one in (own, 2 * own))
+    assert torch.equal(loss, scaled)
     zero = torch.zeros(1, 3, requires_grad=True)
     loss = fn.model_contrastive_loss(zero, torch.ones(1, 3), -torch.ones(1, 3))
     assert loss.item() == approx(math.log(2)) and not grad(loss, zero)[0].any()
-    saturated = fn.model_contrastive_loss(
-        torch.ones(2, 3), -torch.ones(2, 3), torch.ones(2, 3), 1e-3
-    )
-    near(saturated, 2000.0, rel=1e-5)
+    ones = torch.ones(2, 3)
+    near(fn.model_contrastive_loss(ones, -ones, ones, 1e-3), 2000.0, rel=1e-5)
     nothing = torch.ones(0, 3)
     assert fn.model_contrastive_loss(nothing, nothing, nothing).item() == 0.0
 
@@ -139,9 +134,8 @@ def relaxed(x: Any, y: Any, tau: float, threshold: float, beta: float, k: int, p
         if pairs == "top":
             positives, close, others = [min(positives)], sorted(partners)[:1], others[:k]
         repulsion = sum(math.exp(v / tau) for v in others)
-        total += sum(
-            -math.log(math.exp(p / tau) / (math.exp(p / tau) + repulsion)) for p in positives
-        ) / len(positives)
+        shares = [math.exp(p / tau) / (math.exp(p / tau) + repulsion) for p in positives]
+        total += sum(-math.log(share) for share in shares) / len(positives)
         attraction = sum(math.exp(v / tau) for v in close if v >= threshold)
         total += beta * -math.log(math.exp(1 / tau) / (math.exp(1 / tau) + attraction))
     return total / len(x)
@@ -170,7 +164,7 @@ def test_relaxed_contrastive_small_batches_and_equal_samples(size: int) -> None:
     loss.backward()
     # Two equal samples of one class: no contrast, the penalty is log 2 for each.
     near(loss, math.log(2) if size == 2 else 0.0)
-    assert features.grad is not None and torch.isfinite(features.grad).all()
+    assert torch.isfinite(features.grad).all()
 
 
 def test_correlation_of_identical_clients_and_affine_maps() -> None:

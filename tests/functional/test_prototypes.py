@@ -88,10 +88,8 @@ def test_prototype_contrast_equals_loops(cosine: bool) -> None:
     near(loss, np.mean(expected))
     (gradient,) = grad(loss, features)
     assert torch.isfinite(gradient).all() and not gradient[1].any()
-    assert gradcheck(
-        lambda x: fn.prototype_contrastive_loss(x, LABELS, prototypes, PRESENT, 0.7, cosine),
-        features,
-    )
+    given = LABELS, prototypes, PRESENT, 0.7, cosine
+    assert gradcheck(lambda x: fn.prototype_contrastive_loss(x, *given), features)
 
 
 @pytest.mark.parametrize("function", [fn.prototype_loss, fn.prototype_contrastive_loss])
@@ -106,17 +104,15 @@ def test_no_counted_sample_is_a_differentiable_zero(function) -> None:  # type: 
 
 
 def test_one_known_class_has_no_contrast() -> None:
-    loss = fn.prototype_contrastive_loss(
-        normal(3, 2), torch.tensor([1, 1, 0]), normal(2, 2, seed=1), torch.tensor([False, True])
-    )
+    labels, present = torch.tensor([1, 1, 0]), torch.tensor([False, True])
+    loss = fn.prototype_contrastive_loss(normal(3, 2), labels, normal(2, 2, seed=1), present)
     assert loss.item() == 0.0
 
 
 def test_nearest_prototype_is_never_an_absent_class() -> None:
     prototypes = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [3.0, 4.0]])
-    scores = fn.prototype_scores(
-        torch.tensor([[0.0, 1.0], [3.0, 3.0]]), prototypes, torch.tensor([True, False, True])
-    )
+    points, present = torch.tensor([[0.0, 1.0], [3.0, 3.0]]), torch.tensor([True, False, True])
+    scores = fn.prototype_scores(points, prototypes, present)
     assert scores.argmax(1).tolist() == [0, 2] and scores[:, 1].tolist() == [float("-inf")] * 2
     assert_allclose(scores[:, [0, 2]], [[-1, -(18**0.5)], [-(18**0.5), -1]], rtol=1e-6)
 
@@ -136,9 +132,8 @@ def test_direction_update_by_hand() -> None:
     # Nobody holds class 1; the directions of class 2 cancel.
     assert torch.equal(moved[1:], weight[1:])
     assert_allclose(moved[:2].norm(dim=1), np.ones(2), rtol=1e-14)
-    assert torch.equal(
-        fn.update_directions(weight, directions, torch.ones(2, 3).long(), 1.0), weight
-    )
+    still = fn.update_directions(weight, directions, torch.ones(2, 3).long(), 1.0)
+    assert torch.equal(still, weight)
 
 
 def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
@@ -163,7 +158,7 @@ def test_support_and_queries_both_learn() -> None:
     embeddings = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     fn.prototypical_loss(embeddings, labels, 2).backward()
-    assert embeddings.grad is not None and bool((embeddings.grad.abs().sum(1) > 1e-6).all())
+    assert bool((embeddings.grad.abs().sum(1) > 1e-6).all())
     without = torch.randn(4, 3, requires_grad=True)
     flat(fn.prototypical_loss(without, torch.tensor([0, 0, 1, 1]), 2), without)
 
@@ -205,19 +200,16 @@ def test_local_contrastive_without_counted_samples_is_a_zero(labels: list, prese
 def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
     prototypes = f64([[1.0, 0.0], [0.0, 0.0]])
     logits = f64([[0.0, 0.0]], requires_grad=True)
-    loss = fn.local_contrastive_loss(logits, torch.tensor([0]), prototypes, torch.ones(2).bool())
+    known = torch.tensor([0]), prototypes, torch.ones(2).bool()
+    loss = fn.local_contrastive_loss(logits, *known)
     loss.backward()
     near(loss, math.log(2))
-    assert logits.grad is not None and logits.grad.tolist() == [[0.0, 0.0]]
-    hit = fn.local_contrastive_loss(
-        prototypes[:1], torch.tensor([0]), prototypes, torch.ones(2).bool(), 1.0
-    )
+    assert logits.grad.tolist() == [[0.0, 0.0]]
+    hit = fn.local_contrastive_loss(prototypes[:1], *known, 1.0)
     near(hit, math.log(1 + math.exp(-1)))
     given = torch.tensor([0, 1, 0]), normal(2, 2, seed=3), torch.ones(2).bool()
-    tiny, same = (
-        fn.local_contrastive_loss(normal(3, 2) * scale, *given, 0.3, "none")
-        for scale in (1e-200, 1)
-    )
+    both = (normal(3, 2) * scale for scale in (1e-200, 1))
+    tiny, same = (fn.local_contrastive_loss(logits, *given, 0.3, "none") for logits in both)
     near(tiny, same.item())
 
 
@@ -245,10 +237,9 @@ def test_period_review_returns_current_where_rho_is_undefined() -> None:
     flat = torch.full((2, 3), 0.1)
     assert fn.variance_change(torch.randn(2, 3), flat) is None
     assert torch.equal(fn.period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
-    assert torch.equal(
-        fn.period_review(weights, weights + 1, torch.eye(2), torch.eye(2), present_now=none),
-        weights,
-    )
+    eye = torch.eye(2)
+    found = fn.period_review(weights, weights + 1, eye, eye, present_now=none)
+    assert torch.equal(found, weights)
     assert fn.variance_change(torch.zeros(2, 3), torch.eye(2, 3)) == -1.0
 
 

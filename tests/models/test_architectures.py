@@ -24,6 +24,9 @@ from tests.messages import refused
 CIFAR, MNIST, LARGE, DIGITS = (3, 32, 32), (1, 28, 28), (3, 256, 256), (3, 28, 28)
 
 
+RESNETS = {8: 1_227_594, 10: 4_903_242, 12: 4_977_226, 18: 11_173_962, 34: 21_282_122}
+
+
 def on_meta(name: str, shape: tuple[int, ...], num_classes: int = 10, **options: Any) -> nn.Module:
     """The network without storage: shapes only, in no time."""
     with torch.device("meta"):
@@ -39,17 +42,13 @@ def count(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "options", "wanted"),
     [
-        ("linear", MNIST, 10, {}, 7_850),
         # McMahan et al. 2017: "199,210 total parameters" and "1,663,370 total parameters"
-        ("mlp", MNIST, 10, {}, 199_210),
-        ("emnist-cnn", MNIST, 10, {}, 1_663_370),
+        *(("mlp", MNIST, 10, {}, 199_210), ("emnist-cnn", MNIST, 10, {}, 1_663_370)),
+        *(("linear", MNIST, 10, {}, 7_850), ("simple-cnn", CIFAR, 10, {}, 92_626)),
         ("lenet", CIFAR, 10, {}, 62_006),
-        ("lenet", CIFAR, 10, {"norm": "batch"}, 62_006 + 2 * (6 + 16 + 120 + 84)),
-        ("lenet", CIFAR, 10, {"norm": "group"}, 62_006 + 2 * (6 + 16 + 120 + 84)),
-        ("cnn", CIFAR, 10, {}, 121_182),
-        ("cnn", CIFAR, 100, {}, 128_832),
+        *(("lenet", CIFAR, 10, {"norm": norm}, 62_006 + 452) for norm in ("batch", "group")),
+        *(("cnn", CIFAR, 10, {}, 121_182), ("cnn", CIFAR, 100, {}, 128_832)),
         ("cnn", CIFAR, 10, {"norm": "batch"}, 121_182 + 2 * (16 + 32 + 120 + 84)),
-        ("simple-cnn", CIFAR, 10, {}, 92_626),
         # FedBN's network for digits
         ("digit-cnn", DIGITS, 10, {}, 14_219_210),
         ("digit-cnn", DIGITS, 10, {"split": "head"}, 14_219_210),
@@ -59,11 +58,7 @@ def count(model: nn.Module) -> int:
         ("alexnet", LARGE, 10, {}, 57_063_498),
         ("alexnet", LARGE, 10, {"classifier_norm": False}, 57_063_498 - 2 * (4096 + 4096)),
         # He et al. 2016, with a stem for small images
-        ("resnet8", CIFAR, 10, {}, 1_227_594),
-        ("resnet10", CIFAR, 10, {}, 4_903_242),
-        ("resnet12", CIFAR, 10, {}, 4_977_226),
-        ("resnet18", CIFAR, 10, {}, 11_173_962),
-        ("resnet34", CIFAR, 10, {}, 21_282_122),
+        *((f"resnet{n}", CIFAR, 10, {}, wanted) for n, wanted in RESNETS.items()),
         ("resnet18-imagenet", LARGE, 1000, {}, 11_689_512),
         # the widely used form has 7,763,041 with one structure
         ("unet", LARGE, 2, {}, 7_763_041 + 33),
@@ -177,9 +172,7 @@ def test_classifiers_are_split_off_where_asked() -> None:
 def test_channels_and_pixels_at_the_taps(name: str, sizes: list[tuple[int, int]]) -> None:
     model, seen = on_meta(name, CIFAR), []
     for _, module in layer_taps(model):
-        module.register_forward_hook(
-            lambda _module, _inputs, output: seen.append((output.shape[1], output.shape[3]))
-        )
+        module.register_forward_hook(lambda _m, _i, out: seen.append((out.shape[1], out.shape[3])))
     model(torch.zeros(2, 3, 32, 32, device="meta"))
     assert seen == sizes
 
@@ -200,9 +193,8 @@ def users_model() -> Iterator[str]:
     def own(
         shape: tuple[int, ...], num_classes: int, *, hidden: Annotated[int, Field(ge=2)] = 3
     ) -> nn.Module:
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(shape[0], hidden), nn.Linear(hidden, num_classes)
-        )
+        layers = nn.Linear(shape[0], hidden), nn.Linear(hidden, num_classes)
+        return nn.Sequential(nn.Flatten(), *layers)
 
     yield name
     del registry.models._entries[name]
@@ -230,10 +222,8 @@ def test_what_cannot_be_built_is_told(users_model: str, name: str, options: dict
 
 
 def test_another_dtype_starts_at_the_same_point() -> None:
-    single, double = (
-        build("lenet", (3, 16, 16), 4, {"norm": "batch"}, seed=3, dtype=dtype).state_dict()
-        for dtype in (torch.float32, torch.float64)
-    )
+    given = "lenet", (3, 16, 16), 4, {"norm": "batch"}, 3
+    single, double = (build(*given, t).state_dict() for t in (torch.float32, torch.float64))
     for name, value in double.items():
         whole = name.endswith("num_batches_tracked")
         assert value.dtype == (torch.int64 if whole else torch.float64)

@@ -11,7 +11,6 @@ import yaml
 from torch import nn
 
 from flray import models, registry
-from flray.errors import FlrayError
 from flray.trees import sha256
 from tests.helpers import python
 from tests.messages import refused
@@ -81,8 +80,7 @@ def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, feat
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
             assert hidden.min() >= 0
         assert torch.equal(model.classifier(hidden), logits)
-        # In double precision: rounding is all that may differ, and a group norm of two equal values
-        # enlarges it.
+        # In double precision: rounding alone may differ, and a group norm of two equal values enlarges it.
         expected, x = model.double()(x.double()), x.double()
         last = torch.channels_last
         other = model.to(memory_format=last)(x.contiguous(memory_format=last))
@@ -117,11 +115,8 @@ def test_values_come_from_the_seed_alone(name: str, options: Any, size: int, fea
 
 @pytest.mark.parametrize(("name", "size"), sorted({(n, s) for n, _, s, _ in CASES if s > 1}))
 def test_too_small_an_image_or_none_is_refused(name: str, size: int) -> None:
-    small = rf"'{name}' needs images of at least {size}x{size}, found {size - 1}x{size} "
-    none = r"\[channels, height, width\], found samples of shape \(64,\)"
-    for shape, said in (((3, size - 1, size), small), ((64,), none)):
-        with pytest.raises(FlrayError, match=said):
-            models.build(name, shape, 5, {}, seed=0)
+    for shape in ((3, size - 1, size), (64,)):
+        refused(models.build, name, shape, 5, {}, seed=0)
 
 
 NORMED = sorted(
@@ -141,9 +136,8 @@ def test_every_network_with_norms_has_them_as_group_norm(name: str) -> None:
     assert norms and not models.batch_norm_modules(group_form)
     assert len(norms) == len(models.batch_norm_modules(batch_form))
     assert all(m.num_channels // m.num_groups >= 2 for m in norms)
-    assert [n for n, _ in models.layer_taps(batch_form)] == [
-        n for n, _ in models.layer_taps(group_form)
-    ]
+    taps = [[n for n, _ in models.layer_taps(form)] for form in (batch_form, group_form)]
+    assert taps[0] == taps[1]
 
 
 def test_flattened_models_take_any_shape() -> None:
@@ -167,11 +161,7 @@ def test_unet_takes_sizes_that_can_be_halved_alone() -> None:
     refused(small, "unet", {}, 24)
 
 
-SMALL: list[tuple[str, Mapping[str, Any]]] = [
-    ("resnet8", {"width": 4}),
-    ("resnet8", {"width": 4, "norm": "group"}),
-    ("mlp", {}),
-]
+SMALL = [("resnet8", {"width": 4}), ("resnet8", {"width": 4, "norm": "group"}), ("mlp", {})]
 cases = pytest.mark.parametrize(("name", "options"), SMALL)
 
 

@@ -37,8 +37,7 @@ class WideAndDeep(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of halved features."""
-        logits: torch.Tensor = self.classifier(self.features(x) / 2)
-        return logits
+        return self.classifier(self.features(x) / 2)
 
 
 @registry.register_model("with-head")
@@ -52,8 +51,7 @@ class WithHead(WideAndDeep):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        logits: torch.Tensor = self.head(self.features(x))
-        return logits
+        return self.head(self.features(x))
 
 
 @pytest.mark.parametrize("model", ["wide-and-deep", "with-head"])
