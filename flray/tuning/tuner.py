@@ -365,6 +365,7 @@ def losses_are_known() -> Iterator[None]:
     with (
         private.replaced(private.TRIAL_STARTS, _told),
         private.replaced(private.TRIAL_STEPS, _told),
+        private.replaced(private.TRIAL_LOST, _once),
     ):
         yield
 
@@ -372,6 +373,20 @@ def losses_are_known() -> Iterator[None]:
 def _told(handler: Callable[..., None]) -> Callable[..., None]:
     def handle(*tracked: Any, exception: Exception, **others: Any) -> None:
         handler(*tracked, exception=_known(exception), **others)
+
+    return handle
+
+
+def _once(handler: Callable[..., None]) -> Callable[..., None]:
+    """Retry a trial whose process, that of an earlier one, died before it began: Tune 2.60 takes the loss twice."""
+
+    def handle(controller: Any, trial: TuneTrial, exception: Exception) -> None:
+        resetting = getattr(controller, private.RESETTING)
+        is_lost = isinstance(exception, ray.exceptions.RayActorError) and trial in resetting
+        if is_lost and trial.status == "PENDING":  # it waits for another process already
+            resetting.discard(trial)
+        else:
+            handler(controller, trial, exception)
 
     return handle
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,38 @@ def test_own_methods_that_fail_and_that_crash(content: dict[str, Any], tmp_path:
     assert [line[:18] for line in seen.find("tried again")] == ["trial 0003 crashed"]
     Console(width=200, file=(shown := io.StringIO())).print(result.table())
     assert "no such luck" in shown.getvalue()
+
+
+OWN_NETWORK = """
+import math, os, signal
+from torch import nn
+from flray import register_model
+
+@register_model("mortal")
+def mortal(shape, num_classes, *, width: int = 4):
+    if width == 5 and os.getpid() != DRIVER and not os.path.exists(MARK):
+        open(MARK, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.Linear(width, num_classes))
+"""
+
+
+@pytest.mark.usefixtures("ray_here", "no_pictures")
+def test_a_process_that_dies_when_it_is_reused_does_not_fail_the_next_trial(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        f"DRIVER, MARK = {os.getpid()}, {str(tmp_path / 'mark')!r}\n{OWN_NETWORK}"
+    )
+    content["experiment"] |= {"plugins": ["own.py"], "model": "mortal", "rounds": 1}
+    content["space"] = {"model.width": {"grid": [4, 5, 6]}}
+    content["sweep"]["seeds"] = [0]
+    file = tmp_path / "sweep.yaml"
+    file.write_text(yaml.safe_dump(content))
+    seen = Seen()
+    assert list(api.tune(file, progress=seen).results["status"]) == ["finished"] * 3
+    assert (tmp_path / "mark").exists()
+    assert [line[:18] for line in seen.find("tried again")] == ["trial 0002 crashed"]
 
 
 @pytest.mark.slow

@@ -25,10 +25,8 @@ NO_DASHBOARD = "ray._private.utils:get_dashboard_dependency_error"
 CONFIG = "ray._raylet:Config.initialize"
 TOKENS = "ray._raylet:AuthenticationTokenLoader.instance"
 CACHE = "ray._raylet:AuthenticationTokenLoader.reset_cache"
-LOCATIONS = "ray.experimental:get_object_locations"
-"""Public, but Ray promises no name below ``ray.experimental``."""
-ADDRESS, FOLDER = "_node_ip_address", "_temp_dir"
-"""Options of ``ray.init``, which refuses by itself those that it does not know."""
+LOCATIONS = "ray.experimental:get_object_locations"  # public, but no name there is promised
+ADDRESS, FOLDER = "_node_ip_address", "_temp_dir"  # of ray.init, which refuses unknown ones
 
 ON_ONE_MACHINE: dict[str, Callable[[Any], Any]] = {
     # Else its node and sockets get an address that other machines reach; a switch for other systems.
@@ -45,8 +43,10 @@ SESSION = (*ON_ONE_MACHINE, DRAINING, ACTOR_TABLE, NODE, CONFIG, TOKENS, CACHE, 
 
 TRIAL_STARTS = "ray.tune.execution.tune_controller:RayActorManager._actor_start_failed"
 TRIAL_STEPS = "ray.tune.execution.tune_controller:RayActorManager._actor_task_failed"
+TRIAL_LOST = "ray.tune.execution.tune_controller:TuneController._trial_task_failure"
+RESETTING = "_resetting_trials"
 CALLBACK_COUNT = "ray.air._internal.usage:tag_callbacks"
-SWEEP = (TRIAL_STARTS, TRIAL_STEPS, CALLBACK_COUNT)
+SWEEP = (TRIAL_STARTS, TRIAL_STEPS, TRIAL_LOST, CALLBACK_COUNT)
 
 
 def member(name: str) -> Any:
