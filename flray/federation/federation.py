@@ -35,7 +35,7 @@ def draw_cohort(federation: FederationState) -> Cohort:
     spec, server = federation.spec, federation.server
     participation, seed, count = spec.config.participation, spec.config.seed, len(server.clients)
     if spec.algorithm.pools:
-        return Cohort([0], {0: 1.0})
+        return Cohort([0], {})
     sampler = participation.sampler
     drops = rng.numpy_generator(seed, "dropouts", round=server.round).random(count)
     sizes: dict[int, int] = {}

@@ -106,7 +106,7 @@ class RoundMetrics:
         self.seconds[phase] += time.perf_counter() - began - others
 
     def add_cohort(self, cohort: Cohort) -> None:
-        """Add the cost of asking clients for the choice of a cohort, and the shares of work if one does not do all."""
+        """Add the cost of asking clients for the choice of a cohort, and the shares of work if some may not do all."""
         self.bytes = {"up": cohort.up, "down": cohort.down}
         if cohort.up:
             self._asked = {
@@ -118,7 +118,8 @@ class RoundMetrics:
         works = dict.fromkeys(cohort.dropped, 0.0) | {
             client: round(work, 9) for client, work in cohort.works.items()
         }
-        if any(work != 1 for work in works.values()):
+        simulated = self._server.config.participation
+        if works and (simulated.dropout or simulated.stragglers or simulated.work):
             self.metrics["work"] = works
             self._asked["cohort/slow"] = float(sum(0 < work < 1 for work in works.values()))
             self._asked["cohort/dropped"] = float(len(cohort.dropped))

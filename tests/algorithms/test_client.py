@@ -196,6 +196,14 @@ def test_single_clients_do_their_share_of_the_epochs() -> None:
     assert not [name for name in found if "work" in name or name == "cohort/slow"]
 
 
+def test_a_round_in_which_all_do_everything_counts_in_means_over_seeds_too() -> None:
+    metrics = tiny.fresh("fedavg", participation={"stragglers": 1e-9}).step().metrics
+    names = ("train/work", "train/work/client/client2", "cohort/slow", "cohort/dropped")
+    assert [metrics[name] for name in names] == [1, 1, 0, 0]
+    pooled = tiny.fresh("pooled", participation={"stragglers": 1e-9}).step().metrics
+    assert "train/work" not in pooled
+
+
 def test_single_clients_do_epochs_of_their_own() -> None:
     """12 samples in batches of 4: 3 steps an epoch; as many as local.epochs are the bits of none of their own."""
     four = tiny.gaussian_clients((12, 12, 12, 12))
