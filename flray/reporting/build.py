@@ -299,23 +299,23 @@ class Report:
 
 
 def report(
-    what: str,
+    what: str | Path,
     *,
-    to: Path | None = None,
+    to: str | Path | None = None,
     target: float | None = None,
     uri: str | None = None,
     base: str | Path = "runs",
-    keep: Path | None = None,
+    keep: str | Path | None = None,
     reference: str | None = None,
 ) -> Report:
     """Report on a sweep or run; see `make`.
 
     Parameters
     ----------
-    what : str
+    what : str or Path
         Its folder, name or name and number; with `uri` an MLflow experiment (its newest sweep) or a
         run's id.
-    to : Path, optional
+    to : str or Path, optional
         Folder to write to; default: ``report`` in the folder of the sweep, or in the current one
         for MLflow.
     target : float, optional
@@ -324,27 +324,32 @@ def report(
         MLflow's address.
     base : str or Path
         Folder of runs and sweeps.
-    keep : Path, optional
+    keep : str or Path, optional
         A CSV file for one row per finished run; see `flray.results.export.export_runs`.
     reference : str, optional
         See `make`.
     """
     if uri is None:
-        folder = directory.find(what, base)
+        folder = directory.find(str(what), base)
         return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
     with tempfile.TemporaryDirectory() as place:
-        source = load_mlflow(uri, what, Path(place))
-        return _kept(source, to or Path(FOLDER), target, reference, keep)
+        source = load_mlflow(uri, str(what), Path(place))
+        return _kept(source, to or FOLDER, target, reference, keep)
 
 
 def _kept(
-    source: ResultSet, to: Path, target: float | None, reference: str | None, path: Path | None
+    source: ResultSet,
+    to: str | Path,
+    target: float | None,
+    reference: str | None,
+    keep: str | Path | None,
 ) -> Report:
-    """Write a report, after the rows of `path`, because a file that refuses them ends the command."""
-    counts = None if path is None else export_runs(source, path)
-    made = make(source, to, target, reference)
-    if counts is None or path is None:
-        return made
+    """Write a report, after the rows of `keep`, because a file that refuses them ends the command."""
+    if keep is None:
+        return make(source, Path(to), target, reference)
+    path = Path(keep)
+    counts = export_runs(source, path)
+    made = make(source, Path(to), target, reference)
     line = f"kept: {counts.added} finished runs in {path}"
     files = [path]
     if beside(path).is_file():

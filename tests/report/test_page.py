@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+import flray
 from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.errors import one_line
@@ -64,9 +65,9 @@ class Balance(HTMLParser):
 def test_the_page_is_whole_by_itself(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display.show_places(SweepResult(sweep))
     assert "report" not in capsys.readouterr().out.rpartition("sweep: ")[2]
-    made = make(sweep, sweep / "report")
-    names = ["report.md", "report.tex", "report.html", "comparisons.csv"]
-    assert [path.name for path in made.files] == names
+    made = flray.report(sweep, to=str(sweep / "report"), keep=str(sweep / "kept.csv"))
+    names = ["report.md", "report.tex", "report.html", "comparisons.csv", "kept.csv"]
+    assert [path.name for path in made.files][:5] == names
     pairs = read_csv(made.files[3])
     assert list(pairs["place"]) == ["CIFAR-10", "CIFAR-100"]
     assert float(pairs["difference"][0]) == pytest.approx(-11.0)
