@@ -105,7 +105,7 @@ def _resolved(
     replaced: Mapping[str, Any],
 ) -> Config:
     """Return the checked configuration of a sweep."""
-    config = load(source, [*overrides, *replaced.items()])
+    config = load(source, overrides, **replaced)
     return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
 
 

@@ -84,6 +84,7 @@ def set_path(content: dict[str, Plain], path: str, value: Plain) -> None:
 def load(
     source: str | Path | Mapping[str, Plain] | Config,
     overrides: Iterable[str | tuple[str, Plain]] = (),
+    **replaced: Plain,
 ) -> Config:
     """Return the checked configuration.
 
@@ -93,16 +94,18 @@ def load(
         A YAML file, the name of one that comes with flray (`flray.config.yaml_files`), its content, or a
         configuration that is checked already.
     overrides : iterable of str or (path, value)
-        Later ones win.
+        Later ones win; one may stand alone.
+    **replaced
+        Parts of the experiment to replace at last, for example ``rounds=5``.
 
     Raises
     ------
     FlrayError
         With one line per mistake: the path, what was found, what is allowed.
     """
+    changes = [*([overrides] if isinstance(overrides, str) else overrides), *replaced.items()]
     if isinstance(source, Config):
-        overrides = list(overrides)
-        if not overrides:
+        if not changes:
             return source
         source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
@@ -116,7 +119,7 @@ def load(
         )
     if "experiment" not in content and not set(content) & set(PARTS):
         content = {"experiment": content}
-    for override in [overrides] if isinstance(overrides, str) else overrides:
+    for override in changes:
         path, value = parse_override(override) if isinstance(override, str) else override
         if absolute_path(path).startswith("experiment."):
             arms.override_arms(content, absolute_path(path).removeprefix("experiment."))

@@ -148,9 +148,7 @@ def run(
     FlrayError
         If a setting or a data file is wrong (then nothing has been created), or a client failed.
     """
-    config = load(
-        source, [*([overrides] if isinstance(overrides, str) else overrides), *settings.items()]
-    )
+    config = load(source, overrides, **settings)
     check_single(config, source)
     return start(config, address=address, progress=progress)
 

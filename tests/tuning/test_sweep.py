@@ -18,6 +18,7 @@ from rich.console import Console
 
 from flray import api
 from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.records import directory, read_events
 from flray.results.sweep import SweepResult
 from flray.runs import runner
@@ -368,6 +369,14 @@ def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures
     assert list(result.scores()) == ["fedprox"]
     Console(width=200, file=(shown := io.StringIO())).print(result.table())
     assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
+
+
+def test_one_override_may_stand_alone(content: dict[str, Any]) -> None:
+    assert {one.label.rpartition(" ")[2] for one in api.plan(content, "sweep.seeds=[3]")} == {
+        "seed=3"
+    }
+    config = load(content, "rounds=2")
+    assert [load(config, "rounds=5").experiment.rounds, config.experiment.rounds] == [5, 2]
 
 
 def test_mistakes_are_refused_before_anything_is_created(
