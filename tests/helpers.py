@@ -58,6 +58,14 @@ def printed(*command: str) -> str:
     return out.getvalue()
 
 
+def told(code: int, *command: str) -> str:
+    """Type a command that ends with an exit code, and return what it says to stderr."""
+    err = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        assert invoke([*command]) == code, err.getvalue()
+    return err.getvalue()
+
+
 def free_port() -> int:
     """Return a port that nothing listens at, and that no process is given as the end of a connection."""
     for port in random.sample(range(20_000, 32_000), 100):

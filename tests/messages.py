@@ -3,8 +3,6 @@
 ``FLRAY_MESSAGES=write pytest -n 0 TESTS`` writes the texts of the tests that it runs.
 """
 
-import contextlib
-import io
 import os
 import re
 import socket
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flray.cli.main import invoke
+from tests.helpers import told
 
 PAGE = Path(__file__).with_suffix(".txt")
 WRITING = os.environ.get("FLRAY_MESSAGES") == "write"
@@ -58,10 +56,7 @@ def refused(call: Callable[..., Any], *arguments: Any, **named: Any) -> Exceptio
 
 def mistyped(*command: str) -> None:
     """Type a command that ends with exit code 2: what it says to stderr is the page's for this test."""
-    err = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
-        assert invoke([*command]) == 2
-    _compare(err.getvalue().removesuffix("\n"))
+    _compare(told(2, *command).removesuffix("\n"))
 
 
 def _compare(text: str) -> None:

@@ -25,7 +25,7 @@ from flray.records import JOURNAL, Journal, directory
 from flray.results import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
-from tests.helpers import INLINE, printed, small, written
+from tests.helpers import INLINE, printed, small, told, written
 from tests.messages import mistyped, refused
 
 
@@ -325,7 +325,7 @@ def test_only_runs_and_links_are_removed(tmp_cwd: Path, monkeypatch: pytest.Monk
     assert [path.name for path in (tmp_cwd / run).parent.iterdir()] == []
 
 
-def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_for_scripts(tmp_cwd: Path) -> None:
     (tmp_cwd / "one.yaml").write_text(json.dumps({"experiment": SMALL}))
     made = shown("run", "one.yaml")
     assert made["value"] == made["values"][made["metric"]] and len(made["sha256"]) == 64
@@ -334,8 +334,7 @@ def test_json_for_scripts(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_cwd / "two.yaml").write_text(json.dumps({"experiment": SMALL, "space": space}))
     planned = shown("tune", "two.yaml", "--plan")
     assert [row["number"] for row in planned] == ["0001", "0002"]
-    assert invoke(["list", "nothing"]) == 2
-    kinds = capsys.readouterr().err.rpartition("one of ")[2].split(", ")
+    kinds = told(2, "list", "nothing").rpartition("one of ")[2].split(", ")
     assert len(kinds) == len(set(kinds)) > 8
     methods = shown("list", "algorithms")
     assert {"fedavg", "fedskc"} <= {row["name"] for row in methods}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from flray import registry
@@ -29,6 +30,10 @@ FILES_OF_FLRAY = sorted(yaml_files.folder().rglob("*.yaml"))
 def validator() -> Draft202012Validator:
     Draft202012Validator.check_schema(schema())
     return Draft202012Validator(schema())
+
+
+def rows(text: str) -> list[Any]:
+    return yaml.safe_load(f"[{text}]")
 
 
 def accepts(content: Any) -> bool:
@@ -72,67 +77,50 @@ def test_blocks_of_the_pages_are_accepted(tmp_cwd: Path) -> None:
 
 
 LEAST: dict[str, Any] = {"data": "mnist", "model": "lenet", "algorithm": "fedavg"}
-MODELS = {"models": {"client0": "mlp"}}
+FILES_WITH_A_BASE = """
+{}, {base: [x.yaml, y.yaml], experiment: {rounds: 3}}, {experiment: {data: {samples: 10}}},
+{arms: {method: {fedavg: null, b: {algorithm.mu: null}}}},
+{arms: {method: null}, paper: {measures: {top1: null}}}
+"""
+SECTIONS = """
+{}, {arms: {a: {b: null, c: {experiment.local.lr: 0.1}}}},
+{arms: {a: {b: {space: {local.lr: {grid: [1]}}}}}}, {space: {algorithm: {grid: [fedavg, {name: fedprox}]}}}
+"""
+TAKEN: list[Any] = [{"base": "x.yaml", **one} for one in rows(FILES_WITH_A_BASE)]
+TAKEN += [{"experiment": LEAST, **one} for one in rows(SECTIONS)]
+TAKEN += [LEAST, {"experiment": {**LEAST, "start": "demo/001"}}]
+TAKEN += [{"experiment": {**LEAST, "local": {"lr": 0.1}}, "sweep": {"scheduler": "asha"}}]
+MODELS = {**LEAST, "models": {"client0": "mlp"}}
+TAKEN += [{"experiment": MODELS, "space": {"models.a": {"grid": ["mlp"]}}}]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        LEAST,
-        {"experiment": LEAST},
-        {"experiment": {**LEAST, "local": {"lr": 0.1}}, "sweep": {"scheduler": "asha"}},
-        {"base": "x.yaml"},
-        {"base": ["x.yaml", "y.yaml"], "experiment": {"rounds": 3}},
-        {"base": "x.yaml", "experiment": {"data": {"samples": 10}}},
-        {"base": "x.yaml", "arms": {"method": {"fedavg": None, "b": {"algorithm.mu": None}}}},
-        {"base": "x.yaml", "arms": {"method": None}, "paper": {"measures": {"top1": None}}},
-        {"experiment": LEAST, "arms": {"a": {"b": None, "c": {"experiment.local.lr": 0.1}}}},
-        {"experiment": LEAST, "arms": {"a": {"b": {"space": {"local.lr": {"grid": [1]}}}}}},
-        {"experiment": LEAST, "space": {"algorithm": {"grid": ["fedavg", {"name": "fedprox"}]}}},
-        {"experiment": LEAST | MODELS, "space": {"models.a": {"grid": ["mlp"]}}},
-        {"experiment": {**LEAST, "start": "demo/001"}},
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("content", TAKEN, ids=repr)
 def test_what_flray_takes_is_accepted(content: Any) -> None:
     assert accepts(content)
     if "base" not in content and "start" not in content.get("experiment", ()):
         load(content)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        [],
-        {"data": "mnist", "model": "lenet"},
-        {"experiment": {"data": "mnist", "algorithm": "fedavg"}},
-        {"sweep": {"seeds": [0]}},
-        {"experiment": LEAST, "rounds": 3},
-        {"experiment": LEAST, "bases": "x.yaml"},
-        {"base": 3},
-        {"experiment": {**LEAST, "algorithm": "fedprx"}},
-        {"experiment": {**LEAST, "algorithm": {"name": "fedprox", "nu": 0.1}}},
-        {"experiment": {**LEAST, "algorithm": {"name": "fedprox", "mu": -1}}},
-        {"experiment": {**LEAST, "algorithm": {"mu": 0.1}}},
-        {"experiment": {**LEAST, "rounds": 0}},
-        {"experiment": {**LEAST, "rounds": "ten"}},
-        {"experiment": {**LEAST, "local": {"learning_rate": 0.1}}},
-        {"experiment": {**LEAST, "local": {"lr": 0}}},
-        {"experiment": {**LEAST, "split": [0.5, 0.5]}},
-        {"experiment": {**LEAST, "partition": {"name": "dirichlet", "alpha": "much"}}},
-        {"experiment": LEAST, "arms": {"method": {"a": {"algorithmus": "fedavg"}}}},
-        {"experiment": LEAST, "arms": {"method": {"a": {"local.lr": "much"}}}},
-        {"experiment": LEAST, "arms": {"Method": {"a": {}}}},
-        {"experiment": LEAST, "space": {"local.learning": {"grid": [1]}}},
-        {"experiment": LEAST, "space": {"local.lr": {"log": [1, 2]}}},
-        {"experiment": LEAST, "sweep": {"scheduler": "pbt"}},
-        {"experiment": LEAST, "sweep": {"seeds": 3}},
-        {"experiment": LEAST, "sweep": {"where": [{"arms": {"a": ["b"]}, "settings": {"lr": 1}}]}},
-        {"base": "x.yaml", "experiment": {"round": 3}},
-    ],
-    ids=repr,
-)
+WRONG_FILES = """
+{}, [], {data: mnist, model: lenet}, {experiment: {data: mnist, algorithm: fedavg}}, {sweep: {seeds: [0]}},
+{base: 3}, {base: x.yaml, experiment: {round: 3}}
+"""
+WRONG_SECTIONS = """
+{rounds: 3}, {bases: x.yaml}, {arms: {method: {a: {algorithmus: fedavg}}}},
+{arms: {method: {a: {local.lr: much}}}}, {arms: {Method: {a: {}}}}, {space: {local.learning: {grid: [1]}}},
+{space: {local.lr: {log: [1, 2]}}}, {sweep: {scheduler: pbt}}, {sweep: {seeds: 3}},
+{sweep: {where: [{arms: {a: [b]}, settings: {lr: 1}}]}}
+"""
+WRONG_SETTINGS = """
+{algorithm: fedprx}, {algorithm: {name: fedprox, nu: 0.1}}, {algorithm: {name: fedprox, mu: -1}},
+{algorithm: {mu: 0.1}}, {rounds: 0}, {rounds: ten}, {local: {learning_rate: 0.1}}, {local: {lr: 0}},
+{split: [0.5, 0.5]}, {partition: {name: dirichlet, alpha: much}}
+"""
+WRONG = [*rows(WRONG_FILES), *({"experiment": LEAST, **one} for one in rows(WRONG_SECTIONS))]
+WRONG += [{"experiment": {**LEAST, **one}} for one in rows(WRONG_SETTINGS)]
+
+
+@pytest.mark.parametrize("content", WRONG, ids=repr)
 def test_mistakes_are_refused(content: Any) -> None:
     assert not accepts(content)
     if "base" not in content:

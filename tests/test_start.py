@@ -11,7 +11,8 @@ import pytest
 import flray
 from flray import registry
 from flray.cli.main import app
-from tests.helpers import python, small
+from flray.runs import identity
+from tests.helpers import cases, python, small
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
 LISTED = "algorithms, algorithms fedskc, augmentations, datasets, datasets digits-sklearn, metrics"
@@ -90,16 +91,11 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
                 assert both[0] == both[1] or all(isinstance(one, property) for one in both)
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("tu", ["tune"]),
-        ("tune fedskc/table", ["fedskc/table1", "fedskc/table5"]),
-        ("run mine", ["mine.yaml"]),
-        ("run mine.yaml algorithm=fedpr", ["algorithm=fedproto", "algorithm=fedprox"]),
-        ("data get digits5", ["digits5", "digits5-local"]),
-        ("list al", ["algorithms"]),
-    ],
+@cases(
+    "typed, expected",
+    """[tu, [tune]], [tune fedskc/table, [fedskc/table1, fedskc/table5]], [run mine, [mine.yaml]],
+    [run mine.yaml algorithm=fedpr, [algorithm=fedproto, algorithm=fedprox]],
+    [data get digits5, [digits5, digits5-local]], [list al, [algorithms]]""",
 )
 def test_a_shell_completes_commands_data_sets_methods_and_suites(
     typed: str, expected: list[str], tmp_cwd: Path, capsys: pytest.CaptureFixture[str]
@@ -153,8 +149,6 @@ def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
 def test_the_digest_of_flrays_code_is_kept_by_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flray.runs import identity
-
     monkeypatch.setattr(identity.storage, "cache_folder", lambda: tmp_path / "cache")
 
     def digest() -> str:

@@ -14,7 +14,7 @@ from flray.cli.main import invoke
 from flray.process import SIGNALS, preserve_handlers, signals_as_interrupt
 from flray.runs import progress, runner
 from flray.runs.progress import Progress, RunProgress, SweepProgress, shown
-from tests.helpers import INLINE, small, written
+from tests.helpers import INLINE, small, told, written
 
 ASKED = '''
 import signal
@@ -55,19 +55,14 @@ def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, An
     return content
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    number: int,
-    code: int,
-    capsys: pytest.CaptureFixture[str],
+    tmp_cwd: Path, digits: dict[str, Any], number: int
 ) -> None:
     content = prepared(tmp_cwd, digits, number)
     whole = runner.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
-    assert invoke(["run", "x.yaml"]) == code
     said = "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
-    assert capsys.readouterr().err == said
+    assert told(128 + number, "run", "x.yaml") == said
     assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
     resumed = runner.resume(tmp_cwd / "runs of mine" / "digits" / "002")
     assert resumed.sha256 == whole.sha256
@@ -103,15 +98,15 @@ class AskingStream(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_command_asked_to_end_again_while_it_says_so_ends_with_the_same_code(
-    tmp_cwd: Path, digits: dict[str, Any], number: int, code: int, monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: dict[str, Any], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(tmp_cwd, digits, number)
     stream = AskingStream()
     stream.number = number
     monkeypatch.setattr(sys, "stderr", stream)
-    assert invoke(["run", "x.yaml"]) == code
+    assert invoke(["run", "x.yaml"]) == 128 + number
 
 
 ASKED_EARLY = """
@@ -127,12 +122,11 @@ def early(options):
 
 
 def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     (tmp_cwd / "early.py").write_text(ASKED_EARLY)
     written({**digits, **INLINE, "plugins": ["early.py"], "data": "early"})
-    assert invoke(["run", "x.yaml"]) == 143
-    assert capsys.readouterr().err == "stopped\n"
+    assert told(143, "run", "x.yaml") == "stopped\n"
     left = {path.name for path in tmp_cwd.iterdir()} - {"__pycache__"}
     assert left == {"early.py", "x.yaml"}
 
@@ -142,15 +136,11 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("out", "asked", "seen"),
-    [
-        (Terminal, {}, True),
-        (io.StringIO, {}, False),
-        (Terminal, {"progress": False}, False),
-        (io.StringIO, {"progress": True}, True),
-    ],
-)
+UNASKED = [(Terminal, {}, True), (io.StringIO, {}, False)]
+ASKED_FOR = [(Terminal, {"progress": False}, False), (io.StringIO, {"progress": True}, True)]
+
+
+@pytest.mark.parametrize(("out", "asked", "seen"), UNASKED + ASKED_FOR)
 def test_a_run_shows_its_rounds_on_a_terminal(
     tmp_cwd: Path, out: type[io.StringIO], asked: dict[str, Any], seen: bool
 ) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import yaml
 
 from flray.cli.main import invoke
+from flray.federation import checkpoint
+from flray.federation.ray_backend import handle, nodes
 from flray.records import Journal
 from tests.clusters import joined_cluster
 from tests.helpers import INLINE, written
@@ -63,7 +66,7 @@ class Mine(Algorithm):
         {}["weight"]
 """
 GPU = {"model": "One", "driver": "1", "cuda": "1", "cudnn": "1"}
-OWN = Path("own.py")
+OWN, TWO = Path("own.py"), "partition={name: iid, clients: 2}"
 Scenario = Callable[[], int]
 
 
@@ -139,7 +142,6 @@ def far_folder() -> int:
 
 def full_disk() -> int:
     """Write to a file that says it has no space left, as Linux keeps one for tests."""
-    from flray.federation import checkpoint
 
     def full(path: Path, data: bytes, **_: object) -> None:
         with Path("/dev/full").open("wb") as file:
@@ -152,10 +154,6 @@ def full_disk() -> int:
 
 def no_room() -> int:
     """Run on a Ray whose only CPU another actor has, and wait for a second in all."""
-    import ray
-
-    from flray.federation.ray_backend import handle, nodes
-
     with joined_cluster({"num_cpus": 1}), pytest.MonkeyPatch.context() as patch:
         holder: Any = ray.remote(dict).options(num_cpus=1).remote()
         ray.get(holder.__ray_ready__.remote(), timeout=120)
@@ -185,9 +183,7 @@ TROUBLES: dict[str, Scenario] = {
     "experiment.plugins": broken("pass", "import nosuchmodule"),
     "samples are [32, 32, 3]": own(DATA, "data=last-axis"),
     "labels from 1": own(DATA, "data=from-one"),
-    "the data differ": resumed(
-        other_samples, "data=from-file", "partition={name: iid, clients: 2}", "plugins=[own.py]"
-    ),
+    "the data differ": resumed(other_samples, "data=from-file", TWO, f"plugins=[{OWN}]"),
     "began with other code": resumed(lambda _: OWN.write_text(DATA + "\n"), f"plugins=[{OWN}]"),
     "experiment.rounds is 3": resumed(more_rounds),
     "mkl compute other last bits": resumed(

@@ -23,6 +23,7 @@ from flray.cli.main import invoke
 from flray.records import directory
 from tests.border import planted
 from tests.border.test_planted import RUN, away, wrong
+from tests.helpers import told
 from tests.hostile.asking import asked
 from tests.messages import mistyped, refused
 
@@ -116,12 +117,9 @@ def test_the_console_shows_no_control_characters(capsys: pytest.CaptureFixture[s
     assert r'"\u001b[2J\u009b\u202e[b]x[/b]"' in shown
 
 
-def test_a_file_that_cannot_be_is_one_line(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_is_one_line(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flray.cli.runs.show_runs", lambda *_: Path("x" * 300).read_bytes())
-    assert invoke(["ls"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = told(1, "ls").splitlines()
     assert line.startswith("flray: a file: OSError: [Errno 36]")
 
 

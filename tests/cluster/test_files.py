@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.scripts.scripts import cli
 
 from flray import api as sweeps
 
@@ -30,8 +32,6 @@ def read(folder: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", RAY_UP)
 def test_ray_accepts_the_cluster_file_and_the_choice_in_its_comment(name: str) -> None:
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
     text = (CLUSTER / f"{name}.yaml").read_text()
     for content in (yaml.safe_load(text), yaml.safe_load(text.replace("\n# docker:", "\ndocker:"))):
         validate_config(prepare_config(content))
@@ -129,8 +129,6 @@ def test_a_head_on_premise_starts_all_workers() -> None:
 
 def test_the_commands_of_ray_that_files_and_pages_give_are_its_own() -> None:
     """Ray 2.60 has no ``ray rsync_down`` any more, only ``ray rsync-down``."""
-    from ray.scripts.scripts import cli
-
     pages = [*ROOT.glob("docs/guide/*.md"), *ROOT.glob("scripts/checks/*")]
     for path in (*CLUSTER.rglob("*"), *pages):
         if path.is_file() and path.suffix != ".pyc":
@@ -177,13 +175,10 @@ def test_the_head_on_aws_may_look_up_the_images_of_its_workers() -> None:
     named = {node["node_config"]["ImageId"] for node in content["available_node_types"].values()}
     guide = (ROOT / "docs" / "guide" / "cluster.md").read_text()
     put = r"put-role-policy --role-name flray-head .*? --policy-document \\\n +'(.*?)'"
-    policies = re.findall(put, guide, re.S)
-    allowed = [
-        statement["Resource"]
-        for policy in policies
-        for statement in json.loads(policy)["Statement"]
-        if statement["Effect"] == "Allow" and statement["Action"] == "ssm:GetParameters"
-    ]
+    policies = [json.loads(policy)["Statement"] for policy in re.findall(put, guide, re.S)]
+    wanted = ("Allow", "ssm:GetParameters")
+    statements = [one for policy in policies for one in policy]
+    allowed = [s["Resource"] for s in statements if (s["Effect"], s["Action"]) == wanted]
     for image in named:
         name = image.removeprefix("resolve:ssm:")
         arn = f"arn:aws:ssm:{content['provider']['region']}::parameter{name}"
@@ -193,24 +188,18 @@ def test_the_head_on_aws_may_look_up_the_images_of_its_workers() -> None:
 
 def pods(content: Any) -> Iterator[dict[str, Any]]:
     """Yield the specification of every pod below."""
-    if isinstance(content, dict):
-        if "containers" in content:
-            yield content
-        for value in content.values():
-            yield from pods(value)
-    elif isinstance(content, list):
-        for value in content:
+    if isinstance(content, dict) and "containers" in content:
+        yield content
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
             yield from pods(value)
 
 
 @pytest.mark.parametrize("name", KUBERAY)
 def test_the_images_user_may_write_to_the_claim(name: str) -> None:
     """A new volume is root's; the image runs as user 1000 of Ray's image."""
-    mounting = [
-        pod
-        for pod in pods(read(CLUSTER / "kuberay", name))
-        if any("persistentVolumeClaim" in volume for volume in pod.get("volumes", ()))
-    ]
+    every = pods(read(CLUSTER / "kuberay", name))
+    mounting = [pod for pod in every if "persistentVolumeClaim" in str(pod.get("volumes"))]
     assert [pod.get("securityContext", {}).get("fsGroup") for pod in mounting] == [1000, 1000]
 
 
@@ -248,9 +237,8 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     for line in (head, worker):
         mode, command, *options = line.split()
         assert (mode, command) == ("700", "start")
-        wanted = {"--num-cpus=8", "--num-gpus=2"}
-        wanted |= {"--min-worker-port=0", "--dashboard-agent-listen-port=0"}
-        wanted |= {f"--memory={7 << 30}", f"--object-store-memory={3 << 30}"}
+        wanted = {"--num-cpus=8", "--num-gpus=2", "--min-worker-port=0", f"--memory={7 << 30}"}
+        wanted |= {"--dashboard-agent-listen-port=0", f"--object-store-memory={3 << 30}"}
         assert wanted <= set(options)
     assert not folder.exists()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import ray
 
 from flray.federation import FederationSpec
 from flray.federation.federation import Federation, inline_federation
@@ -16,11 +17,9 @@ from flray.federation.state import Notify
 from tests.helpers import built, steady
 
 
-def world_of(
-    digits: dict[str, Any], method: str | dict[str, Any], **changes: Any
-) -> FederationSpec:
-    digits = {**digits, "algorithm": method, "participation": {"fraction": 0.75}, **changes}
-    return built(digits)
+def world_of(digits: dict[str, Any], method: Any, **changes: Any) -> FederationSpec:
+    some = {"algorithm": method, "participation": {"fraction": 0.75}}
+    return built({**digits, **some}, **changes)
 
 
 def inline_digest(spec: FederationSpec) -> str:
@@ -34,8 +33,6 @@ Answer = TypeVar("Answer")
 
 
 def ask(executor: RayExecutor, question: Callable[[Any], Answer]) -> list[Answer]:
-    import ray
-
     calls = [worker.actor.__ray_call__.remote(question) for worker in executor.workers]
     answers: list[Answer] = ray.get(calls)
     return answers
@@ -53,8 +50,6 @@ class Pool:
         self.executor: RayExecutor | None = None
 
     def executor_for(self, spec: FederationSpec) -> RayExecutor:
-        import ray
-
         # Next to no CPU, so that several pools find room on the same Ray.
         resources = spec.config.resources.model_copy(update={"cpus_per_actor": 0.1})
         config = spec.config.model_copy(update={"resources": resources})

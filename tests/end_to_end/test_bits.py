@@ -14,13 +14,12 @@ import yaml
 
 import flray
 from flray import bits
-from flray.cli.main import invoke
 from flray.federation.federation import Federation
 from flray.federation.ray_backend.pool import ClientActor
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
-from tests.helpers import built, python, small, written
+from tests.helpers import built, printed, python, small, told, written
 from tests.messages import refused
 
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
@@ -35,9 +34,8 @@ wide = pytest.mark.skipif(not {"avx2", "fma"} <= bits._flags(), reason="no x86-6
 
 def started(folder: Path, environment: dict[str, str], **resources: Any) -> subprocess.Popen[str]:
     folder.mkdir()
-    data = {"name": "digits-sklearn", "samples": 40}
-    executor = {"executor": "inline", **resources}
-    experiment = small(data=data, model="lenet", resources=executor)
+    data, used = {"name": "digits-sklearn", "samples": 40}, {"executor": "inline", **resources}
+    experiment = small(data=data, model="lenet", resources=used)
     (folder / "x.yaml").write_text(yaml.safe_dump({"experiment": experiment}))
     kept = {name: value for name, value in os.environ.items() if name not in bits.VARIABLES}
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -61,11 +59,10 @@ def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
 @wide
 def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path) -> None:
     """Also in the processes of a Ray on this machine."""
-    portable = {"bits": "portable"}
-    on_ray = {**portable, "executor": "ray", "actors": 1}
+    on_ray = {"executor": "ray", "actors": 1}
     runs = {
-        "lowest": started(tmp_path / "lowest", LOWEST, **portable),
-        "others": started(tmp_path / "others", OTHERS, **on_ray),
+        "lowest": started(tmp_path / "lowest", LOWEST, bits="portable"),
+        "others": started(tmp_path / "others", OTHERS, bits="portable", **on_ray),
         "native": started(tmp_path / "native", LOWEST, bits="native"),
     }
     found = {name: noted(process, tmp_path / name) for name, process in runs.items()}
@@ -82,20 +79,18 @@ def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path
         assert [run["cpu"]["bits"] for run in (native, found["lowest"])] == ["native", "portable"]
 
 
-def test_this_process_is_refused_in_one_line(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_this_process_is_refused_in_one_line(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     digits["resources"] = {"bits": "portable", "executor": "inline"}
-    file = written(digits)
-    assert invoke(["run", file]) == invoke(["run", file, "local.compile=true"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "flray.portable()" in first and "experiment.local.compile" in second
+    (line,) = told(2, "run", written(digits)).splitlines()
+    assert "flray.portable()" in line
+    (line,) = told(2, "run", "x.yaml", "local.compile=true").splitlines()
+    assert "experiment.local.compile" in line
     refused(flray.portable)
     assert sorted(p.name for p in tmp_cwd.iterdir()) == ["x.yaml"]
 
 
 def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     digits["resources"] = {"executor": "inline"}
     folder = runner.run({"experiment": {**digits, "rounds": 1}}).folder
@@ -104,12 +99,11 @@ def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
     assert cpu["kinds"] == bits.kinds() and cpu["bits"] == "native"
     other = {**cpu, "model": "Another", "kinds": {**cpu["kinds"], "mkl": "0"}}
     directory.update(folder, status="interrupted", cpu=other)
-    assert invoke(["resume", str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = told(2, "resume", str(folder)).splitlines()
     for words in ("began on Another", " mkl compute other last bits", "--other-hardware"):
         assert words in line
     assert directory.read(folder)["status"] == "interrupted"
-    assert invoke(["resume", str(folder), "--other-cpu"]) == 0
+    printed("resume", str(folder), "--other-cpu")
     after = directory.read(folder)
     assert after["sha256"] == digest and [c["kinds"] for c in after["other_cpus"]] == [bits.kinds()]
     events = map(json.loads, (folder / directory.JOURNAL).read_text().splitlines())
@@ -139,7 +133,7 @@ def test_the_installed_versions_have_recorded_bits() -> None:
 def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools: Pools) -> None:
     spec = built(digits)
     executor = pools[1].executor_for(spec)
-    worker = executor.workers[0]
+    (worker,) = executor.workers
     ray.kill(worker.actor)
     instructions = "avx2" if os.environ.get("ATEN_CPU_CAPABILITY") == "default" else "default"
     environment = {"env_vars": {"ATEN_CPU_CAPABILITY": instructions}}

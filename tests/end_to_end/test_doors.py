@@ -44,7 +44,8 @@ NUMBERS["leave_out"] = ["patient", "ill", "visits", "use", "fat"]
 FLAGS = {**WARD, "label": ["ill", "fat"], "task": "multi-label"}
 FLAGS = {**FLAGS, "path": "flags.csv", "leave_out": ["patient", "visits", "target", "use"]}
 HUB = {"name": "huggingface", "path": "set", "image": "glyph", "label": "digit", "size": 8}
-FOLDER = {"name": "folder", "path": "photos", "size": 8}
+SAVED = {**HUB, "path": "saved", "splits": ["learn", "check"]}
+FOLDER = {"name": "folder", "path": "photos", "size": 8, **CLASSES}
 
 
 def local(**settings: Any) -> dict[str, Any]:
@@ -67,8 +68,16 @@ def heavy(times: float) -> dict[str, Any]:
     return local(optimizer={"name": "heavy", "times": times}, lr=0.01)
 
 
+def focal(gamma: int) -> dict[str, Any]:
+    return loss("focal", gamma=gamma, weights="balanced")
+
+
 def epochs(photo: int) -> dict[str, Any]:
     return work(work={"inverted": {"epochs": 1}, "photo": {"epochs": photo}})
+
+
+def stragglers(do: float | str) -> dict[str, Any]:
+    return work(stragglers=0.5, straggler_work=do)
 
 
 WRITERS = {**HUB, **CLASSES, "by": "writer", "samples": 12}
@@ -77,31 +86,19 @@ DOORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "task of a file": (data(COUNTS), data(NUMBERS)),
     "regression": (data(NUMBERS) | local(loss="huber"), data(NUMBERS) | loss("huber", delta=2.0)),
     "multi-label": (data(FLAGS), data(FLAGS, label=["fat", "ill"])),
-    "focal, class weights": (
-        loss("focal", gamma=1, weights="balanced"),
-        loss("focal", gamma=2, weights="balanced"),
-    ),
+    "focal, class weights": (focal(1), focal(2)),
     "smoothing": (loss("cross-entropy", smoothing=0.1), loss("cross-entropy", smoothing=0.2)),
     "loss of a file": (loss("sharp", heat=3.0), loss("sharp", heat=2.0)),
     "optimiser by name": (local(optimizer=RMSPROP, lr=0.01), local(optimizer="nadam", lr=0.01)),
     "optimiser of a file": (heavy(2.0), heavy(3.0)),
     "words, gaps, dates": (data(WARD, **CLASSES), data(WARD, **CLASSES, gaps="mean")),
     "columns of client and split": (data(WARD, part="use", fit="domain"), data(WARD, part="use")),
-    "folder": (
-        data(FOLDER, **CLASSES) | local(),
-        data(FOLDER, **{**CLASSES, "positive": "no"}) | local(),
-    ),
+    "folder": (data(FOLDER) | local(), data(FOLDER, positive="no") | local()),
     "parquet, part of it": (data(WRITERS, mapped=True), data(WRITERS, positive="no")),
-    "save_to_disk": (
-        data(HUB, path="saved", splits=["learn", "check"]),
-        data(HUB, path="saved", splits=["check", "learn"]),
-    ),
+    "save_to_disk": (data(SAVED), data(SAVED, splits=["check", "learn"])),
     "shares of the work": (work(work={"inverted": 0.5}), work(work={"inverted": 0.6})),
     "epochs by number": (epochs(5), epochs(4)),
-    "drawn work": (
-        work(stragglers=0.5, straggler_work="drawn"),
-        work(stragglers=0.5, straggler_work=0.5),
-    ),
+    "drawn work": (stragglers("drawn"), stragglers(0.5)),
     "imbalanced test part": ({"shift": {"test_long_tail": 4}}, {"shift": {"test_long_tail": 2}}),
 }
 """Settings, and others that are another run."""
@@ -163,10 +160,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             image.save(place)
         label, word = datasets.ClassLabel(names=["no", "yes"]), datasets.Value("string")
         features = datasets.Features(glyph=datasets.Image(), digit=label, writer=word)
-        held = datasets.Dataset.from_list(
-            [{"glyph": x, "digit": n % 2, "writer": f"w{n % 3}"} for n, x in enumerate(drawn)],
-            features=features,
-        )
+        glyphs = [{"glyph": x, "digit": n % 2, "writer": f"w{n % 3}"} for n, x in enumerate(drawn)]
+        held = datasets.Dataset.from_list(glyphs, features=features)
         for n in range(2):
             held.shard(2, n).to_parquet(f"set/train-{n}.parquet", batch_size=10)
         datasets.DatasetDict(learn=held, check=held.select(range(30))).save_to_disk("saved")

@@ -127,7 +127,7 @@ def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:
     held = json.loads((result.folder / "data.json").read_text())
     assert held["normalisation"] == {"mean": list(data.mean), "std": list(data.std)}
     assert held["clients"] == ["client0", "client1"]
-    assert held["partition"] == (data.partition_fingerprint)
+    assert held["partition"] == data.partition_fingerprint
     with np.load(result.folder / "samples.npz", allow_pickle=False) as rows:
         for number, client in enumerate(data.clients):
             for part in ("train", "val", "test"):

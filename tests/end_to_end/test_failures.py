@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from flray.algorithms import Algorithm
-from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation import FederationSpec
 from flray.federation.building import build_spec
@@ -18,7 +17,7 @@ from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
 from tests.end_to_end.pool import Pools, dies_once, inline_digest, kill_an_actor, pids, world_of
-from tests.helpers import INLINE, Said, built, inline, printed, written
+from tests.helpers import INLINE, Said, built, inline, printed, told, written
 from tests.messages import refused
 
 BROKEN = '''
@@ -79,6 +78,7 @@ class Mute(Algorithm):
 SKIPPING = {"resources": {"executor": "inline"}, "faults": {"on_client_error": "skip"}}
 TIMEOUT = 12.0
 """Seconds for a round; tasks take a hundredth of it."""
+SILENT = f"no answer within {TIMEOUT:g} s"
 
 
 def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
@@ -87,12 +87,10 @@ def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
 
 
 def test_the_first_line_names_client_round_exception_file_and_line(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
     """On an actor, of a trial: tests/tuning/test_sweep.py; one that dies: below, test_troubleshooting.py."""
-    file = broken(tmp_cwd, digits, algorithm="breaks", **INLINE)
-    assert invoke(["run", file]) == 1
-    lines = capsys.readouterr().err.splitlines()
+    lines = told(1, "run", broken(tmp_cwd, digits, algorithm="breaks", **INLINE)).splitlines()
     text = "this batch is not to my taste"
     line = BROKEN.splitlines().index(f'            raise ValueError("{text}")') + 1
     place = f"{tmp_cwd / 'broken.py'}:{line}"
@@ -117,25 +115,19 @@ def test_a_hanging_client_is_left_out(tmp_cwd: Path, digits: dict[str, Any], poo
     lines: list[str] = []
     federation = pools[2].federation(spec, lines.append)
     rounds = [federation.step().metrics for _ in range(3)]
-    silent = f"no answer within {TIMEOUT:g} s"
     assert rounds[1]["cohort/left_out"] >= 1  # the client's actor may have had others
-    assert any(f"client 1 (inverted), round 2, train: {silent}" in line for line in lines)
+    assert any(f"client 1 (inverted), round 2, train: {SILENT}" in line for line in lines)
     assert rounds[2]["cohort/left_out"] == 0
-    assert f"left out: client 2 (rotated), evaluation after round 3: {silent}" in lines
+    assert f"left out: client 2 (rotated), evaluation after round 3: {SILENT}" in lines
     start = "personal/local/accuracy/client/"
     measured = [{name for name in metrics if name.startswith(start)} for metrics in rounds]
     assert [len(clients) for clients in measured] == [4, 4, 3]
     assert measured[1] - measured[2] == {f"{start}rotated"}
 
 
-def test_a_round_in_which_nobody_answers_ends_the_run(
-    tmp_cwd: Path, digits: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = broken(tmp_cwd, digits, algorithm="mute", **SKIPPING)
-    assert invoke(["run", file]) == 1
-    message = capsys.readouterr().err.strip()
-    assert "round 2, train: none of the 4 clients answered" in message
-    assert len(message.splitlines()) == 1
+def test_a_round_in_which_nobody_answers_is_the_last(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    (line,) = told(1, "run", broken(tmp_cwd, digits, algorithm="mute", **SKIPPING)).splitlines()
+    assert "round 2, train: none of the 4 clients answered" in line
 
 
 @pytest.mark.slow
@@ -178,20 +170,13 @@ def test_a_connected_ray_decides_what_there_is(
 HOOKS = ("server_setup", "exchanges", "send", "send_private", "aggregate", "apply", "refine")
 
 
-def breaks_at_the_server(
-    tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, executor: str = "inline"
-) -> str:
-    taken = ", ".join(inspect.signature(getattr(Algorithm, hook)).parameters)
-    (tmp_cwd / "mine.py").write_text(
-        "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
-        "@register_algorithm('mine')\nclass Mine(Algorithm):\n"
-        f"    def {hook}({taken}):\n        {what}\n"
-    )
-    resources = {"executor": executor, "actors": 1}
-    own = {"plugins": ["mine.py"], "algorithm": "mine", "resources": resources}
-    return written({**digits, **own})
-
-
+MINE = """from flray import register_algorithm
+from flray.algorithms import Algorithm
+@register_algorithm("mine")
+class Mine(Algorithm):
+    def {}({}):
+        {}
+"""
 AT_EVALUATION = """return {}['weight'] if stage.name == 'evaluate' else {}
     views = ('personal',)"""
 KEY = "{hook}: KeyError: 'weight' at {place}"
@@ -209,21 +194,16 @@ KEY = "{hook}: KeyError: 'weight' at {place}"
 )
 @pytest.mark.usefixtures("ray_here")
 def test_a_method_that_fails_at_the_server_is_named_with_hook_exception_file_and_line(
-    tmp_cwd: Path,
-    digits: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
-    hook: str,
-    what: str,
-    said: str,
-    executor: str,
+    tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, said: str, executor: str
 ) -> None:
     """Where it raises, also for an evaluation, and where it keeps what cannot be kept."""
-    block = ["aggregation.block=2"] if hook == "apply" else []
-    file = breaks_at_the_server(tmp_cwd, digits, hook, what, executor)
-    assert invoke(["run", file, *block]) == 1
-    line = capsys.readouterr().err.splitlines()[0]
+    taken = ", ".join(inspect.signature(getattr(Algorithm, hook)).parameters)
+    (tmp_cwd / "mine.py").write_text(MINE.format(hook, taken, what))
+    file = written({**digits, "plugins": ["mine.py"], "algorithm": "mine"})
+    words = [f"resources.executor={executor}", "resources.actors=1"]
+    words += ["aggregation.block=2"] * (hook == "apply")
     wanted = said.format(hook=hook, place=f"{tmp_cwd / 'mine.py'}:6")
-    assert line.startswith(f"mine at the server, {wanted}")
+    assert told(1, "run", file, *words).startswith(f"mine at the server, {wanted}")
 
 
 OWN = '''
@@ -335,21 +315,18 @@ def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[st
     refused(federation.step)
 
 
-LOST: dict[str, tuple[dict[str, Any], str]] = {
-    "crashes": (
-        {"on_client_error": "skip", "attempts": 2},
-        "round 1, train: its actor died 2 times while running this block",
-    ),
-    "hangs": ({"round_timeout": TIMEOUT}, f"round 2, train: no answer within {TIMEOUT:g} s"),
-}
+LOST = "round 1, train: its actor died 2 times while running this block"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", LOST)
+@pytest.mark.parametrize(
+    ("method", "words"), [("crashes", LOST), ("hangs", f"round 2, train: {SILENT}")]
+)
 def test_a_block_that_dies_or_hangs_is_left_out(
-    tmp_cwd: Path, digits: dict[str, Any], pools: Pools, method: str
+    tmp_cwd: Path, digits: dict[str, Any], pools: Pools, method: str, words: str
 ) -> None:
-    faults, words = LOST[method]
+    skipped = {"on_client_error": "skip", "attempts": 2}
+    faults = skipped if method == "crashes" else {"round_timeout": TIMEOUT}
     spec = broken_in_blocks(tmp_cwd, digits, method, faults=faults)
     ship_user_modules()
     lines: list[str] = []

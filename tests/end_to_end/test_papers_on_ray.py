@@ -124,17 +124,16 @@ def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[s
     federation = Federation(spec, executor, warn=lambda line: None)
     federation.step()
     metrics = federation.step().metrics
-    assert pool.executor is not None
 
     def copies(actor: Any) -> dict[str, int]:
         residents = actor._runner._resources._residents.items()
         return {name: 1 + len(resident.frozen_copies) for name, resident in residents}
 
-    held = ask(pool.executor, copies)
+    held = ask(executor, copies)
     assert {name for networks in held for name in networks} == set(NETWORKS)
     assert len(held) == ACTORS
     assert all(1 <= count <= 2 for networks in held for count in networks.values())
-    resident = ask(pool.executor, lambda actor: resident_bytes())
+    resident = ask(executor, lambda actor: resident_bytes())
     peaks = [metrics[f"memory/peak/actor/{number}"] for number in range(ACTORS)]
     assert metrics["memory/peak/actor"] == max(peaks) and min(peaks) > 100e6
     assert metrics["memory/peak/actor"] >= 0.9 * max(resident)

@@ -14,6 +14,7 @@ from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.tracking.client import connect
 from tests.end_to_end.pool import Pools, inline_digest
 from tests.helpers import INLINE, built, printed
 from tests.messages import refused
@@ -72,9 +73,7 @@ def test_from_the_command_line(tmp_cwd: Path, store: str) -> None:
     (run,) = Path("runs/fundus").iterdir()
     names = ("curves", "curves-hausdorff95", "clients", "partition")
     assert {p.name for p in (run / "figures").iterdir()} == {f"{name}.png" for name in names}
-    import mlflow
-
-    client = mlflow.MlflowClient(store)
+    client = connect(store)
     (tracked,) = client.search_runs([client.get_experiment_by_name("fundus").experiment_id])
     shares, distances = {"common/dice", "local/dice_cup/client/E"}, {"local/hausdorff/worst"}
     names = shares | distances | {"common/hausdorff95_disc"}

@@ -17,7 +17,6 @@ from flray import api, register_callback
 from flray.callbacks import RunInfo
 from flray.config.experiment import Stop
 from flray.federation.state import EarlyStop
-from flray.process import InterruptedRunError
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny
@@ -94,9 +93,8 @@ def assert_told(folder: Path, history: Any) -> None:
 def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
-    progress = StopAfter(3)
-    with pytest.raises(InterruptedRunError):
-        runner.run(inline(digits, callbacks=["raises-once"], rounds=4), progress=progress)
+    content = inline(digits, callbacks=["raises-once"], rounds=4)
+    refused(runner.run, content, progress=(progress := StopAfter(3)))
     (told,) = progress.find("raises-once")
     assert "the log is full" in told and "not called again" in told
     folder = tmp_cwd / "runs" / "digits" / "001"
@@ -235,8 +233,7 @@ def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[s
     assert short.sha256 == whole.sha256
 
     for at in (2, ended):
-        with pytest.raises(InterruptedRunError):
-            runner.run(stopping(digits), progress=StopAfter(at))
+        refused(runner.run, stopping(digits), progress=StopAfter(at))
         folder = sorted((tmp_cwd / "runs" / "digits").iterdir())[-1]
         resumed = runner.resume(folder)
         assert resumed.sha256 == whole.sha256 and len(resumed.history) == ended

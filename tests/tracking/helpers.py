@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from flray.records import JOURNAL, Journal
 from flray.tracking import client
+from flray.tracking.background import Tracker
 from flray.tracking.exporter import MlflowExporter
 
 Point = tuple[int, float, int]
@@ -44,6 +45,14 @@ class Sending:
         own = {"uid": f"{self.folder.name}-{name}", "experiment": self.folder.name, "name": name}
         journal.start(**(own | start))
         return journal
+
+    def tracker(self, *names: str, uri: str = "") -> tuple[Tracker, list[str]]:
+        """Return a tracker that has some runs, and what it will have said."""
+        said: list[str] = []
+        tracker = Tracker(uri or self.uri, said.append)
+        for name in names:
+            tracker.register(self.folder / name)
+        return tracker, said
 
     def exporter(self, name: str = "run", **more: Any) -> MlflowExporter:
         return MlflowExporter(self.folder / name, self.uri, **more)

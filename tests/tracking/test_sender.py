@@ -302,9 +302,8 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(to: Sending) -> None:
 def test_an_address_of_no_use_is_refused_and_a_relative_database_means_one_place(
     tmp_cwd: Path,
 ) -> None:
-    for uri in ("htp://host", "mlruns", "file:///tmp/mlruns"):
-        refused(MlflowExporter, tmp_cwd, uri)
-    for uri in ("sqlite://", "sqlite:///:memory:", ""):
+    no_use = ("htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", "")
+    for uri in no_use:
         refused(MlflowExporter, tmp_cwd, uri)
     assert resolve_uri("sqlite:///mlflow.db") == f"sqlite:///{tmp_cwd}/mlflow.db"
     assert resolve_uri("http://host:5000") == "http://host:5000"

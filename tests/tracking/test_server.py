@@ -25,7 +25,7 @@ from flray.federation.building import build_spec
 from flray.records import Journal
 from flray.runs import runner
 from flray.tracking import client
-from flray.tracking.background import Tracker, sync
+from flray.tracking.background import sync
 from flray.tracking.client import connect
 from flray.tracking.exporter import MlflowExporter
 from tests.helpers import inline, python
@@ -39,11 +39,10 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_the_server_is_killed_twice_in_mid_run(server: Service, tmp_path: Path) -> None:
     server.start()
-    to, said = Sending(tmp_path, server.uri), []
+    to = Sending(tmp_path, server.uri)
     journal = to.start(params={"lr": "0.1"})
     (tmp_path / "run" / "curve.png").write_bytes(b"picture")
-    tracker = Tracker(server.uri, said.append)
-    tracker.register(tmp_path / "run")
+    tracker, said = to.tracker("run")
 
     def start_again(told: int) -> None:
         wait(lambda: len(said) > told)
@@ -127,9 +126,7 @@ def test_a_server_without_answers_is_given_up(to: Sending, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     to.start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        tracker = Tracker(uri, print)
-        tracker.register(to.folder / "run")
+        tracker, _ = to.tracker("run", uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with silent.accept()[0]:
             assert tracker.close(1.0) == 1
             wait(lambda: not tracking_threads())
@@ -142,11 +139,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 def test_an_address_that_is_no_tracking_server_is_said_as_such(to: Sending) -> None:
     to.start()
-    said: list[str] = []
     with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
-        tracker = Tracker(f"http://127.0.0.1:{web.server_address[1]}", said.append)
-        tracker.register(to.folder / "run")
+        tracker, said = to.tracker("run", uri=f"http://127.0.0.1:{web.server_address[1]}")
         assert tracker.close(60) == 1
         web.shutdown()
     (line,) = said

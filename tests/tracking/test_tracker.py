@@ -56,12 +56,10 @@ def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(
     monkeypatch.setattr(background, "_REST", 1e9)
     monkeypatch.setattr(background, "_LONGEST_REST", 1e9)
     journal, run = to.start(), to.folder / "run"
-    tracker = Tracker(to.uri, print)
-    tracker.register(run)
+    tracker, _ = to.tracker("run")
     wait(lambda: client.load_cursor(run, tracker.uri).offset > 0)
     sent = client.load_cursor(run, tracker.uri).offset
     (thread,) = (one for one in threading.enumerate() if one.name == "flray-tracking")
-    assert thread.ident is not None
     its_time = functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread.ident))
 
     def rests() -> bool:
@@ -83,10 +81,8 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
 ) -> None:
     """Retries slow down, and new rounds do not hurry them."""
     monkeypatch.setattr(background, "_FIRST_PAUSE", 0.25)
-    said: list[str] = []
     journal = to.start()
-    tracker = Tracker(NOWHERE, said.append)
-    tracker.register(to.folder / "run")
+    tracker, said = to.tracker("run", uri=NOWHERE)
     retries: list[float] = []
     costs: list[float] = []
 
@@ -111,12 +107,9 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
 
 
 def test_a_refusal_is_said_once_and_the_other_runs_go_on(to: Sending) -> None:
-    said: list[str] = []
     good = to.start("good")
     bad = Journal(to.folder / "bad" / "journal.jsonl")  # a journal without a start
-    tracker = Tracker(to.uri, said.append)
-    for name in ("bad", "good"):
-        tracker.register(to.folder / name)
+    tracker, said = to.tracker("bad", "good")
     for round_ in range(3):
         good.record_round(round_, {"loss": 1.0})
         bad.record_round(round_, {"loss": 1.0})
@@ -133,14 +126,11 @@ def test_a_journal_that_cannot_be_read_is_said_once_and_the_other_runs_go_on(
 ) -> None:
     uncaught: list[object] = []
     monkeypatch.setattr(threading, "excepthook", uncaught.append)
-    said: list[str] = []
     to.start("spoiled").close()
     other = to.start("other")
     (to.folder / "spoiled" / JOURNAL).unlink()
     made(to.folder / "spoiled" / JOURNAL)
-    tracker = Tracker(to.uri, said.append)
-    for name in ("spoiled", "other"):
-        tracker.register(to.folder / name)
+    tracker, said = to.tracker("spoiled", "other")
     other.record_round(1, {"loss": 1.0})
     assert tracker.close(60) == 0
     assert not uncaught and to.points("loss", "other") == recorded(other, "loss")
@@ -260,7 +250,6 @@ def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
     )
     path = tmp_path / "journal.jsonl"
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     reported = [int(process.stdout.readline()) for _ in range(200)]
     process.send_signal(signal.SIGKILL)
     reported += [int(line) for line in process.stdout.read().split(b"\n") if line]

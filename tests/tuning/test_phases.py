@@ -20,6 +20,7 @@ from flray.tuning.phases import Batch, Phases, has_reached
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, retry_failed, trial_folders
 from flray.tuning.units import units
+from tests.helpers import cases
 from tests.messages import refused
 from tests.tuning.helpers import begin, leave, left
 
@@ -155,15 +156,12 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     assert {one.verdict for one in decided} & {"better", "worse"}
 
 
-@pytest.mark.parametrize(
-    ("compared", "chosen_by", "best"),
-    [
-        ({"metric": "global/common/loss"}, "validation", 0.1),
-        ({"metric": "auto"}, "global/validation/loss", 0.01),
-        ({"metric": "global/common/loss"}, "global/validation/accuracy", 0.1),
-        ({"metric": "global/common/gap", "mode": "min"}, "validation", 0.1),
-        ({"metric": "global/common/gap", "mode": "min"}, "global/validation/gap", 0.01),
-    ],
+@cases(
+    "compared, chosen_by, best",
+    """[{metric: global/common/loss}, validation, 0.1], [{metric: auto}, global/validation/loss, 0.01],
+    [{metric: global/common/loss}, global/validation/accuracy, 0.1],
+    [{metric: global/common/gap, mode: min}, validation, 0.1],
+    [{metric: global/common/gap, mode: min}, global/validation/gap, 0.01]""",
 )
 def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
     tuned: dict[str, Any], tmp_path: Path, compared: dict[str, str], chosen_by: str, best: float
