@@ -153,12 +153,13 @@ def _chosen(
             stem = "global" if len(found) == 1 else f"global-{_file_name(key)}"
             yield stem, f"The global model, {key}.", model
     if client is not None or (every and models.personal):
+        stems: dict[str, str] = {}
+        for name in models.clients:
+            stem = f"client-{_file_name(name)}"
+            stems[name] = f"{stem}-{len(stems)}" if stem in stems.values() else stem
         for name in models.clients if client is None else [client]:
-            yield (
-                f"client-{_file_name(name)}",
-                f"The model of client {name}.",
-                models.client_model(name),
-            )
+            model = models.client_model(name)
+            yield stems[name], f"The model of client {name}.", model
 
 
 def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:

@@ -16,18 +16,20 @@ from numpy.testing import assert_allclose
 from pytest import approx
 from sklearn.metrics import f1_score, recall_score, roc_auc_score
 
+import flray
 from flray import metrics
 from flray.cli.main import invoke
 from flray.config.loader import load
 from flray.federation.building import build_spec
 from flray.federation.evaluation import available_metrics
 from flray.metrics import check_clients, clean_name, is_share, lower_is_better, measure_name
+from flray.runs.export import export
 from flray.tasks import make_task
 from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.multi_output import dice_coefficient, hausdorff_distance
 from tests.algorithms.helpers import gaussian_clients, run, spec_of
 from tests.end_to_end.test_tasks import GLYPHS
-from tests.helpers import cases
+from tests.helpers import cases, small
 from tests.messages import mistyped, refused
 
 
@@ -231,6 +233,17 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
     out, _ = capfd.readouterr()
     for shown in ("[/x] hospital", "a\\nb\\x85", "=1+1"):
         assert sum(shown in line for line in out.splitlines()) == 1  # the rows of who holds what
+
+
+def test_clients_whose_names_differ_in_signs_have_a_file_each(tmp_cwd: Path) -> None:
+    (tmp_cwd / "plugin.py").write_text(PLUGIN)
+    data = {"name": "hospitals", "names": "a b;a:b;c"}
+    ran = flray.run(
+        {"experiment": small(data=data, model="linear", plugins=["plugin.py"], algorithm="local")}
+    )
+    files = {path.name for path in export(ran.folder, every=True) if path.suffix == ".safetensors"}
+    assert files == {"client-a_b.safetensors", "client-a_b-1.safetensors", "client-c.safetensors"}
+    assert export(ran.folder, client="a:b")[1].name == "client-a_b-1.safetensors"
 
 
 @cases(
