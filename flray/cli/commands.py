@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +26,6 @@ from flray.cli.arguments import (
 from flray.errors import FlrayError, one_line
 
 if TYPE_CHECKING:
-    from flray.results.measures import Cost
     from flray.results.verify import Verdict
 
 Plugins = Annotated[
@@ -214,30 +212,19 @@ def report_command(
     """
     from flray import reporting
     from flray.cli import display
-    from flray.reporting.build import report_file, report_values
+    from flray.reporting.build import report_values
 
     display.to_stderr(as_json)
-    if target.endswith(".csv"):
-        for name, given in (("--reach", reach), ("--uri", uri), ("--keep", keep)):
-            if given is not None:
-                raise FlrayError(
-                    f"{name}: found {given}; a kept file has final values alone, leave it out"
-                )
-        table, files = report_file(Path(target), to, reference)
-        costs: Sequence[Cost] = ()
-        notice = ""
-    else:
-        made = reporting.report(
-            target, to=to, target=reach, uri=uri, base=output, keep=keep, reference=reference
-        )
-        table, costs, files, notice = made.table, made.costs, made.files, made.notice
+    made = reporting.report(
+        target, to=to, target=reach, uri=uri, base=output, keep=keep, reference=reference
+    )
     if as_json:
-        display.print_json(report_values(table, costs, files))
+        display.print_json(report_values(made))
         return
-    display.console.print(reporting.terminal(table, costs))
-    if notice:
-        typer.echo(one_line(notice))
-    for path in files:
+    display.console.print(reporting.terminal(made.table, made.costs))
+    if made.notice:
+        typer.echo(one_line(made.notice))
+    for path in made.files:
         typer.echo(one_line(str(path)))
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,18 +212,15 @@ def _describe_data(source: ResultSet) -> str:
     return ", ".join(found) or str(source.config["experiment"]["data"]["name"])
 
 
-def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) -> dict[str, object]:
-    """Return a report as JSON values; numbers that are not finite become null.
+def report_values(report: "Report") -> dict[str, object]:
+    """Return a report as JSON values: shares are in percent, numbers that are not finite become null.
 
     Parameters
     ----------
-    table : Table
-        Its main table; shares are in percent.
-    costs : sequence of Cost
-        By setting.
-    files : iterable of Path
-        The files of the report.
+    report : Report
+        Its table, costs and files are taken.
     """
+    table = report.table
     studies = table.studies
     compared = studies.frame().to_json(orient="records") if studies.each else "[]"
     return {
@@ -249,9 +246,11 @@ def report_values(table: Table, costs: Sequence[Cost], files: Iterable[Path]) ->
             for label, row in table.rows.items()
         ],
         "comparisons": json.loads(compared),
-        "costs": [{name: _finite(value) for name, value in vars(one).items()} for one in costs],
+        "costs": [
+            {name: _finite(value) for name, value in vars(one).items()} for one in report.costs
+        ],
         "notes": formatting.notes(table),
-        "files": list(map(str, files)),
+        "files": list(map(str, report.files)),
     }
 
 
@@ -314,10 +313,10 @@ def report(
     ----------
     what : str or Path
         Its folder, name or name and number; with `uri` an MLflow experiment (its newest sweep) or a
-        run's id.
+        run's id; or a CSV file that `keep` wrote, which has tables alone.
     to : str or Path, optional
         Folder to write to; default: ``report`` in the folder of the sweep, or in the current one
-        for MLflow.
+        for MLflow; a CSV file's tables are written only if it is given.
     target : float, optional
         See `make`.
     uri : str, optional
@@ -329,6 +328,13 @@ def report(
     reference : str, optional
         See `make`.
     """
+    if str(what).endswith(".csv"):
+        for name, given in (("--reach", target), ("--uri", uri), ("--keep", keep)):
+            if given is not None:
+                raise FlrayError(
+                    f"{name}: found {given}; a kept file has final values alone, leave it out"
+                )
+        return _of_file(Path(what), to, reference)
     if uri is None:
         folder = directory.find(str(what), base)
         return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
@@ -421,12 +427,11 @@ def _write(
     return tuple(folder / name for name in contents)
 
 
-def report_file(
-    path: Path, to: Path | None = None, reference: str | None = None
-) -> tuple[Table, tuple[Path, ...]]:
-    """Return the table of an exported CSV file, and write it as Markdown and LaTeX if a folder is given."""
-    table = build_table(kept_results(read_export(path)), reference)
-    if to is None:
-        return table, ()
-    contents = {f"{path.stem}.md": markdown(table, ()), f"{path.stem}.tex": render_latex(table)}
-    return table, _write(to, table, contents, f"{path.stem}.{COMPARISONS}")
+def _of_file(path: Path, to: str | Path | None, reference: str | None) -> Report:
+    """Return the report of an exported CSV file, written as Markdown and LaTeX if a folder is given."""
+    source = kept_results(read_export(path))
+    table, files = build_table(source, reference), tuple[Path, ...]()
+    if to is not None:
+        texts = {f"{path.stem}.md": markdown(table, ()), f"{path.stem}.tex": render_latex(table)}
+        files = _write(Path(to), table, texts, f"{path.stem}.{COMPARISONS}")
+    return Report(source, table, (), {}, files, ())

@@ -36,7 +36,7 @@ def test_a_row_per_finished_run_and_the_same_table_from_it(sweep: Path, tmp_path
     assert measured == pytest.approx([70.0, 70.0, 65.0, 70.0, 6.0])
     assert first["sha256"] == "ab" * 32 and first["torch"] == directory.versions()["torch"]
     assert (first["data"], first["origins"]) == ("digits-sklearn", "d real")
-    made = build_table(kept_results(frame))
+    made = build.report(path).table
     assert list(made.rows) == ["full CIFAR-10", "none CIFAR-10", "none CIFAR-100", "full CIFAR-100"]
     moved = build_table(kept_results(frame[list(frame)[::-1]]))  # by a spreadsheet
     words, others = ({frozenset(name.split()) for name in one.rows} for one in (moved, made))
