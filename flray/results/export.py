@@ -55,8 +55,6 @@ _FORMS = {
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 _SHA = re.compile(r"[0-9a-f]{64}")
-_DIGITS, _SIGNIFICANT = 4, 7
-"""Decimals of a share in percent that are kept; digits of any other number, which may be small."""
 
 
 class ExportCounts(NamedTuple):
@@ -233,10 +231,8 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     for domain, names in _domains(trial).items():
         values = [measures.value(trial, measures.client_measure(trial), name) for name in names]
         measured[f"{DOMAIN}{domain}"] = float(np.mean(values))
-    if is_share(trial.metric):
-        measured = {name: round(value, _DIGITS) for name, value in measured.items()}
-    else:
-        measured = {name: float(f"{value:.{_SIGNIFICANT}g}") for name, value in measured.items()}
+    # To the last digit but one: differences that are equal, or do not vary, decide otherwise than others do.
+    measured = {name: float(f"{value:.15g}") for name, value in measured.items()}
     partition, versions = trial.partition or {}, trial.versions or source.versions
     origins = partition.get("origins", {})
     return {

@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 _TEXTS = ("algorithm", "data", "origins", "metric", "protocol")
 _VALUES = ("rounds", "value", "own", "others", "worst", "bytes_up", "bytes_down")
 _ROUNDING = 1.5e-4
-"""Kept values have four digits behind the point."""
+"""Files of an older flray have four digits behind the point, or seven in all."""
 _SHOWN = 3
 """Most values, or settings, that a verdict names."""
 
@@ -113,7 +113,7 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
 
 
 def _agree(kept: float, here: float) -> bool:
-    """Return whether two values are the same but for rounding, to four decimals or to seven digits."""
+    """Return whether two values are the same but for rounding."""
     rounded = _ROUNDING if kept == round(kept, 4) else 0.0
     close = math.isclose(kept, here, rel_tol=1e-6, abs_tol=rounded)
     return close or (math.isnan(kept) and math.isnan(here))

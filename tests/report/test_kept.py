@@ -108,6 +108,25 @@ def test_tuned_settings_and_the_positive_class_are_kept(sweep: Path, tmp_path: P
     assert "positive class: ill" in table.notes
 
 
+def test_differences_that_are_equal_stay_so(sweep: Path, tmp_path: Path) -> None:
+    """One 24th at every seed, so that nothing varies and nothing can be tested."""
+    source = load_folder(sweep)
+    compared = [one for one in source.trials if one.setting["arms.data"] == "CIFAR-10"]
+    source.trials = [
+        replace(one, seed=seed, sha256="") for one in compared[::2] for seed in range(4)
+    ]
+    for number, one in enumerate(source.trials):
+        better = one.setting["arms.modules"] == "full"
+        value = (5 + 2 * one.seed + better) / 24
+        one.history = one.history.assign(**{one.metric: value})
+        one.sha256 = f"{number:064d}"
+    export_runs(source, tmp_path / "kept.csv")
+    tables = build_table(source), build.report(tmp_path / "kept.csv").table
+    (whole,), (kept,) = ([one.differences[0] for one in t.studies.each] for t in tables)
+    assert (kept.std, kept.verdict) == (whole.std, whole.verdict) == (0.0, "")
+    assert kept.mean == pytest.approx(whole.mean, rel=1e-12)
+
+
 def test_a_kept_file_knows_the_looks_before_and_what_failed(sweep: Path, tmp_path: Path) -> None:
     """Two modules at seeds 0 and 1, then at 0 to 4, of which one fails: its own sweep, or the same file again."""
 
