@@ -158,7 +158,10 @@ def _rules(config: Config) -> Iterator[tuple[object, str, str, str]]:
         for path in changes or ():
             relative = path.removeprefix("experiment.")
             is_fixed = relative == "resources.bits" or relative.split(".")[0] in refused
-            yield is_fixed, where, path, f"{whole}; it cannot vary within it"
+            why = f"{whole}; it cannot vary within it"
+            if relative == arms.SPACE:
+                why = "an arm's own space is for sweep.tune, which is not set: set it, or write one space for all arms"
+            yield is_fixed, where, path, why
     for name, other in itertools.product(("tune", "until"), ("samples", "search", "scheduler")):
         value, where = getattr(sweep, other), f"sweep.tune.{other}" if sweep.tune else "sweep.tune"
         is_free = value == Sweep.model_fields[other].default or (

@@ -101,6 +101,7 @@ def test_mistakes_are_refused(armed: dict[str, Any]) -> None:
         *(("sweep.only", {"metod": ["fccl"]}), ("sweep.only", {"method": ["fcc"]})),
         *(("arms.method.prox.algorithm.nu", 1), ("arms.method.prox.nothing", 1)),
         *(("arms.method.prox.output", "x"), ("sweep.search", "optuna")),
+        ("arms.method.prox.space", {"local.lr": {"grid": [0.1]}}),
         *(("arms.empty", {}), ("algorithm.mu", 1)),
     ):
         refused(specs, armed, [(path, value)])
