@@ -290,6 +290,7 @@ def test_it_was_stored_after_a_run(name: str) -> None:
     assert outputs and all(output.output_type != "error" for output in outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures", "tmp_cwd")
 def test_notebooks_of_a_run_and_of_an_own_method() -> None:
     names = run_cells("start")

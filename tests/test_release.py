@@ -121,6 +121,7 @@ def test_other_names_are_refused_in_one_line(tmp_cwd: Path) -> None:
         refused(load, name)
 
 
+@pytest.mark.slow
 def test_a_wheel_has_them_and_runs_in_an_empty_folder(tmp_cwd: Path) -> None:
     source, folder, empty = tmp_cwd / "source", tmp_cwd / "wheel", tmp_cwd / "empty"
     for name in ("flray", "search_spaces"):
