@@ -365,7 +365,9 @@ def _best_position(values: Any, metric: str) -> int:
     """Return the position of the first best value; NaN is never best."""
     import numpy as np  # not above: `flray.portable` comes before numpy
 
-    return int(np.nanargmin(values) if lower_is_better(metric) else np.nanargmax(values))
+    known = np.flatnonzero(~np.isnan(values))  # nanargmax takes NaN for minus infinity
+    best = np.argmin if lower_is_better(metric) else np.argmax
+    return int(known[best(values[known])])
 
 
 class RunningReport:

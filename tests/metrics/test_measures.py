@@ -321,6 +321,14 @@ def test_which_rounds_count(metric: str, which: Any, count: int, text: str, valu
     assert {name: reported.values[name] for name in values} == pytest.approx(values)
 
 
+@pytest.mark.parametrize(("metric", "worst"), [(ACCURACY, -math.inf), (LOSS, math.inf)])
+def test_nan_is_not_best_beside_infinities_alone(metric: str, worst: float) -> None:
+    held = metrics.validation_metric(metric)
+    history = pd.DataFrame({"round": [1, 2, 3], metric: [1.0, 2.0, 3.0], held: [NAN, worst, worst]})
+    assert metrics.summarise_history(history, metric, "best", 1).values[metric] == 2.0
+    assert metrics.trajectory(history, str(held), 1).best_round == 2
+
+
 def test_what_was_never_measured_is_left_out() -> None:
     first = metrics.summarise_history(VALIDATED.iloc[:1], ACCURACY, "best", 2)
     assert first.values == {"time/round": 1.0}
