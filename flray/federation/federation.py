@@ -82,13 +82,18 @@ def _works(federation: FederationState, cohort: Iterable[int]) -> Iterator[tuple
     generator = rng.numpy_generator(config.seed, "stragglers", round=server.round)
     slow, late = generator.random(count), participation.straggler_work
     most = local.steps or max(int(local.epochs), 1)
-    drawn = generator.integers(1, most + 1, count) / most
+    drawn, of_own = generator.integers(1, most + 1, count), generator.random(count)
     for client in cohort:
         share = work_share(config, server.clients[client])
         exact = share == 1
         if slow[client] < participation.stragglers:
-            exact = exact and late != "drawn"
-            share *= float(drawn[client]) if late == "drawn" else late
+            if late != "drawn":
+                share *= late
+            elif exact:
+                exact, share = False, float(drawn[client]) / most
+            else:  # whole epochs out of the client's own number
+                own = max(int(round(share * most, 9)), 1)
+                share = min(share, (1 + int(of_own[client] * own)) / most)
         # A product that is rounded up to whole steps must not gain one.
         yield client, share if exact else share * (1 - 1e-12)
 

@@ -241,6 +241,27 @@ def test_slow_clients_draw_whole_epochs_as_fedprox_has_it(tmp_path: Path) -> Non
     assert set(works(tiny.fresh("fedprox", many, participation=fewer)).values()) <= {0.5, 1.0}
 
 
+def test_slow_clients_draw_whole_epochs_of_their_own() -> None:
+    """Of 3 or 8 epochs of their own, of a half of 6, and of 2.5, which has whole ones up to 2."""
+    own = {
+        "client0": {"epochs": 3},
+        "client1": {"epochs": 8},
+        "client2": 0.5,
+        "client3": {"epochs": 2.5},
+    }
+    slow = {"stragglers": 1 - 1e-9, "straggler_work": "drawn", "work": own}
+    four = tiny.gaussian_clients((4,) * 4)
+    federation = tiny.fresh("fedavg", four, local={"epochs": 6}, participation=slow)
+    seen = [
+        {name: round(6 * share, 6) for name, share in works(federation).items()} for _ in range(60)
+    ]
+    for client, most in (("client0", 3), ("client1", 8), ("client2", 3), ("client3", 2)):
+        assert {one[client] for one in seen} == set(range(1, most + 1))
+    work = {"client0": {"epochs": 0.5}}
+    little = tiny.fresh("fedavg", four, local={"epochs": 6}, participation={**slow, "work": work})
+    assert works(little)["client0"] == pytest.approx(0.5 / 6)
+
+
 def test_who_dropped_out_is_tracked() -> None:
     many = tiny.gaussian_clients((4,) * 12)
     federation = tiny.fresh("fedavg", many, participation={"dropout": 0.5})
