@@ -346,6 +346,22 @@ def validation_metric(metric: str) -> str | None:
     return f"{view}/validation/{steps[1]}" if known else None
 
 
+def is_lower_better_in(sweep: Mapping[str, Any] | None, metric: str) -> bool:
+    """Tell the same in a sweep, whose ``mode: min`` says so of the metric that it names.
+
+    Parameters
+    ----------
+    sweep : mapping or None
+        The settings of ``sweep``, if there are any.
+    metric : str
+        A metric, by its tracked name or its measure alone.
+    """
+    sweep = sweep or {}
+    named = str(sweep.get("metric", AUTO))
+    own = named in ("", AUTO, VALIDATION) or measure_name(named) == measure_name(metric)
+    return lower_is_better(metric) or (own and sweep.get("mode") == "min")
+
+
 def score_metric(chosen: str, primary: str) -> str:
     """Return the metric that a trial's score is.
 

@@ -17,7 +17,7 @@ from flray.config import arms
 from flray.config.experiment import PLACES
 from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
-from flray.metrics import is_share, is_validation, lower_is_better
+from flray.metrics import is_lower_better_in, is_share, is_validation, lower_is_better
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import ResultSet, Trial, measures
 from flray.results.choices import Choices, choices
@@ -144,15 +144,15 @@ def _chosen(source: ResultSet) -> Iterator[Section]:
     every = choices(source)
     chosen = "validation" if any(is_validation(one.metric) for one in every) else "test"
     what = f"Means over the seeds, on {chosen} data, of settings that ran to the end."
-    yield _section("grid", heat_maps(every), what=what)
+    yield _section("grid", heat_maps(every, source.config.get("sweep")), what=what)
     few = itertools.islice(importances(every), _MAX_PLOTS)
     yield _section("importance", _joint(charts.draw_bars, few, "% of the variance"), what=what)
 
 
-def heat_maps(every: Sequence[Choices]) -> Iterator[Figure]:
+def heat_maps(every: Sequence[Choices], sweep: Mapping[str, Any] | None = None) -> Iterator[Figure]:
     """Yield a heat map of each two settings whose combinations were all run."""
     for one, (row, column, table) in ((some, grid) for some in every for grid in some.grids()):
-        best = np.argmin(table) if lower_is_better(one.metric) else np.argmax(table)
+        best = (np.argmin if is_lower_better_in(sweep, one.metric) else np.argmax)(table)
         marked = divmod(int(best), table.shape[1])
         rows, columns = ([*map(arms.format_value, one.values(name))] for name in (row, column))
         texts = [[f"{value:.3g}" for value in cells] for cells in table]

@@ -12,6 +12,7 @@ import numpy as np
 
 from flray.config.arms import PREFIX
 from flray.config.experiment import is_place
+from flray.metrics import is_lower_better_in
 from flray.results import ResultSet, Trial, measures
 from flray.results.load import load_folder
 from flray.results.paired import Difference, Rule
@@ -96,7 +97,9 @@ def _group(source: ResultSet, counted: list[Trial]) -> Iterator[Study]:
             place, name = place_of(column), one.setting[rows]
         seed, levels = repetition(source, one)
         where = place, measure_of(column, source.metric)
-        study: Any = groups.setdefault(where, Study(*where, {}))  # whose mappings are filled here
+        least = is_lower_better_in(source.config.get("sweep"), where[1])
+        # Whose mappings are filled here.
+        study: Any = groups.setdefault(where, Study(*where, {}, least=least))
         study.looks.setdefault(name, {})[seed] = one.look
         if one.status == "failed":
             study.failed.setdefault(name, {})[seed] = one.failure

@@ -19,7 +19,7 @@ from flray.config.suites import SMOKE
 from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError
 from flray.files import open_file, write_atomically
-from flray.metrics import is_share, lower_is_better
+from flray.metrics import is_lower_better_in, is_share, lower_is_better
 from flray.results import (
     PROVENANCE,
     ResultSet,
@@ -41,7 +41,17 @@ COSTS = ("bytes_up", "bytes_down", "seconds")
 LAST = (*COSTS, "sha256", "data", "origins", "data_sha256", "partition_sha256", *PACKAGES)
 """Columns before the settings, after them, and after the domains'."""
 OPTIONAL = {"look": "1", "tuning": "0"} | dict.fromkeys(
-    ("planned", "failed", "stopped", "positive", "reference", "until", "places", "partition_seed"),
+    (
+        "planned",
+        "failed",
+        "stopped",
+        "positive",
+        "reference",
+        "until",
+        "places",
+        "partition_seed",
+        "mode",
+    ),
     "",
 )
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
@@ -84,7 +94,8 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         ``experiment.stop`` ended earlier, ``failed`` has the seeds that its
         setting failed at, ``stopped`` those that the sweep stopped early at, ``until`` the rule that the
         sweep added seeds by, ``places`` the seeds whose values are compared apart, ``partition_seed`` the
-        seed of the one partition of all runs, if the sweep names it, ``positive`` the
+        seed of the one partition of all runs, if the sweep names it, ``mode`` is min if the sweep says so of a
+        metric whose name does not tell, ``positive`` the
         positive class of a task of two, ``tuning`` the number of the tuning that chose its settings,
         ``reference`` the one that the sweep registered,
         ``tuned.NAME`` the choices of ``sweep.tune``,
@@ -234,6 +245,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     # To the last digit but one: differences that are equal, or do not vary, decide otherwise than others do.
     measured = {name: float(f"{value:.15g}") for name, value in measured.items()}
     partition, versions = trial.partition or {}, trial.versions or source.versions
+    told = is_lower_better_in(source.config.get("sweep"), trial.metric)
     origins = partition.get("origins", {})
     return {
         "suite": source.name,
@@ -252,6 +264,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "reference": registered_reference(source) or "",
         "until": str((source.config.get("sweep") or {}).get("until") or ""),
         "partition_seed": fixed_partition(source),
+        "mode": "min" if told and not lower_is_better(trial.metric) else "",
         "places": " ".join(sorted({*REPEATED} & {*source.varying} - {*repeated_columns(source)})),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **measured,
@@ -328,6 +341,7 @@ def kept_results(frame: pd.DataFrame) -> ResultSet:
         "space": {name: {"grid": []} for name in ("algorithm", *names)},
         "sweep": {
             "metric": "",  # not kept: the one that settings were chosen by
+            "mode": _only(frame, "mode"),
             "reference": _only(frame, "reference") or None,
             "until": rule,
             "places": " ".join(frame.get("places", ())).split(),

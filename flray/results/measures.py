@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flray.config.arms import PREFIX
-from flray.metrics import is_share, lower_is_better, rounds_to_target
+from flray.metrics import is_lower_better_in, is_share, rounds_to_target
 from flray.results import ResultSet, Trial
 
 AVERAGE = "avg"
@@ -265,7 +265,8 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
         ]
         finite = [final for final in finals if math.isfinite(final)]
         metric = next(iter(whole.values()))[0].metric
-        lower, scale = lower_is_better(metric), 100 if is_share(metric) else 1
+        lower = is_lower_better_in(source.config.get("sweep"), metric)
+        scale = 100 if is_share(metric) else 1
         best = (
             min(finite, default=math.nan) / SHARE
             if lower

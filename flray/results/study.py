@@ -47,6 +47,8 @@ class Study:
         by chance. Then tests and intervals are corrected for all pairs.
     partitions : mapping
         By seed and setting, the SHA-256 of who held which samples, if it was tracked.
+    least : bool
+        Whether less is better although the measure's name does not tell (``sweep.mode: min``).
     """
 
     place: str
@@ -59,11 +61,12 @@ class Study:
     levels: Levels = field(default_factory=dict)
     afterwards: bool = False
     partitions: Mapping[Any, Mapping[str, str]] = field(default_factory=dict)
+    least: bool = False
 
     @property
     def lower(self) -> bool:
         """Whether less is better."""
-        return lower_is_better(self.measure)
+        return self.least or lower_is_better(self.measure)
 
     @property
     def unit(self) -> str:

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from flray.config.experiment import selects_on_test
 from flray.config.suites import SMOKE, stand_in_line
 from flray.errors import FlrayError
-from flray.metrics import TEST_VIEWS, VIEWS, lower_is_better
+from flray.metrics import TEST_VIEWS, VIEWS, is_lower_better_in
 from flray.results import ENDED, ResultSet, Trial, alike_notes, measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
 from flray.results.choices import tuned_settings
@@ -131,7 +131,8 @@ def _setting_table(source: ResultSet) -> Table:
     table.columns = [
         replace(one, measure=apart if one.measure == "chosen" else metric) for one in columns
     ]
-    sign = 1.0 if lower_is_better(table.columns[0].measure) else -1.0
+    lower = is_lower_better_in(source.config.get("sweep"), table.columns[0].measure)
+    sign = 1.0 if lower else -1.0
     early = {source.label(trial) for trial in source.trials if trial.status == "stopped"}
 
     def place(item: tuple[str, list[Cell]]) -> tuple[bool, bool, float]:

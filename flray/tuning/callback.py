@@ -18,7 +18,7 @@ from flray.errors import FlrayError, one_line
 from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
 from flray.federation.worker.diagnostics import save_encoded
-from flray.metrics import lower_is_better
+from flray.metrics import is_lower_better_in
 from flray.records import directory
 from flray.runs.loop import RoundRecorder
 from flray.runs.progress import Progress
@@ -41,10 +41,17 @@ class Standing:
         The sweep's folder; trials that ended before are read from there.
     points : mapping of str to TrialSpec
         The trials by number; new ones may be added while the sweep runs.
+    settings : mapping, optional
+        Those of ``sweep``, whose ``mode`` counts.
     """
 
-    def __init__(self, sweep: Path, points: Mapping[str, TrialSpec]) -> None:
-        self._points = points
+    def __init__(
+        self,
+        sweep: Path,
+        points: Mapping[str, TrialSpec],
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._points, self._settings = points, settings
         # The status, score and metric of each trial, and the title and key of its setting: titles
         # agree if only the later digits of a number differ.
         self._trials: dict[str, tuple[str, float, str, tuple[str, str]]] = {}
@@ -86,15 +93,18 @@ class Standing:
         for score, metric, setting in (compared or ended).values():
             found.setdefault(metric, {}).setdefault(setting, []).append(score)
         if len(found) == 1:
-            return _best(*found.popitem())
+            return self._best(*found.popitem())
         return "; ".join(
-            f"by {metric}: {_best(metric, settings)}" for metric, settings in sorted(found.items())
+            f"by {metric}: {self._best(metric, settings)}"
+            for metric, settings in sorted(found.items())
         )
 
+    def _best(self, metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
+        return _best(-1 if is_lower_better_in(self._settings, metric) else 1, settings)
 
-def _best(metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
+
+def _best(sign: int, settings: Mapping[tuple[str, str], list[float]]) -> str:
     """Return the best of settings by the mean of their scores, with its interval."""
-    sign = -1 if lower_is_better(metric) else 1
     (title, _), scores = max(
         settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
     )
@@ -158,7 +168,8 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._settings = SettingRuns(sweep, config, points)
         self._done: dict[str, int] = {}
         self._metrics: dict[str, str] = {}
-        self._standing, self._best = Standing(sweep, points), ""
+        self._standing = Standing(sweep, points, config.sweep.model_dump())
+        self._best = ""
         self._left = left
         self._begun: float | None = None
         self._rounds_run = 0

@@ -19,12 +19,14 @@ from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
 from flray.results import ALIKE_NOTE, ResultSet, Trial, alike
+from flray.results.build_studies import build_studies
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
 from flray.results.measures import costs, value
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
+from flray.tuning.callback import Standing
 from flray.tuning.sweep import finish
 from tests.messages import refused
 from tests.report.conftest import Edited, plain
@@ -265,6 +267,30 @@ def test_settings_chosen_by_a_validation_loss_have_the_least_first(edited: Edite
     assert table.columns[0].measure == "global/validation/loss"
     means = [row[0].mean for row in table.rows.values()]
     assert means == sorted(means) and means[0] == pytest.approx(0.18)
+
+
+def test_the_files_word_on_the_direction_of_a_metric_counts(
+    sweep: Path, edited: Edited, tmp_path: Path
+) -> None:
+    """Conclusions, order, costs and kept rows agree with the search; the metric's name tells nothing."""
+
+    def change(config: dict[str, Any]) -> None:
+        plain(config)
+        config["sweep"].update(metric="global/common/gap", mode="min")
+
+    source = edited(change)
+    for trial in source.trials:
+        trial.metric = "global/common/gap"
+        trial.history["global/common/gap"] = trial.history["global/common/accuracy"]
+    kept = tmp_path / "kept.csv"
+    export_runs(source, kept)
+    for one in (source, kept_results(read_export(kept))):
+        rows = [label for label in build_table(one).rows if "CIFAR-10" in label.split()]
+        assert [label.split()[0] for label in rows] == ["none", "full"]
+        assert {study.lower for study in build_studies(one).each} == {True}
+    assert max(cost.target for cost in costs(source)) == pytest.approx(0.71 / 0.9)
+    mine = Standing(tmp_path, {}, source.config["sweep"])
+    assert mine._best("global/common/gap", {("a", ""): [0.2], ("b", ""): [0.1]}).startswith("b")
 
 
 def test_nothing_to_report_is_refused(sweep: Path) -> None:
