@@ -22,6 +22,7 @@ from flray.errors import ConfigError, FlrayError
 from flray.federation import FederationSpec
 from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
+from flray.metrics import is_test
 from flray.records import directory, read_events, read_partition, rounds_of
 from flray.runs.code import Code
 
@@ -306,12 +307,13 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
         the start.
     """
     before = config.experiment
-    done = max(rounds_of(read_events(folder)), default=0)
+    recorded = rounds_of(read_events(folder))
+    done = max(recorded, default=0)
     every = before.evaluation.every
     why = ""
     if not max(done, 1) <= rounds <= MOST_ROUNDS:
         why = f"{folder} has done {done}; from {max(done, 1)} to {MOST_ROUNDS:,}"
-    elif rounds == done < before.rounds and rounds % every:
+    elif rounds == done < before.rounds and not any(map(is_test, recorded[done])):
         why = (
             f"round {done} of {folder} was not evaluated (evaluation.every={every}), as the last one of "
             f"a run is; more than {done}"

@@ -316,6 +316,8 @@ def test_the_last_round_counts_as_evaluated_if_it_was_run(tmp_cwd: Path) -> None
     every = {"evaluation": {"every": 2}}
     stopped = run(3, stop={"metric": "train/loss", "target": 100}, **every)  # by the first round
     assert runner.resume(stopped.folder, rounds=4).sha256 == stopped.sha256
+    as_many = runner.resume(stopped.folder, rounds=1)  # as it has done: there is nothing to do
+    assert (as_many.sha256, as_many.experiment.rounds) == (stopped.sha256, 1)
     refused(runner.run, {"experiment": small(rounds=3, **every)}, progress=StopAfter(3))
     refused(runner.resume, stopped.folder.parent / "002", rounds=4)
 
