@@ -1,5 +1,6 @@
 """Write trained models as safetensors, with plain PyTorch code that needs no flray; also for MLflow and as RO-Crate."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -22,6 +23,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import yaml
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from torch import Tensor, fx, nn
 
 from flray.config.yaml_files import dump
@@ -354,11 +356,15 @@ def license_address(text: str) -> str:
     FlrayError
         If it is neither.
     """
-    if not re.fullmatch(r"(https?://|\w)[^\s<>\"]*", text):
-        raise FlrayError(
-            f"--crate: found {text!r}; a licence is needed, by its SPDX name (CC-BY-4.0) or its address (https://...)"
-        )
-    return text if "://" in text else f"https://spdx.org/licenses/{text}"
+    if re.fullmatch(r"https?://[^\s<>\"]+", text):
+        return text
+    with contextlib.suppress(InvalidLicenseExpression):
+        name = canonicalize_license_expression(text)
+        if " " not in name and not name.startswith("LicenseRef-"):  # one that has a page there
+            return f"https://spdx.org/licenses/{name}"
+    raise FlrayError(
+        f"--crate: found {text!r}; a licence is needed, by its SPDX name (CC-BY-4.0) or its address (https://...)"
+    )
 
 
 def write_crate(folder: Path, to: Path, models: Sequence[Path], license_: str) -> list[Path]:

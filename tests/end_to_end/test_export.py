@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import flray
 from flray.federation.building import build_spec
 from flray.records import directory
-from flray.runs.export import _page, export, plain_code, write_crate
+from flray.runs.export import _page, export, license_address, plain_code, write_crate
 from flray.runs.runner import Result
 from tests.helpers import printed, python, small
 from tests.messages import refused
@@ -292,11 +292,20 @@ def test_a_file_s_name_is_quoted_and_a_licence_may_be_an_address(tmp_cwd: Path) 
     graph = graph_of(tmp_cwd)
     assert graph["client-%C3%A4%20b%231.safetensors"]["name"] == model.name
     assert graph["./"]["license"] == {"@id": "https://example.org/terms?of=use"}
+    assert license_address("cc-by-4.0") == "https://spdx.org/licenses/CC-BY-4.0"
 
 
 def test_a_crate_without_a_licence_or_rounds_is_not_begun(tmp_cwd: Path) -> None:
     folder = small_run().folder
-    for licence in ("", "all mine", "https://a b", "file:///etc x", "-x"):
+    for licence in (
+        "",
+        "all mine",
+        "https://a b",
+        "file:///etc x",
+        "-x",
+        "CC-BY",
+        "LicenseRef-mine",
+    ):
         refused(export, folder, tmp_cwd / "to", crate=licence)
         assert not (tmp_cwd / "to").exists()
     (folder / "journal.jsonl").unlink()
