@@ -6,6 +6,7 @@
 import os
 from collections.abc import Collection, Mapping
 from operator import not_
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -238,6 +239,17 @@ class Experiment(Section):
     """folder for runs and sweeps"""
     plugins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """your own Python files that register components"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_in_output(cls, value: Plain) -> Plain:
+        """Look for the run to start from in `output`, before ``runs``."""
+        given = value if isinstance(value, Mapping) else {}
+        start, output = given.get("start"), given.get("output")
+        if isinstance(start, str) and isinstance(output, str) and not Path(start).is_dir():
+            run = Path(output) / start
+            return {**given, "start": str(run)} if run.is_dir() else value
+        return value
 
     @model_validator(mode="after")
     def _whole_epochs(self) -> Self:

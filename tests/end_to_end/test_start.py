@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flray.cli.main import invoke
+from flray.config.loader import load
 from flray.federation import load_start
 from flray.records import directory
 from flray.runs import runner
@@ -75,6 +76,18 @@ def test_a_run_s_name_stands_for_its_newest_run(first: Path, digits: dict[str, A
     newest = max(path.parent for path in Path("runs/digits").glob("*/run.json"))
     full = runner.run({"experiment": {**begun, "start": str(newest)}})
     assert named.sha256 == full.sha256
+
+
+def test_a_run_is_looked_for_in_the_output_folder(first: Path, digits: dict[str, Any]) -> None:
+    """There, before runs/; where it lacks the run, in runs/."""
+    there = {**digits, "output": "elsewhere"}
+    other = runner.run({"experiment": {**there, "seed": 7}}).folder
+    for name in ("digits/001", "digits"):
+        found = load({"experiment": {**there, "start": name}}).experiment.start
+        assert found is not None and Path(found.weights).is_relative_to(other.resolve())
+    shutil.rmtree(other.parent)
+    found = load({"experiment": {**there, "start": "digits/001"}}).experiment.start
+    assert found is not None and Path(found.weights).is_relative_to(first.resolve())
 
 
 def test_what_holds_no_such_weights_is_refused(first: Path, digits: dict[str, Any]) -> None:
