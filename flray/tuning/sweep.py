@@ -29,7 +29,14 @@ from flray.runs import resume_checks
 from flray.runs.code import Code
 from flray.runs.identity import code_of, run_identity
 from flray.runs.progress import Progress
-from flray.runs.session import NOTE, RunSession, list_files, recording_failure, tracking
+from flray.runs.session import (
+    NOTE,
+    RunSession,
+    list_files,
+    record_held,
+    recording_failure,
+    tracking,
+)
 from flray.tracking.background import Tracker, run_directories
 from flray.tuning import space
 from flray.tuning.phases import Batch, Phases, has_reached, metric_of
@@ -198,16 +205,6 @@ class Sweep:
             self._progress.tell(
                 f"failed trials of a tuning are not run again ({failed}): its choice is compared already"
             )
-        for name, digest, origins in {
-            (
-                point.experiment.data.name,
-                held.fingerprint,
-                tuple(d.origin for d in held.outline.domains),
-            )
-            for point in self._points.values()
-            for held in (self._resources.dataset(point.experiment),)
-        }:
-            session.journal.data(name, digest, ", ".join(dict.fromkeys(origins)), {})
         begun = iter(run_directories(folder)[1:])
         uri, notify = experiment.tracking.uri, self._progress.tell
         every = rounds_between(self._total, experiment)
@@ -284,7 +281,7 @@ class Sweep:
         import ray
 
         from flray.tuning.callback import TrialRecorder
-        from flray.tuning.tuner import quiet_ray, run_trials
+        from flray.tuning.tuner import MAX_ATTEMPTS, quiet_ray, run_trials
 
         over = _ended(folder)
         self._progress.begin(self._total, over)
@@ -318,7 +315,7 @@ class Sweep:
                     self._joined,
                 )
                 try:
-                    run_trials(
+                    exhausted = run_trials(
                         self._config,
                         folder,
                         self._resources,
@@ -332,8 +329,14 @@ class Sweep:
                 finally:
                     recorder.close()
                 reached = [has_reached(folder, p, batch.until) for p in self._points.values()]
-                if not all(reached) or (self._phases is None and len(reached) < self._total):
+                fewer = self._phases is None and len(reached) < self._total
+                if not all(reached) or (fewer and not exhausted):
                     raise KeyboardInterrupt  # Tune has recorded it, and let the trials end their steps
+                if fewer:
+                    self._progress.tell(
+                        f"sweep.samples: {len(reached)} of {self._total} trials were run, because the search found no "
+                        f"further setting in {MAX_ATTEMPTS} suggestions; the space may have no more"
+                    )
         if not any(trial.identity.get("phase") != "tuning" for trial in trial_folders(folder)):
             reasons = [f.identity.get("failure") for f in trial_folders(folder)]
             first = next((str(reason).splitlines()[0] for reason in reasons if reason), "unknown")
@@ -375,6 +378,7 @@ def finish(
     show(result)
     for trial in trial_folders(folder):
         _list_trial(trial)
+        record_held(journal, trial.path)
     tuning = {TUNING: tuning_frame(result.data)} if result.data.tuning else {}
     _write(folder, {CURVES: result.curves, **tuning})
     for name in (directory.CONFIG, RESULTS, SUMMARY, CURVES, TABLE, *tuning):

@@ -144,6 +144,11 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         Creates the folders of a new setting's trials; raises if it is infeasible.
     describe : callable
         Returns Tune's configuration of a trial.
+
+    Attributes
+    ----------
+    exhausted : bool
+        Whether it has found no further setting.
     """
 
     def __init__(
@@ -158,13 +163,17 @@ class OptunaSearch(Searcher):  # type: ignore[misc]
         self._config, self._folder, self._points = config, sweep, points
         self._create, self._describe = create, describe
         self._scores: dict[str, float] = {}
+        self.exhausted = False
         self._waiting = deque(p for p in points.values() if self._score(p) is None)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Return the next trial: another seed of the current setting, or a new setting."""
         while not self._waiting:
             most = self._config.sweep.samples * len(self._config.sweep.seeds)
-            if len(self._points) >= most or not self._ask():
+            if len(self._points) >= most:
+                return str(Searcher.FINISHED)
+            if not self._ask():
+                self.exhausted = True
                 return str(Searcher.FINISHED)
         return {"point": self._describe(self._waiting.popleft())}
 
@@ -235,7 +244,7 @@ def run_trials(
     until: int | None = None,
     other_gpus: bool = False,
     joined: bool = False,
-) -> None:
+) -> bool:
     """Run the unfinished trials in a new session of Tune, until all have ended or the user interrupts.
 
     Tune can restore a run, but writes its state every ten seconds, not atomically, and without the
@@ -261,6 +270,11 @@ def run_trials(
         Whether trials may continue on other GPUs than they began on.
     joined : bool
         Whether Ray is a cluster that was joined, whose nodes may not see the folder.
+
+    Returns
+    -------
+    bool
+        Whether a search has found no further setting.
     """
     settings, mirror = config.sweep, directory.remote_uri(sweep, config.experiment.output)
     store, keeper = CheckpointStore(f"{mirror or sweep.resolve()}/{directory.TUNE}"), None
@@ -331,6 +345,7 @@ def run_trials(
             ),
         ).fit()
     del keeper
+    return search is not None and search.exhausted
 
 
 def _name(trial: TuneTrial) -> str:

@@ -325,7 +325,8 @@ def test_a_search_tries_no_setting_twice(content: dict[str, Any], tmp_path: Path
     sweep = _Sweep(content, tmp_path / "few", [])
     search = sweep.search()
     sweep.run(search, 8)
-    assert search.suggest("one more") == "FINISHED"
+    assert not search.exhausted
+    assert search.suggest("one more") == "FINISHED" and search.exhausted
     assert len({str(point.values) for point in sweep.points.values()}) == 8
 
 

@@ -103,6 +103,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         (data,) = run.inputs.dataset_inputs
         assert data.dataset.name == "digits-sklearn"
         assert data.dataset.digest == children[0].data.tags["data.fingerprint"][:36]
+        assert json.loads(data.dataset.profile)["classes"] == 10
     for run in children:
         trial = folder / "trials" / run.data.tags["trial"]
         assert run.data.tags["model.sha256"] == directory.read(trial)["sha256"]
@@ -266,6 +267,17 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     (result.folder / "sweep.json").write_text(json.dumps(record | {"status": "running"}))
     again = api.resume(result.folder)
     assert (again.folder / "results.csv").read_text() == before
+
+
+@pytest.mark.usefixtures("ray_here", "no_pictures")
+def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, Any]) -> None:
+    content["experiment"]["rounds"] = 1
+    content["space"] = {"local.lr": {"choice": [0.1, 0.2]}}
+    content["sweep"] = {"search": "optuna", "samples": 5, "seeds": [0], "concurrency": 1}
+    seen = Seen()
+    result = api.tune(content, progress=seen)
+    assert isinstance(result, SweepResult) and len(result.results) == 2
+    assert [line[:34] for line in seen.find("sweep.samples")] == ["sweep.samples: 2 of 5 trials were "]
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
