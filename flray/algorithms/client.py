@@ -17,9 +17,12 @@ from flray.algorithms.types import Message, Phase
 from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment, Local
 from flray.data.augment import augment_pair
-from flray.errors import ConfigError, FlrayError
+from flray.errors import ConfigError, FlrayError, MethodError
 from flray.tasks.base import Task, bound_loss, with_loss
 from flray.trees import Tree
+
+TRACKED = ("loss", "steps", "samples", "seconds", "work")
+"""Numbers of a client that flray tracks without a method's doing."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -321,7 +324,18 @@ class Client:
             nn.utils.clip_grad_norm_(chosen, self._clip_norm)
 
     def log(self, name: str, value: float | Tensor) -> None:
-        """Track a number of this client in this round; one of a device is copied when the task ends."""
+        """Track a number of this client in this round; one of a device is copied when the task ends.
+
+        Raises
+        ------
+        MethodError
+            If the name is one of `TRACKED`.
+        """
+        if name in TRACKED:
+            raise MethodError(
+                f"client.log({name!r}) would replace train/{name}, which flray tracks by itself; take another name, "
+                f"such as {self.config.algorithm.name}/{name}"
+            )
         if isinstance(value, Tensor) and value.device.type != "cpu":
             self._logged[name] = value.detach().clone()
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from flray import bits, devices, rng
 from flray.algorithms.types import Stage
 from flray.devices import GpuIdentity
-from flray.errors import nearest
+from flray.errors import MethodError, nearest
 from flray.federation import FederationSpec, checkpoint, work_share
 from flray.federation.evaluation import collect_diagnostics, evaluate, evaluate_unseen, predict
 from flray.federation.messages import NobodyAnsweredError, TaskInput
@@ -16,6 +16,7 @@ from flray.federation.replies import Cohort, RoundMetrics, aggregate
 from flray.federation.state import FederationState, Notify, each_within
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import Diagnostics
+from flray.metrics import VIEWS
 from flray.samplers import Sampling, check_clients, choose
 
 FLOAT_BYTES = 8
@@ -198,6 +199,12 @@ class Federation(FederationState):
         with self.record.timed("aggregate"), self.hook("refine"):
             self.spec.algorithm.refine(self.server)
         with self.hook("server.metrics"):
+            taken = self.record.summary() if self.server.metrics else ()
+            for name in self.server.metrics:
+                if name in taken or name.rpartition("/")[0] in VIEWS:
+                    own = f"{self.spec.config.algorithm.name}/{name.rpartition('/')[2]}"
+                    why = "which flray tracks by itself; take another name, such as"
+                    raise MethodError(f"server.log({name!r}) would replace {name}, {why} {own}")
             self.record.add_metrics(self.server.metrics)
 
     def _stops(self) -> bool:

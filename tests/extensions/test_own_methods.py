@@ -55,6 +55,36 @@ def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
     assert line.startswith('misspelt: no reply of stage train has "weights"')
 
 
+NAMES: dict[str, str] = {}
+
+
+@register_algorithm("logs")
+class Logs(Algorithm):
+    """Tracks a number of a client and one of the server under some name."""
+
+    def begin(self, client: Any) -> None:
+        """Track the client's."""
+        client.log(NAMES["client"], 1.0)
+
+    def refine(self, server: Any) -> None:
+        """Track the server's."""
+        server.log(NAMES["server"], 1.0)
+
+
+def test_numbers_that_flray_tracks_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, "server", "logs/loss")
+    for name in ("loss", "steps", "seconds", "work"):
+        monkeypatch.setitem(NAMES, "client", name)
+        refused(tiny.run, "logs")
+    monkeypatch.setitem(NAMES, "client", "logs/loss")
+    for name in ("train/loss", "bytes/up", "cohort/size", "global/common/accuracy"):
+        monkeypatch.setitem(NAMES, "server", name)
+        refused(tiny.run, "logs")
+    monkeypatch.setitem(NAMES, "server", "logs/loss")
+    found = tiny.run("logs").wait_for_round().metrics
+    assert found["train/logs/loss"] == found["logs/loss"] == 1
+
+
 def test_two_plug_ins_under_one_name_are_refused(
     digits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,7 +277,9 @@ def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, An
     seen = Seen()
     result = api.tune(content, progress=seen)
     assert isinstance(result, SweepResult) and len(result.results) == 2
-    assert [line[:34] for line in seen.find("sweep.samples")] == ["sweep.samples: 2 of 5 trials were "]
+    assert [line[:34] for line in seen.find("sweep.samples")] == [
+        "sweep.samples: 2 of 5 trials were "
+    ]
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
