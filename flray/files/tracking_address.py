@@ -177,6 +177,9 @@ def check(uri: str | None) -> None:
             _check_file(database)
         elif uri.startswith("http"):
             parts = urlsplit(uri)
+            shown, read = (one.netloc.rpartition("@")[2] for one in (urlsplit(redact(uri)), parts))
+            if shown != read:  # Python's message would show the password up to such a character
+                raise ValueError("a password has / as %2F, ? as %3F and # as %23")
             if not parts.hostname or parts.port == 0:
                 raise ValueError("it names no host")
         elif not uri.startswith("databricks"):

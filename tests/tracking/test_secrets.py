@@ -111,6 +111,14 @@ def test_nothing_secret_in_files_mlflow_or_messages(
     assert MlflowExporter(folder, shown).uri == shown
 
 
+def test_a_password_with_signs_of_addresses_is_refused_and_no_part_of_it_is_shown() -> None:
+    for sign in "/?#":
+        told = str(refused(check, f"http://ann:{S}{sign}more@host:5000"))
+        assert S not in told and "more" not in told
+    for quoted in ("%2F", "%3F", "%23", "@", "%40", "%"):
+        check(f"http://ann:{S}{quoted}more@host:5000")
+
+
 def test_a_missing_driver_is_told_without_password(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     uri = f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"
     written({**digits, "tracking": {"uri": uri}})
