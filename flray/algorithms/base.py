@@ -176,6 +176,8 @@ class Algorithm:
     sent : tuple of str
         Entries of ``server.state`` that every client gets besides the shared weights, once they are
         there; see `send`.
+    further : tuple of str
+        Names of the models that `parts` returns, for lists of metrics.
     pools : bool
         Whether one task per round trains on all clients' training samples together.
     normalise : bool
@@ -198,6 +200,7 @@ class Algorithm:
     vectorised: bool = False
     trains_at_server: bool = False
     sent: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
     pools: bool = False
     normalise: bool = True
     averages_waited: bool = False

@@ -89,6 +89,7 @@ class FedCO2(Algorithm):
     averages_waited = True
     sent = ("heads",)
     views = ("personal",)
+    further = ("online", "offline")
 
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)

@@ -170,7 +170,8 @@ def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
         found[metrics.VALIDATION] = metrics.score_metric(metrics.VALIDATION, spec.primary_metric)
     for name in available_metrics(spec):
         view, measure = name.rsplit("/", 1)
-        found[name] = f"{_measure(measure)}: {metrics.VIEWS_IN_WORDS[view]}"
+        words = metrics.VIEWS_IN_WORDS.get(view, metrics.VIEWS_IN_WORDS["online/local"])
+        found[name] = f"{_measure(measure)}: {words}"
     return {f"metrics of {spec.config.algorithm.name} in {file}": found}
 
 

@@ -38,7 +38,7 @@ _AT_CLIENTS = [kind for kind in registry.ALL if kind not in ("datasets", "partit
 
 _DECLARED = {
     name: TypeAdapter[object](get_type_hints(Algorithm)[name])
-    for name in ("needs", "weighting", "views", "sent")
+    for name in ("needs", "weighting", "views", "sent", "further")
 }
 """What a method declares, in which a misspelt word would have no effect."""
 

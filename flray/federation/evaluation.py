@@ -85,6 +85,7 @@ def available_metrics(spec: FederationSpec) -> list[str]:
         for view in spec.algorithm.views
         for scope in (*scopes[view], *(["validation"] if held else []))
     ]
+    views += [f"{name}/local" for name in spec.algorithm.further]
     if spec.data.unseen:
         views += ["global/unseen"] if spec.has_common else []
         views += ["adapted/unseen"] if wanted.adapt_steps else []

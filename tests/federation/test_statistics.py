@@ -66,6 +66,14 @@ def test_metrics_are_named_accordingly() -> None:
     assert set(federation_of(both).step().metrics) >= set(available_metrics(both))
 
 
+def test_further_models_of_a_method_are_listed() -> None:
+    spec = spec_of("fedco2")
+    measured = set(federation_of(spec).step().metrics)
+    means = {name for name in measured if name.split("/")[1:] in (["local", "accuracy"],)}
+    assert means == {f"{model}/local/accuracy" for model in ("personal", "online", "offline")}
+    assert means <= set(available_metrics(spec)) <= measured
+
+
 @pytest.mark.parametrize("more", [{}, LOCAL])
 def test_several_networks_are_measured_over_all_clients_too(more: dict[str, Any]) -> None:
     """Each client tests the global model of its network: the primary metric, which a run without it could not end."""
