@@ -271,6 +271,13 @@ def clone(tree: Tree) -> dict[str, Any]:
     return _mapped(tree, lambda value: value.detach().clone())
 
 
+@torch.no_grad()
+def copy_into(entries: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into a model's entries, in place; a tied parameter, which has several names, gets its first one's."""
+    for name in reversed(list(values)):
+        entries[name].copy_(values[name])
+
+
 def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
     """Return the tree with its tensors on `device`; tensors that are there already are not copied."""
     return _mapped(tree, lambda value: value.to(device))

@@ -176,9 +176,8 @@ class Client:
         frozen = (self.resident if architecture is None else self.residents(architecture)).frozen(
             role
         )
-        with torch.no_grad():
-            for name, entry in frozen.state_dict(keep_vars=True).items():
-                entry.copy_(values[name])
+        entries = frozen.state_dict(keep_vars=True)
+        trees.copy_into(entries, {name: values[name] for name in entries})
         return frozen
 
     @torch.no_grad()

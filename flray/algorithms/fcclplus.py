@@ -7,11 +7,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from flray import functional
 from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server, Stage
 from flray.algorithms.common.aggregation import average_outputs
+from flray.algorithms.common.client_parts import call_at
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.variants import either, refuse_overridden, require
 from flray.config.components import Augment
@@ -333,7 +334,7 @@ def diagonal_fisher(client: Client, model: nn.Module) -> dict[str, Tensor]:
     buffers = dict(model.named_buffers())
 
     def surprise(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, (parameters, buffers), (x.unsqueeze(0),))
+        logits = call_at(model, {**parameters, **buffers}, x.unsqueeze(0))
         return F.cross_entropy(logits, y.unsqueeze(0))
 
     sums = {name: torch.zeros_like(w) for name, w in constants.items()}

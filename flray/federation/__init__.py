@@ -91,8 +91,7 @@ def load_start(model: nn.Module, key: str, start: Mapping[str, Weights]) -> None
         has = f"has {tuple(shapes[name])}" if name in shapes else "has none"
         why = f"{key} {has}: weights of the same network are needed"
         raise ConfigError(FIELD, f"{name} of shape {tuple(start[chosen][name].shape)}", why)
-    for name, value in start[chosen].items():
-        entries[name].copy_(value)
+    trees.copy_into(entries, start[chosen])
 
 
 EVAL_CHUNK, EVAL_TASK = 2048, 512

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flray import trees
 from flray.algorithms.types import Predictor
 from flray.errors import FlrayError, nearest
 from flray.federation import FederationSpec
@@ -134,10 +135,8 @@ class TrainedModels:
 
     def _built(self, architecture: str, values: dict[str, Tensor]) -> nn.Module:
         model = self.spec.build(architecture)
-        state = model.state_dict(keep_vars=True)
-        with torch.no_grad():
-            for name, entry in state.items():
-                entry.copy_(values[name])
+        entries = model.state_dict(keep_vars=True)
+        trees.copy_into(entries, {name: values[name] for name in entries})
         return model.eval()
 
 

@@ -1,5 +1,6 @@
 """What holds for every registered method; a new one is covered by being registered; its own test has `TRAFFIC`."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,33 @@ def test_a_layer_with_two_names_is_learnt_as_with_one(name: Any, buffers: str) -
     )
     assert all(torch.equal(tied.server.model[n], w) for n, w in once.server.model.items())
     assert tied.spec.has_common
+
+
+@registry.register_model("twice-split")
+def twice_split(shape: tuple[int, ...], num_classes: int, *, tied: str) -> nn.Module:
+    body = Twice(shape[0], shape[0], ["one", "two"] if tied else ["one"])
+    if tied == "parameters":
+        one = body.get_submodule("one")
+        body.two = two = copy.deepcopy(one)
+        for name, value in one.named_parameters():
+            setattr(two, name, value)
+    model = nn.Sequential()
+    model.add_module("features", nn.Sequential(body, nn.BatchNorm1d(shape[0])))
+    model.add_module("classifier", nn.Linear(shape[0], num_classes))
+    return model
+
+
+@every
+def test_every_method_learns_a_layer_with_two_names_as_with_one(name: str) -> None:
+    settings = {**tiny.settings_for(name), "models": {}}
+    once, module, parameters = (
+        tiny.run(
+            name, rounds=2, **{**settings, "model": {"name": "twice-split", "tied": tied}}
+        ).evaluate()
+        for tied in ("", "module", "parameters")
+    )
+    assert module == pytest.approx(once, rel=1e-12, nan_ok=True)
+    assert parameters == pytest.approx(once, rel=1e-12, nan_ok=True)
 
 
 @every

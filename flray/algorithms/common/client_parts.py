@@ -45,11 +45,29 @@ def gradient_at(
         name: parameters[name].detach().clone().requires_grad_() for name in client.parameters
     }
     with torch.random.fork_rng(devices=[client.device] if client.device.type == "cuda" else []):
-        outputs = functional_call(client.model, {**leaves, **(buffers or {})}, (batch.x,))
+        outputs = call_at(client.model, {**(buffers or {}), **leaves}, batch.x)
     loss = client.task.loss(outputs, batch.y)
     return dict(
         zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
     ), loss.detach()
+
+
+def call_at(model: nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return a model's outputs with other values, which are updated in place; a tied tensor has its first name's.
+
+    `functional_call` refuses values for several names of a tensor, and leaves its value in a module with several names.
+    """
+    held = {
+        f"{place}.{name}".lstrip("."): tensor
+        for place, module in model.named_modules()
+        for own in (module.named_parameters, module.named_buffers)
+        for name, tensor in own(recurse=False)
+    }
+    first = {id(tensor): name for name, tensor in reversed(held.items())}
+    names = {name: first[id(tensor)] for name, tensor in held.items()}
+    given = {name: values[source] for name, source in names.items() if source in values}
+    outputs: Tensor = functional_call(model, given, (x,), tie_weights=False)
+    return outputs
 
 
 def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

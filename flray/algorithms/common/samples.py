@@ -338,11 +338,9 @@ class ResidentModel:
             )
         return self._plans[group]
 
-    @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy values into the model, in place; a tied parameter, which has several names, gets its first one's."""
-        for name in reversed(list(weights)):
-            self.entries[name].copy_(weights[name])
+        """Copy values into the model, in place; see `flray.trees.copy_into`."""
+        trees.copy_into(self.entries, weights)
 
     def frozen(self, role: str) -> nn.Module:
         """Return a second model of the same architecture for reference values (one per role, reused)."""
