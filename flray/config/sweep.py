@@ -149,7 +149,7 @@ class Until(Section):
     alpha: float = Field(0.05, gt=0, lt=0.5)
     """chance that any of the decisions is wrong"""
     at_least: int = Field(3, ge=2)
-    """seeds of each setting before the first look"""
+    """seeds of each setting before the first look; of sweep.seeds the first, if there are more"""
     at_most: int = Field(20, ge=2, le=100_000)
     """seeds of each setting"""
 

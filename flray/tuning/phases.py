@@ -308,6 +308,8 @@ class Phases:
         ]
         if todo or until is None:
             line = f"comparison: {len(todo)} trials at {count} seeds"
+            if until is not None and len(self._config.sweep.seeds) > count:
+                line += " (sweep.until.at_least), at further ones of sweep.seeds until decided"
             return Batch(tuple(todo), None, line) if todo else None
         points = {
             (u, position): self._compared(u, tuned, position)

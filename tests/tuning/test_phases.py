@@ -240,6 +240,18 @@ def test_seeds_are_added_where_a_pair_is_open(decided: dict[str, Any], tmp_path:
     assert verdicts["fedavg", "fedprox"] == ""
 
 
+def test_the_first_look_is_as_early_as_the_rule_says_whatever_seeds_are_listed(
+    decided: dict[str, Any], tmp_path: Path
+) -> None:
+    """Some of those that are listed may never run, which is said."""
+    decided["sweep"]["seeds"] = [11, 12, 13, 14, 15]
+    config = started(decided, tmp_path)
+    first = work(config, tmp_path)
+    assert {point.seed for point in first.points} == {11, 12, 13}
+    assert first.line.startswith("comparison: 9 trials at 3 seeds (sweep.until.at_least), ")
+    assert {point.seed for point in work(config, tmp_path).points} == {14}
+
+
 def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
     decided: dict[str, Any], tmp_path: Path
 ) -> None:
