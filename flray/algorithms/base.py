@@ -8,6 +8,7 @@ replaying and counting bytes need no code in the method.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import ClassVar, Literal
 
 import torch
@@ -276,6 +277,31 @@ class Algorithm:
         loops = (one.__code__.co_names for one in (self.step, self.train_phase, self.train))
         names = [self.loss.__code__.co_names, *(one for one in loops if "backward" in one)]
         return "" if all("loss" in found for found in names) else "a loss of its own"
+
+    def unused(self) -> dict[str, str]:
+        """Return the settings that have no effect on the method, each with the reason: a run says so.
+
+        Default: those of averages, public data and cohorts that it does not have, and ``local.clip_norm`` if a loop of
+        the method's computes gradients and none of its functions calls ``client.clip_gradients``.
+        """
+        found = {}
+        if self.pools or self.shared == "none":
+            found["aggregation.weights"] = "averages no clients' weights"
+        if self.pools:
+            names = ("dropout", "sampler", "stragglers")
+            found |= {f"participation.{name}": "has no cohort" for name in names}
+        if "public" not in self.needs:
+            found["local.public_augment"] = "uses no public data"
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Algorithm)][:-1]
+        own = [vars(kind).get(name) for kind in kinds for name in dir(kind)]
+        called = {
+            name for one in own if isinstance(one, FunctionType) for name in one.__code__.co_names
+        }
+        loops = (one.__code__.co_names for one in (self.step, self.train_phase, self.train))
+        bare = any("backward" in names and "clip_gradients" not in names for names in loops)
+        if bare and "clip_gradients" not in called:
+            found["local.clip_norm"] = "does not clip"
+        return found
 
     def needs_epochs(self) -> str:
         """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""

@@ -82,6 +82,13 @@ class FedDF(PublicCollaboration):
             why = "feddf runs the clients' models at the server and so needs their statistics: average"
             raise ConfigError("experiment.aggregation.buffers", "local", why)
 
+    def unused(self) -> dict[str, str]:
+        """Add the augmentation of public images, which only peers have."""
+        server = {
+            "local.public_augment": "takes public images as they are (algorithm.mode: server)"
+        }
+        return {**super().unused(), **(server if self.hp.mode == "server" else {})}
+
     # --- client -----------------------------------------------------------------------------------
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:

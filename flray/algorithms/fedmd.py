@@ -43,6 +43,10 @@ class FedMD(PublicExchange):
 
     hp: Params
 
+    def unused(self) -> dict[str, str]:
+        """Add the augmentation of public images."""
+        return {**super().unused(), "local.public_augment": "takes public images as they are"}
+
     def public_order(self, seed: int, round: int, available: int) -> Sequence[Tensor]:
         """Return the positions of the round's public subset, as a single batch."""
         generator = rng.torch_generator(seed, "public", round=round, client=-1, extra="subset")

@@ -115,6 +115,11 @@ class FedSKC(Algorithm):
         """Refuse a local learning rate that the variant would override."""
         refuse_overridden(config, lr=self.hp.lr)
 
+    def unused(self) -> dict[str, str]:
+        """Add the weights of the mean, if GDA weighs the clients."""
+        weighs = {"aggregation.weights": "weighs clients by GDA"} if self.hp.gda else {}
+        return {**super().unused(), **weighs}
+
     @property
     def shares_knowledge(self) -> bool:
         """Whether any module needs the knowledge."""

@@ -81,6 +81,12 @@ class L2SGD(Algorithm):
                 "beyond 1 l2sgd diverges; lower local.lr or lam, or raise p",
             )
 
+    def unused(self) -> dict[str, str]:
+        """Leave out the weights of the mean, which clients send although their models stay."""
+        return {
+            path: why for path, why in super().unused().items() if path != "aggregation.weights"
+        }
+
     def strength(self, lr: float) -> float:
         """Return a, given the learning rate of the round."""
         if not self.hp.coin:

@@ -21,6 +21,7 @@ from flray.config.experiment import Stop
 from flray.devices import READ_SECONDS, keep_freed_memory, make_repeatable, memory_lately
 from flray.errors import FlrayError, MethodError, disk_is_full
 from flray.federation import FederationSpec, messages
+from flray.federation.unused import unused_line
 from flray.federation.worker.resources import WorkerResources, default_device, thread_count
 from flray.metrics import AUTO, VALIDATION, lower_is_better, score_metric
 from flray.trees import Packed
@@ -254,6 +255,8 @@ class FederationState:
             if "batch_norm" in algorithm.shared and not resident.batch_norm:
                 line = f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients"
                 self.warn_once(line, line)
+        if line := unused_line(self.spec):
+            self.warn_once("unused", line)
         counts = (
             torch.from_numpy(self.spec.data.class_counts())
             if self.spec.data.has_classes

@@ -117,6 +117,25 @@ def test_every_method_learns_a_layer_with_two_names_as_with_one(name: str) -> No
 
 
 @every
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("aggregation.weights", ("samples", "uniform")),
+        ("local.clip_norm", (None, 1e-3)),
+        ("local.epochs", (1, 2)),
+    ],
+)
+def test_a_setting_acts_or_is_said_not_to(name: str, path: str, values: tuple[Any, Any]) -> None:
+    section, key = path.split(".")
+    runs = []
+    for value in values:
+        settings = {**tiny.settings_for(name), section: {key: value}}
+        runs.append(tiny.run(name, tiny.gaussian_clients((8, 12, 20)), rounds=2, **settings))
+    same = runs[0].sha256() == runs[1].sha256()
+    assert same == (path in runs[1].spec.algorithm.unused())
+
+
+@every
 def test_schedules_a_named_optimiser_and_a_sampler_that_asks_are_taken(name: str) -> None:
     """A warmup and a schedule over half epochs, then so many steps instead of epochs."""
     method = {"name": name, "option": "I"} if name == "scaffold" else name

@@ -12,6 +12,7 @@ from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
+from tests.helpers import cases
 from tests.messages import refused
 
 SAMPLER = """
@@ -53,6 +54,45 @@ def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
         federation.step()
     (line,) = [one for one in told if "weights" in one]
     assert line.startswith('misspelt: no reply of stage train has "weights"')
+
+
+@register_algorithm("unclipped")
+class Unclipped(Algorithm):
+    """Steps without clipping."""
+
+    def step(self, client: Any, batch: Any, optimizer: Any) -> None:
+        """Do a step of its own."""
+        optimizer.zero_grad()
+        loss = self.loss(client, batch)
+        loss.backward()
+        optimizer.step()
+        client.record_loss(loss)
+
+
+UNUSED = "settings without effect here: "
+
+
+@cases(
+    "name, settings, line",
+    """[unclipped, {local: {clip_norm: 1.0}}, "local.clip_norm=1.0 (unclipped does not clip)"],
+    [fedavg, {local: {clip_norm: 1.0}}, ""],
+    [local, {aggregation: {weights: uniform}}, "aggregation.weights=uniform (local averages no clients' weights)"],
+    [fedavg, {local: {public_augment: none}}, local.public_augment=none (fedavg uses no public data)],
+    [fedavg, {local: {optimizer: adam, momentum: 0.5}}, local.momentum=0.5 (SGD alone has it)],
+    [fedavg, {local: {betas: [0.5, 0.9]}}, "local.betas=(0.5, 0.9) (Adam and AdamW alone have them)"],
+    [fedavg, {local: {epochs: 2, steps: 1}}, local.epochs=2 (local.steps counts)],
+    [fedavg, {participation: {straggler_work: 0.2}}, participation.straggler_work=0.2 (stragglers is 0)],
+    [fedavg, {participation: {sampler: power-of-choice}},
+     participation.sampler=power-of-choice (all clients take part)],
+    [pooled, {participation: {dropout: 0.5}}, participation.dropout=0.5 (pooled has no cohort)],
+    [fedavg, {stop: {target: 2, min_delta: 0.1}}, stop.min_delta=0.1 (stop.patience is null)]""",
+)
+def test_a_run_says_which_settings_have_no_effect(name: str, settings: Any, line: str) -> None:
+    told: list[str] = []
+    spec = tiny.spec_of(name, **settings)
+    federation = Federation(spec, InlineExecutor(spec), told.append)
+    federation.reset()
+    assert [one for one in told if one.startswith(UNUSED)] == [f"{UNUSED}{line}"] * bool(line)
 
 
 NAMES: dict[str, str] = {}
