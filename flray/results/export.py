@@ -383,6 +383,8 @@ def _settings_apart(frame: pd.DataFrame) -> list[dict[str, Any]]:
     apart += ["data"] * differs("data", place_columns(columns, arms[0] if arms else ""))
     for name in ("algorithm", "rounds", "protocol", "metric"):
         apart += [name] * differs(name, apart)
+    # Sweeps whose files differ in what their columns do not show.
+    apart += ["suite"] * (differs("settings", apart) and differs("suite", apart))
     found = []
     for row in records(frame):
         own = {n: row[n] if is_name(n) else _scalar(row[n]) for n in apart if row[n] != ""}

@@ -323,6 +323,10 @@ def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> 
     assert again.title.startswith("a and b: ")
     assert again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
+    one, other = ({"suite": name, "settings": name * 64} for name in "ab")
+    apart = table_of(path, one, other | {"value": 52.0}, one | {"seed": 1})
+    found = {label: row[0].values for label, row in apart.rows.items()}
+    assert found == {"suite=b": {0: 52.0}, "suite=a": {0: 50.0, 1: 50.0}}
 
 
 def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) -> None:
