@@ -1,6 +1,7 @@
 """What a person types and sees: lists, schema, partitions, runs, the commands around them; and the same from Python."""
 
 import json
+import math
 import os
 import re
 import time
@@ -16,6 +17,7 @@ from mlflow import MlflowClient
 
 import flray
 from flray import registry
+from flray.cli.display import print_json
 from flray.cli.main import app, invoke
 from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
@@ -273,6 +275,7 @@ def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) ->
     with Journal(runs[0] / JOURNAL):
         mistyped("rm", "small/001", "--yes")
     assert runs[0].is_dir()
+    (runs[0].parent / ".001.removed" / "left").mkdir(parents=True)  # by a command that was killed
     assert invoke(["rm", "small/001", "--yes"]) == 0
     assert [row["run"] for row in shown("ls")] == ["small/002"]
     assert not list(runs[0].parent.glob(".*"))
@@ -306,6 +309,20 @@ def test_watching_ends_by_an_interrupt(runs: list[Path], monkeypatch: pytest.Mon
     out = printed("ls", "--watch")
     assert "small/002" in out and "interrupted" in out and len(looks) == 3
     mistyped("ls", "--watch", "--json")
+    mistyped("data", "show", "digits-sklearn", "--json", "--split", "split.json")
+    mistyped("data", "show", "digits-sklearn", "--json", "--plot", "plot.png")
+    mistyped("export", "small/001", "--all", "--client", "a")
+    mistyped("tune", "quickstart", "--detect", "1", "--plan")
+    mistyped("tune", "quickstart", "--detect", "1", "--smoke")
+    assert not Path("split.json").exists()
+
+
+def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": [math.inf, -math.inf, math.nan, 0.5], "name": "Infinity"})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "loss": [None, None, None, 0.5],
+        "name": "Infinity",
+    }
 
 
 def test_only_runs_and_links_are_removed(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

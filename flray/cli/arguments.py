@@ -12,6 +12,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.models import ParameterInfo
 
+from flray.errors import FlrayError
+
 Function = TypeVar("Function", bound=Callable[..., None])
 _MEANING = re.compile(r"^(\w+) : .*\n((?:    .*\n?)+)", re.MULTILINE)
 
@@ -48,6 +50,19 @@ def command(group: typer.Typer, name: str, example: str) -> Callable[[Function],
         return function
 
     return decorate
+
+
+def refuse_together(option: str, given: object, *others: tuple[str, object]) -> None:
+    """Refuse an option with others that would have no effect beside it.
+
+    Raises
+    ------
+    FlrayError
+        If the option and another are given.
+    """
+    for name, value in others:
+        if given and value:
+            raise FlrayError(f"{name}: found with {option}; use one of them")
 
 
 # Typer leaves out the completions that do not begin with the text typed so far.

@@ -21,6 +21,7 @@ from flray.cli.arguments import (
     files,
     kinds,
     names,
+    refuse_together,
     runs,
 )
 from flray.errors import FlrayError, one_line
@@ -108,11 +109,14 @@ def doctor_command(gpu: bool = False, as_json: AsJson = False) -> None:
     from flray.cli.doctor import check_gpu, diagnose
 
     if gpu:
-        passed = True
+        display.to_stderr(as_json)
+        found = []
         for check, good, text in check_gpu():
             display.console.print(f"{'PASS' if good else 'FAIL'}  {check}: {text}")
-            passed = passed and good
-        raise typer.Exit(0 if passed else 1)
+            found.append({"check": check, "passed": good, "found": text})
+        if as_json:
+            display.print_json(found)
+        raise typer.Exit(0 if all(one["passed"] for one in found) else 1)
     table = display.make_table("flray doctor", "what", "found")
     for row in diagnose():
         table.add_row(*row)
@@ -174,6 +178,7 @@ def data_show(
     """
     from flray.cli import tables
 
+    refuse_together("--json", as_json, ("--plot", plot), ("--split", split))
     tables.show_partition(file, overrides or [], plot, split, as_json)
 
 
@@ -297,6 +302,7 @@ def export_command(
     crate : str, optional
         with settings, data and history as RO-Crate, under a licence: its SPDX name, such as CC-BY-4.0, or its address
     """
+    refuse_together("--all", every, ("--client", client))
     from flray.records import directory
     from flray.runs import export
 
@@ -326,8 +332,7 @@ def ls_command(output: OutputFolder = "runs", watch: bool = False, as_json: AsJs
     """
     from flray.cli.runs import show_runs
 
-    if watch and as_json:
-        raise FlrayError("--watch: found with --json; use one of them")
+    refuse_together("--json", as_json, ("--watch", watch))
     show_runs(output, as_json, watch)
 
 

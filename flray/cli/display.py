@@ -46,8 +46,9 @@ def to_stderr(wanted: bool) -> None:
 
 
 def print_json(found: object) -> None:
-    """Print JSON on the output, with control characters in JSON's own form."""
-    for line in json.dumps(found, ensure_ascii=False, indent=1).split("\n"):
+    """Print JSON on the output, with control characters in JSON's own form, and null in place of NaN and infinities."""
+    finite = json.loads(json.dumps(found), parse_constant=lambda word: None)
+    for line in json.dumps(finite, ensure_ascii=False, indent=1).split("\n"):
         print(NO_TEXT.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
 
 

@@ -26,6 +26,7 @@ from flray.cli.arguments import (
     PluginFiles,
     RunName,
     command,
+    refuse_together,
 )
 from flray.process import InterruptedRunError, discard_output, own_version, signals_as_interrupt
 
@@ -87,6 +88,7 @@ def tune_command(
     from flray.config import loader, yaml_files
 
     display.to_stderr(as_json)
+    refuse_together("--detect", detect is not None, ("--plan", plan), ("--smoke", smoke))
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     from flray import api as sweeps

@@ -159,6 +159,7 @@ def remove(target: str, base: str, confirmed: bool) -> str:
     if not confirmed and not typer.confirm(f"{what}; remove it for good?"):
         return ""
     gone = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(gone, ignore_errors=True)  # of a command that was killed
     folder.rename(gone)  # at once: a half-removed run would be taken for a damaged one
     shutil.rmtree(gone)
     return f"removed {what} (what MLflow has of it stays there)"
