@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.config.components import PublicChoice
 from flray.data.sources.cache import data_root
-from flray.data.types import DataSet, Images, Labels
+from flray.data.types import DataSet, Floats, Images, Ints, Labels
 from flray.errors import ConfigError, DataError, brief
 from flray.registry import datasets
 from flray.rng import numpy_generator
@@ -52,7 +51,7 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
         At least 1. Every class keeps at least one sample where `most` allows it.
     """
 
-    def choose_rows(labels: Labels, what: str) -> NDArray[np.int64]:
+    def choose_rows(labels: Labels, what: str) -> Ints:
         order = numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
         flat = labels.reshape(len(labels), -1)[:, 0]
         _, first = np.unique(flat[order], return_index=True)
@@ -317,7 +316,7 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     return result
 
 
-def _triangles(old: int, new: int) -> NDArray[np.float64]:
+def _triangles(old: int, new: int) -> Floats:
     """Return the weights [new, old] of a resampling; multiples of 2^-12, so that sums do not depend on the BLAS."""
     scale = max(1.0, old / new)
     centres = (np.arange(new) + 0.5) * old / new - 0.5
@@ -326,5 +325,5 @@ def _triangles(old: int, new: int) -> NDArray[np.float64]:
     )
     weights = np.rint(weights / weights.sum(1, keepdims=True) * 4096)
     weights[np.arange(new), weights.argmax(1)] += 4096 - weights.sum(1)
-    triangles: NDArray[np.float64] = weights / 4096
+    triangles: Floats = weights / 4096
     return triangles

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.config.sections import SplitName
-from flray.data.types import Rows
+from flray.data.types import Rows, Singles
 from flray.errors import ConfigError, nearest
 from flray.rng import numpy_generator
 
@@ -324,7 +323,7 @@ def used_share(rows: Rows, seed: int, client: int, ratio: float) -> Rows:
     return np.sort(order[: max(1, round(ratio * len(rows)))])
 
 
-def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> NDArray[np.float32]:
+def noise_levels(parts: Sequence[Rows], size: int, sigma: float) -> Singles:
     """Return each sample's noise: ``sigma * i / (N - 1)`` for all samples of client i of N (Fed-CO2 F.3).
 
     Parameters

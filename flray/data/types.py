@@ -15,7 +15,11 @@ from flray.errors import DataError
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
-Rows: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+Singles: TypeAlias = NDArray[np.float32]
+Flags: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
+Rows = Ints
 Images: TypeAlias = NDArray[np.uint8]
 Labels: TypeAlias = NDArray[np.int64] | NDArray[np.uint8]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -20,7 +19,15 @@ from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.config.sections import OwnEpochs
 from flray.config.start import Start
-from flray.data.types import ClientIndices, DataSet, FederatedData, Pooled, Rows, label_placeholders
+from flray.data.types import (
+    ClientIndices,
+    DataSet,
+    FederatedData,
+    Ints,
+    Pooled,
+    Rows,
+    label_placeholders,
+)
 from flray.errors import ConfigError
 from flray.metrics import primary_metric_name
 from flray.tasks import Task, make_task
@@ -253,7 +260,7 @@ class FederationSpec:
             self, data=replace(self.data, x=samples.x, y=samples.y, public=samples.public)
         )
 
-    def training_rows(self, client: int) -> NDArray[np.int64]:
+    def training_rows(self, client: int) -> Ints:
         """Return the rows that a client's task trains on: the client's, or all clients' if the method pools them."""
         if not self.algorithm.pools or client >= len(self.data.clients):
             return self.data.everyone[client].train

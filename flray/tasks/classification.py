@@ -8,16 +8,14 @@ In few-shot learning by episodes a client learns to tell a few of its classes ap
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional, rng
-from flray.data.types import Array, FederatedData, Rows
+from flray.data.types import Array, FederatedData, Floats, Rows
 from flray.errors import ConfigError, DataError
 from flray.models import dry_run
 from flray.registry import register_task
@@ -86,7 +84,7 @@ class Classification(Task):
 
 def summarise_parts(
     task: Task, predictions: Predictions, sizes: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, Floats]:
     """Return by metric the values of a task's `summarise` for each of consecutive parts of some samples.
 
     Parameters
@@ -104,7 +102,7 @@ def summarise_parts(
         places = [slice(*place) for place in pairwise(ends)]
         each = [task.summarise({n: v[place] for n, v in predictions.items()}) for place in places]
         return {name: np.array([one[name] for one in each]) for name in each[0]}
-    sums: dict[str, NDArray[Any]] = {
+    sums: dict[str, Array] = {
         "accuracy" if name == "correct" else name: np.diff(np.cumsum(np.append(0, hits))[ends])
         for name, hits in predictions.items()
         if name != "loss"

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flray import functional
-from flray.data.types import Array, FederatedData, Rows
+from flray.data.types import Array, FederatedData, Floats, Rows
 from flray.errors import ConfigError, DataError
 from flray.models import dry_run
 from flray.registry import register_task
@@ -101,7 +100,7 @@ class Segmentation(Task):
         return {**metrics, "loss": mean_of_known(loss)}
 
 
-def dice_coefficient(predicted: Array, truth: Array) -> NDArray[np.float64]:
+def dice_coefficient(predicted: Array, truth: Array) -> Floats:
     """Return ``2 |P and T| / (|P| + |T|)`` of binary masks.
 
     Parameters
@@ -122,7 +121,7 @@ def dice_coefficient(predicted: Array, truth: Array) -> NDArray[np.float64]:
 
 def hausdorff_distance(
     predicted: Array, truth: Array, percentiles: tuple[float, ...] = (100.0,)
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the Hausdorff distance of one pair of masks, in pixels, at several percentiles.
 
     The larger of the two directed distances: from every edge pixel of one mask to the nearest of
@@ -151,7 +150,7 @@ def hausdorff_distance(
         np.percentile(distance_transform_edt(~other)[edge], percentiles)
         for edge, other in (edges, edges[::-1])
     ]
-    larger: NDArray[np.float64] = np.maximum(*directed)
+    larger: Floats = np.maximum(*directed)
     return larger
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flray.data.datasets.embedded import (
     DIGITS,
@@ -34,7 +33,7 @@ from flray.data.sources.archives import (
 )
 from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
 from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
-from flray.data.types import Array, Arrays, DataSet, Domain, Origin
+from flray.data.types import Array, Arrays, DataSet, Domain, Images, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -336,7 +335,7 @@ def _images(arrays: Arrays) -> Arrays:
     return {part: a[:, None] if part.endswith("x") else a for part, a in arrays.items()}
 
 
-def _enlarge(images: Array, factor: float) -> NDArray[np.uint8]:
+def _enlarge(images: Array, factor: float) -> Images:
     return to_colour(resize(images * factor, 32))
 
 

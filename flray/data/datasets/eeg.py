@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.sources.cache import decoded
-from flray.data.types import Array, Arrays, DataSet, Domain, Origin
+from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Floats, Ints, Origin, Singles
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
-
-Floats = NDArray[np.float64]
 
 
 def covariances(trials: Array, shrinkage: float = 1e-3) -> Floats:
@@ -70,7 +67,7 @@ def tangent_vectors(matrices: Floats, reference: Floats) -> Floats:
     return logs[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
-def pad_vectors(vectors: Array, length: int) -> NDArray[np.float32]:
+def pad_vectors(vectors: Array, length: int) -> Singles:
     """Return vectors [n, d] with zeros behind them, float32 [n, length] (LG-Mix, appendix: sets of unequal channels).
 
     Raises
@@ -93,7 +90,7 @@ def _apply(function: Callable[[Floats], Floats], matrices: Floats) -> Floats:
 SOURCES = ("AlexMI", "BNCI2014_001", "BNCI2015_004", "Zhou2016")
 EVENTS = ("feet", "right_hand")
 CLASSES = ("feet", "right hand")
-Trials = tuple[NDArray[np.float64], NDArray[np.int64]]
+Trials = tuple[Floats, Ints]
 Frequency = Annotated[float, Field(gt=0, description="in hertz")]
 
 
@@ -164,12 +161,7 @@ def dataset_of(name: str, sources: dict[str, Trials], seed: int) -> DataSet:
 
 
 def _domain(
-    name: str,
-    origin: Origin,
-    matrices: Floats,
-    labels: NDArray[np.int64],
-    test: NDArray[np.bool_],
-    channels: int,
+    name: str, origin: Origin, matrices: Floats, labels: Ints, test: Flags, channels: int
 ) -> Domain:
     """Return covariances as tangent vectors at the mean of the training ones, as long as those of so many channels."""
     vectors = pad_vectors(
@@ -265,9 +257,7 @@ def eeg_synthetic(
     return DataSet("eeg-synthetic", tuple(domains), CLASSES, (0.0,), (1.0,), task="binary")
 
 
-def trials(
-    labels: NDArray[np.int64], channels: int, strength: float, generator: np.random.Generator
-) -> NDArray[np.float64]:
+def trials(labels: Ints, channels: int, strength: float, generator: np.random.Generator) -> Floats:
     """Return generated trials [n, channels, 128]."""
     mixing = generator.standard_normal((channels, channels)) + 2 * np.eye(channels)
     power = np.exp(strength * generator.standard_normal((2, channels)))
@@ -276,5 +266,5 @@ def trials(
         generator.standard_normal((len(labels), channels, _TIMES))
         * (power[labels] * jitter)[..., None]
     )
-    mixed: NDArray[np.float64] = mixing @ sources
+    mixed: Floats = mixing @ sources
     return mixed

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 
 from flray.data.sources import images
-from flray.data.types import Array, Arrays, DataSet, Domain, Origin
+from flray.data.types import Array, Arrays, DataSet, Domain, Floats, Images, Ints, Origin, Singles
 from flray.errors import ConfigError, nearest
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -248,10 +247,8 @@ SIZE = 32
 _TILE = 48  # side of a glyph's tile in the atlas; glyphs are 32 high in its middle
 _CHUNK = 1024  # images worked on at a time: bounds the memory to about 100 MB
 
-Floats = NDArray[np.float32]
 
-
-def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.uint8]:
+def render_digits(labels: Ints, generator: np.random.Generator) -> Images:
     """Render one image per label.
 
     Each has a random font, a height of 16 to 26 pixels, rotation within 18 degrees, shear within
@@ -278,7 +275,7 @@ def render_digits(labels: NDArray[np.int64], generator: np.random.Generator) -> 
 
 
 @cache
-def _atlas() -> tuple[Floats, Floats]:
+def _atlas() -> tuple[Singles, Singles]:
     """Return glyph masks [fonts, 10, tile, tile] in [0, 1] and the glyphs' widths [fonts, 10] in atlas pixels."""
     import matplotlib
 
@@ -301,7 +298,7 @@ def _atlas() -> tuple[Floats, Floats]:
     return tiles, widths
 
 
-def _ink(labels: NDArray[np.int64], generator: np.random.Generator) -> Floats:
+def _ink(labels: Ints, generator: np.random.Generator) -> Singles:
     """Return the coverage [n, 32, 32] in [0, 1] of the digits and their neighbours."""
     n = len(labels)
     tiles, widths = _atlas()
@@ -329,7 +326,7 @@ def _ink(labels: NDArray[np.int64], generator: np.random.Generator) -> Floats:
     return ink
 
 
-def _sample(tiles: Floats, u: NDArray[np.float64], v: NDArray[np.float64]) -> Floats:
+def _sample(tiles: Singles, u: Floats, v: Floats) -> Singles:
     """Return the tiles' values at positions measured from their centres, bilinearly, 0 outside."""
     column = np.clip(u + _TILE / 2 - 0.5, 0, _TILE - 1.001)
     row = np.clip(v + _TILE / 2 - 0.5, 0, _TILE - 1.001)
@@ -339,11 +336,11 @@ def _sample(tiles: Floats, u: NDArray[np.float64], v: NDArray[np.float64]) -> Fl
     at = np.arange(len(tiles))[:, None, None] * _TILE * _TILE + top * _TILE + left
     upper = flat[at] * (1 - right) + flat[at + 1] * right
     lower = flat[at + _TILE] * (1 - right) + flat[at + _TILE + 1] * right
-    values: Floats = upper * (1 - down) + lower * down
+    values: Singles = upper * (1 - down) + lower * down
     return values
 
 
-def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
+def _paint(ink: Singles, generator: np.random.Generator) -> Images:
     """Return images [n, 3, 32, 32] of the ink in one colour over a gradient of two others."""
     n = len(ink)
     paper = generator.uniform(0, 255, (n, 3))
@@ -369,14 +366,14 @@ def _paint(ink: Floats, generator: np.random.Generator) -> NDArray[np.uint8]:
     return np.clip(np.rint(images), 0, 255).astype(np.uint8)
 
 
-def _blur(images: Floats, sigma: NDArray[np.float64]) -> Floats:
+def _blur(images: Singles, sigma: Floats) -> Singles:
     """Blur each image [n, C, H, W] with a Gaussian of its `sigma` [n] (radius 3 pixels, edges repeated)."""
     kernel = np.exp(-0.5 * (np.arange(-3, 4) / sigma[:, None]) ** 2)
     kernel = (kernel / kernel.sum(1, keepdims=True)).astype(np.float32)
     for axis in (2, 3):
         widths = [(3, 3) if a == axis else (0, 0) for a in range(4)]
         padded = np.pad(images, widths, mode="edge")
-        shifted: list[Floats] = [np.take(padded, range(k, k + SIZE), axis=axis) for k in range(7)]
+        shifted: list[Singles] = [np.take(padded, range(k, k + SIZE), axis=axis) for k in range(7)]
         images = np.einsum("nk,knchw->nchw", kernel, np.stack(shifted), optimize=False)
     return images
 
@@ -428,7 +425,7 @@ def glyphs(
     return assemble("glyphs", [domain], names, task="few-shot")
 
 
-def render(character: str, size: int, generator: np.random.Generator) -> NDArray[np.uint8]:
+def render(character: str, size: int, generator: np.random.Generator) -> Images:
     """Return one image [size, size] of a character, bright on dark."""
     import matplotlib
     from scipy.ndimage import gaussian_filter

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, assemble, select_domains
 from flray.data.sources import image_sets, images
 from flray.data.sources.archives import Place, Source, facts, register_source
-from flray.data.types import DataSet, Domain
+from flray.data.types import DataSet, Domain, Floats, Images
 from flray.errors import DataError
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
 STRUCTURES = ("disc", "cup")
-Floats = NDArray[np.float64]
 
 
 SOURCES = facts(__file__)
@@ -69,7 +67,7 @@ def fundus_synthetic(
 
 def draw(
     look: Mapping[str, Any], size: int, generator: np.random.Generator
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+) -> tuple[Images, Images]:
     """Return one image [3, size, size] of a source's look and its masks of disc and cup [2, size, size]."""
     from scipy.ndimage import gaussian_filter
 
@@ -157,7 +155,7 @@ def fundus(
     return image_sets.image_dataset(spec, _table(store, chosen), store, root)
 
 
-def disc_and_cup(mask: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
+def disc_and_cup(mask: Images, path: Path) -> Images:
     """Return the masks of disc (which includes the cup) and cup from one of three grey values.
 
     Parameters

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from flray.data.datasets.embedded import (
@@ -38,7 +38,7 @@ from flray.data.sources.archives import (
     read_pickled_arrays,
     register_source,
 )
-from flray.data.types import Array, Arrays, DataSet, Domain, Origin
+from flray.data.types import Array, Arrays, DataSet, Domain, Images, Origin
 from flray.errors import DataError
 from flray.files import ARRAYS_BYTES, read_at_most, read_npz
 from flray.registry import register_dataset
@@ -93,7 +93,7 @@ def read_matlab(folder: Path, names: Sequence[str]) -> list[Array]:
     ]
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
+def read_idx(path: Path) -> Images:
     """Return the array of an IDX file of bytes, compressed or not."""
     with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         raw = read_at_most(stream, path, ARRAYS_BYTES)

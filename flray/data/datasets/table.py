@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 from pydantic import Discriminator, Field, Tag
 
 from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
 from flray.data.datasets.own import Labelling, Positive, TableTask
-from flray.data.types import Array, DataSet, Domain
+from flray.data.types import Array, DataSet, Domain, Flags, Floats
 from flray.errors import DataError, brief, nearest
 from flray.files import ARRAYS_BYTES, check_cells, check_size, open_file
 from flray.registry import register_dataset, tasks
@@ -251,7 +250,7 @@ class Encoded(NamedTuple):
         What a report says about it.
     """
 
-    x: NDArray[np.float64]
+    x: Floats
     facts: list[Facts]
     told: list[str]
 
@@ -423,7 +422,7 @@ def _typical(training: Array, gaps: str) -> Array:
 
 
 def _standardise(
-    pairs: Sequence[tuple[Array, Array]], columns: NDArray[np.bool_] | None = None
+    pairs: Sequence[tuple[Array, Array]], columns: Flags | None = None
 ) -> dict[str, Array]:
     """Scale training and test parts in place by mean and deviation of the training parts together; return these."""
     training = np.concatenate([train for train, _ in pairs]).astype(np.float64)

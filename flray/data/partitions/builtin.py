@@ -5,10 +5,9 @@ from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from flray.data.types import Rows
+from flray.data.types import Flags, Floats, Rows
 from flray.errors import DataError
 from flray.registry import register_partition
 from flray.rng import numpy_generator
@@ -22,7 +21,7 @@ MinSize = Annotated[int, Field(ge=0, description="fewest samples a client may ge
 TRIES = 1000
 
 
-def cut(rows: Rows, shares: NDArray[np.float64]) -> list[Rows]:
+def cut(rows: Rows, shares: Floats) -> list[Rows]:
     """Cut rows into consecutive pieces in proportion to shares, without losing a row to rounding."""
     ends = np.rint(np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)
     return np.split(rows, ends[:-1])
@@ -464,7 +463,7 @@ def pachinko(
     return clients_rows
 
 
-def _pick(shares: NDArray[np.float64], there: NDArray[np.bool_], point: float) -> int:
+def _pick(shares: Floats, there: Flags, point: float) -> int:
     """Return the position that a point of [0, 1) falls on, among the shares whose `there` is true."""
     shares = shares * there
     if shares.sum() == 0:  # a tiny concentration has put everything on what is used up

@@ -19,7 +19,6 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from flray.data.sources.archives import Source, announce
@@ -32,7 +31,7 @@ from flray.data.sources.images import (
     statistics_of,
     upright_size,
 )
-from flray.data.types import Array, Arrays, DataSet, Domain, Images, Rows
+from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Images, Ints, Rows
 from flray.errors import DataError
 from flray.files import FILE_BYTES, read, read_at_most
 from flray.process import usable_cpus
@@ -127,7 +126,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def content_groups(store: Store, items: Sequence[Item]) -> NDArray[np.int64]:
+def content_groups(store: Store, items: Sequence[Item]) -> Ints:
     """Return a number for each file, which is the same for all files with the same bytes.
 
     Parameters
@@ -165,7 +164,7 @@ _AHEAD = 1024  # images that are in work or wait to be taken
 
 def decode_images(
     store: Store, items: Sequence[Item], size: int, mode: str = "RGB"
-) -> Iterator[NDArray[np.uint8]]:
+) -> Iterator[Images]:
     """Yield images in the order of `items`, decoded by a few threads.
 
     Images are turned upright by their EXIF data, lose their transparency, and keep the upper eight of
@@ -257,7 +256,7 @@ class Table:
     items: list[Item]
     labels: Rows
     domains: Rows
-    test: NDArray[np.bool_] | None = None
+    test: Flags | None = None
     masks: list[Item] = field(default_factory=list)
 
     def rows(self, chosen: Rows) -> "Table":
@@ -303,7 +302,7 @@ class ImageSet:
     samples: int | None = None
     mapped: bool | None = None
     task: str = "classification"
-    read_mask: Callable[[NDArray[np.uint8], Path], NDArray[np.uint8]] | None = None
+    read_mask: Callable[[Images, Path], Images] | None = None
 
 
 def find_store(root: Path, source: Source, path: str | None, layout: str) -> Store:

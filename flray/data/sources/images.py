@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flray.data.types import Array, Images, Rows
+from flray.data.types import Array, Flags, Images, Ints, Rows
 from flray.errors import DataError, one_line
 from flray.rng import numpy_generator
 
@@ -29,7 +28,7 @@ def open_image(content: bytes) -> Image.Image:
     return Image.open(io.BytesIO(content), formats=_FORMATS)
 
 
-def decode(content: bytes, where: Path | str, size: int, mode: str = "RGB") -> NDArray[np.uint8]:
+def decode(content: bytes, where: Path | str, size: int, mode: str = "RGB") -> Images:
     """Return one image; see `flray.data.sources.image_sets.decode_images`.
 
     Parameters
@@ -154,7 +153,7 @@ def choose_test(
     share: float,
     seed: int,
     units: Rows | None = None,
-) -> NDArray[np.bool_]:
+) -> Flags:
     """Return which samples are for test, a share of each class of each domain.
 
     Parameters
@@ -303,7 +302,7 @@ def _statistics_of_numbers(tables: list[Array]) -> tuple[tuple[float, ...], tupl
     return tuple(float(f"{m:.6g}") for m in mean), tuple(float(f"{s:.6g}") for s in deviation)
 
 
-def channel_counts(images: Array) -> NDArray[np.int64]:
+def channel_counts(images: Array) -> Ints:
     """Return how often each channel has each of the 256 values, int64 [C, 256], for uint8 images [n, C, H, W]."""
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     step = max(1, 2**24 // max(1, images[:1].size))  # bincount makes its input eight times larger
@@ -315,7 +314,7 @@ def channel_counts(images: Array) -> NDArray[np.int64]:
     return counts
 
 
-def statistics_of(counts: NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics_of(counts: Ints) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel in [0, 1] from `channel_counts`.
 
     The counts are exact, so that no rounding depends on the order of summation.

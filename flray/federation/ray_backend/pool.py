@@ -16,13 +16,12 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray import bits, registry
 from flray.config.experiment import Experiment
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
-from flray.data.types import Pooled
+from flray.data.types import Array, Pooled
 from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError
 from flray.federation import FederationSpec
@@ -85,7 +84,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
             f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set "
             "FLRAY_DATA there to a folder that can be written"
         ) from None
-    arrays: dict[str, NDArray[Any]] = {
+    arrays: dict[str, Array] = {
         path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
     }
     x = arrays["x"]
