@@ -222,7 +222,12 @@ def federate(
     parameters = inspect.signature(function).parameters
     by_domain = "domains" in parameters
     if "labels" in parameters:
-        _check_labels(dataset, partition_name, y)
+        unclassed = dataset.domains[0].train_y.ndim > 1 and not y.any()
+        if unclassed and partition_name not in _WITHOUT_CLASSES:
+            raise DataError(
+                f"partition {partition_name}: splits by class, and samples of data set {dataset.name} "
+                f"have none ({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
+            )
     division = splits.divide(
         split,
         y,
@@ -408,19 +413,6 @@ def _labels(dataset: DataSet, *parts: Labels) -> Rows:
             f"{found.min(initial=0)}; it has to return int64 [{rows}], from 0"
         )
     return found
-
-
-def _check_labels(dataset: DataSet, partition: str, labels: Rows) -> None:
-    """Refuse to partition samples by their class if they have none."""
-    if (
-        dataset.domains[0].train_y.ndim > 1
-        and not labels.any()
-        and partition not in _WITHOUT_CLASSES
-    ):
-        raise DataError(
-            f"partition {partition}: splits by class, and samples of data set {dataset.name} have "
-            f"none ({dataset.task}); take {' or '.join(sorted(_WITHOUT_CLASSES))}"
-        )
 
 
 def _client_names(domains: Sequence[str], by_domain: bool) -> list[str]:

@@ -21,7 +21,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 Ints: TypeAlias = NDArray[np.int64]
 Rows = Ints
 Images: TypeAlias = NDArray[np.uint8]
-Labels: TypeAlias = NDArray[np.int64] | NDArray[np.uint8]
+Labels: TypeAlias = Ints | Images
 
 
 _BLOCK = 2**26  # bytes that are read at a time
@@ -70,6 +70,14 @@ def add_bytes(digest: hashlib._Hash, array: Array) -> None:
     step = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
         digest.update(np.ascontiguousarray(array[start : start + step]).data)
+
+
+def digest_of(*arrays: Array) -> str:
+    """Return the SHA-256 (hex) of arrays' bytes one after another."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        add_bytes(digest, array)
+    return digest.hexdigest()
 
 
 Origin = Literal["real", "composed", "rendered", "random"]
@@ -139,7 +147,7 @@ class DataSet:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     task: str = "classification"
-    public: NDArray[np.uint8] | None = None
+    public: Images | None = None
     coarse: tuple[int, ...] | None = None
     ordered: bool = False
     encoding: str = ""
@@ -214,7 +222,7 @@ class Pooled(_ZeroCopyPickle):
 
     x: Array
     y: Labels
-    public: NDArray[np.uint8] | None = None
+    public: Images | None = None
 
     @classmethod
     def of(cls, dataset: DataSet) -> Pooled:
@@ -250,9 +258,9 @@ class ClientIndices:
 
     name: str
     domain: str
-    train: NDArray[np.int64]
-    val: NDArray[np.int64]
-    test: NDArray[np.int64]
+    train: Ints
+    val: Ints
+    test: Ints
 
 
 @dataclass(frozen=True)
@@ -281,23 +289,32 @@ class FederatedData(_ZeroCopyPickle):
     x: Array
     y: Labels
     clients: tuple[ClientIndices, ...]
-    test: NDArray[np.int64]
+    test: Ints
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     task: str
     origins: dict[str, Origin]
     fingerprint: str
-    public: NDArray[np.uint8] | None = None
-    noise: NDArray[np.float32] | None = None
+    public: Images | None = None
+    noise: Singles | None = None
     unseen: tuple[ClientIndices, ...] = ()
     encoding: str = ""
     columns: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @cached_property
     def partition_fingerprint(self) -> str:
-        """Who holds which rows, and with how much noise; see the function of this name."""
-        return partition_fingerprint(self.clients, self.noise, self.unseen)
+        """SHA-256 (hex) of who holds which rows, and with how much noise."""
+        digest = hashlib.sha256()
+        for number, client in enumerate(self.everyone):
+            if number == len(self.clients):
+                digest.update(b"unseen|")
+            digest.update(f"{client.name}|{client.domain}".encode())
+            for part in (client.train, client.val, client.test):
+                digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")
+        if self.noise is not None:
+            digest.update(np.ascontiguousarray(self.noise, dtype="<f4").tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def everyone(self) -> tuple[ClientIndices, ...]:
@@ -321,7 +338,7 @@ class FederatedData(_ZeroCopyPickle):
         return {name: text for name, text in told.items() if text}
 
     @property
-    def validation(self) -> NDArray[np.int64]:
+    def validation(self) -> Ints:
         """All clients' validation parts one after another."""
         return np.concatenate([client.val for client in self.clients])
 
@@ -335,7 +352,7 @@ class FederatedData(_ZeroCopyPickle):
         """Whether every sample has a class, not masks, numbers or flags."""
         return self.y.ndim == 1
 
-    def class_counts(self) -> NDArray[np.int64]:
+    def class_counts(self) -> Ints:
         """Training samples of each class at each client, int64 [K, C].
 
         Raises
@@ -351,7 +368,7 @@ class FederatedData(_ZeroCopyPickle):
             [np.bincount(self.y[c.train], minlength=self.num_classes) for c in self.clients]
         )
 
-    def class_table(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    def class_table(self) -> tuple[tuple[str, ...], Ints]:
         """The classes and their counts, int64 [K, C]; samples without classes are all of one kind, C = 1."""
         if self.has_classes:
             return self.classes, self.class_counts()
@@ -364,21 +381,3 @@ class FederatedData(_ZeroCopyPickle):
 def label_placeholders(labels: Labels) -> Labels:
     """Return labels without what is large: masks lose their structures but not their number."""
     return labels if labels.ndim <= 2 else labels[:, :0]
-
-
-def partition_fingerprint(
-    clients: Sequence[ClientIndices],
-    noise: NDArray[np.float32] | None = None,
-    unseen: Sequence[ClientIndices] = (),
-) -> str:
-    """Return the SHA-256 (hex) of who holds which rows, and with how much noise."""
-    digest = hashlib.sha256()
-    for number, client in enumerate([*clients, *unseen]):
-        if number == len(clients):
-            digest.update(b"unseen|")
-        digest.update(f"{client.name}|{client.domain}".encode())
-        for part in (client.train, client.val, client.test):
-            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes() + b"|")
-    if noise is not None:
-        digest.update(np.ascontiguousarray(noise, dtype="<f4").tobytes())
-    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """A run's manifest: each client's samples by digest, its classes, its weight, its steps in a round."""
 
-import hashlib
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ from flray.algorithms.common.samples import batches_per_epoch, number_of_steps
 from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.data.loading import load_once
-from flray.data.types import ClientIndices, FederatedData, Rows, add_bytes
+from flray.data.types import ClientIndices, FederatedData, digest_of
 from flray.federation import building, work_share
 from flray.models import select
 
@@ -30,7 +29,7 @@ def digests(data: FederatedData) -> list[dict[str, str]]:
     """Return the SHA-256 of the samples and labels of each client's parts, which reads all of them."""
     return [
         {
-            f"{name}_sha256": _digest(data, rows)
+            f"{name}_sha256": digest_of(data.x[rows], data.y[rows])
             for name, rows in (("train", one.train), ("val", one.val), ("test", one.test))
         }
         for one in data.clients
@@ -107,10 +106,3 @@ def _steps(experiment: Experiment, client: ClientIndices, per_epoch: int) -> flo
 def _has_batch_norm(choice: ModelChoice, data: FederatedData) -> bool:
     model = models.build(choice.name, data.shape, data.num_classes, choice.options, seed=0)
     return bool(select(model, "batch_norm"))
-
-
-def _digest(data: FederatedData, rows: Rows) -> str:
-    digest = hashlib.sha256()
-    add_bytes(digest, data.x[rows])
-    add_bytes(digest, data.y[rows])
-    return digest.hexdigest()

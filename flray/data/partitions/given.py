@@ -1,6 +1,5 @@
 """Splits that others make: a file, by flray or by another tool, and Flower's partitioners by their classes' names."""
 
-import hashlib
 import inspect
 import json
 import logging
@@ -12,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flray.config.start import GivenSplit, SplitFile
-from flray.data.types import FederatedData, Labels, Rows, add_bytes
+from flray.data.types import FederatedData, Labels, Rows, digest_of
 from flray.errors import DataError, brief, nearest, one_line
 from flray.files import MAPPING
 from flray.registry import register_partition, require_package
@@ -80,7 +79,7 @@ def file(
         raise DataError(
             f"{known.file}: it splits {found.samples} samples, and the data set has {samples}; {remedy}"
         )
-    if found.labels not in (None, _digest(targets)):
+    if found.labels not in (None, digest_of(targets)):
         raise DataError(
             f"{known.file}: it splits samples with other labels (SHA-256 in labels); {remedy}"
         )
@@ -139,18 +138,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _digest(labels: Labels) -> str:
-    found = hashlib.sha256()
-    add_bytes(found, labels)
-    return found.hexdigest()
-
-
 def split_of(data: FederatedData) -> dict[str, Any]:
     """Return who holds which samples in the form that the partition ``file`` reads."""
     return {
         "dataset": data.dataset,
         "samples": len(data.y),
-        "labels": _digest(data.y),
+        "labels": digest_of(data.y),
         "clients": {
             client.name: {part: getattr(client, part).tolist() for part in ("train", "val", "test")}
             for client in data.everyone
