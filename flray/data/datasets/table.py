@@ -34,6 +34,7 @@ Facts = dict[str, Any]
 Gaps = Literal["refuse", "mean", "median", "zero"]
 MOST_WORDS = 100
 """Most different words of a column: each of them becomes a column."""
+_NUMERIC = "biufc"  # kinds of numpy's types, and of pandas' own
 _IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|uuid|mrn|key|index)$|[a-z](Id|ID)$")
 
 
@@ -277,7 +278,7 @@ def _needed(
     found: dict[str, Any] = {**given, "leave_out": [*given["leave_out"], *identifiers]}
     for name in (name for name in columns if name not in (*identifiers, *given["dates"])):
         values = frame[name].dropna()
-        numeric = pd.api.types.is_numeric_dtype(values)
+        numeric = values.dtype.kind in _NUMERIC
         days = pd.to_datetime(values.astype(str), format="ISO8601", errors="coerce", utc=True)
         if not len(values) or (not numeric and days.isna().any() and values.nunique() > MOST_WORDS):
             found["leave_out"] = [*found["leave_out"], name]
@@ -297,8 +298,6 @@ def _encode(
     file: Path, frame: pd.DataFrame, columns: list[str], words: str, dates: Sequence[str], gaps: str
 ) -> Encoded:
     """Return columns as numbers, those of words as one of 0 and 1 for each word."""
-    import pandas as pd
-
     if not columns:
         raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
     made: list[Array] = []
@@ -308,10 +307,10 @@ def _encode(
         if name in dates:
             made.append(_days(file, name, values))
             facts.append({"column": name, "unit": "days since 1970"})
-        elif pd.api.types.is_numeric_dtype(values):
+        elif values.dtype.kind in _NUMERIC:
             made.append(values.to_numpy(dtype=np.float64, na_value=np.nan))
             facts.append({"column": name})
-        elif pd.api.types.is_datetime64_any_dtype(values):
+        elif values.dtype.kind == "M":
             raise DataError(
                 f"data set table: column {name!r} of {file} has dates; data.dates: [{name}] learns from "
                 f"them as days, data.leave_out: [{name}] leaves it out"
@@ -357,7 +356,7 @@ def _days(file: Path, name: str, values: pd.Series) -> Array:
     import pandas as pd
 
     found = pd.Series(pd.NaT, index=values.index, dtype="datetime64[ns, UTC]")
-    if not pd.api.types.is_numeric_dtype(values):
+    if values.dtype.kind not in _NUMERIC:
         found = pd.to_datetime(values, format="ISO8601", errors="coerce", utc=True)
     wrong = np.flatnonzero(found.isna() & values.notna())
     if len(wrong):
@@ -455,10 +454,8 @@ def _single(domain: Domain) -> Domain:
 
 def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -> Array:
     """Return the columns to predict, numbers or flags."""
-    import pandas as pd
-
     for name in columns:
-        if not pd.api.types.is_numeric_dtype(frame[name]):
+        if frame[name].dtype.kind not in _NUMERIC:
             raise DataError(
                 f"data set table: column {name!r} of {file} is no column of numbers; name another in data.label, "
                 "or write its values as numbers"
@@ -478,14 +475,12 @@ def _check_other_than_label(
     file: Path, frame: pd.DataFrame, columns: list[str], label: str, number: bool
 ) -> None:
     """Refuse a column that says the same as the label: a value for each class, or a number times and plus another."""
-    import pandas as pd
-
     classes = frame[label].nunique()
     for name in columns:
         if classes < 2 or frame[name].nunique() != classes:
             continue
         if (
-            pd.api.types.is_numeric_dtype(frame[name])
+            frame[name].dtype.kind in _NUMERIC
             and abs(frame[name].corr(frame[label])) > 1 - 1e-12
             if number
             else frame.groupby([name, label]).ngroups == classes
