@@ -1,9 +1,10 @@
 """Errors a user can act on. The command line prints them as one line; the exit code is 2, or 1 for a failed run."""
 
+import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 LONGEST = 4000
 """Characters of a line for the user; a file may hold a key or a value of any length."""
@@ -96,6 +97,34 @@ class ConfigErrors(FlrayError):
 
 class DataError(FlrayError):
     """A data file that is missing, corrupted or laid out unexpectedly."""
+
+
+@contextlib.contextmanager
+def explained(
+    errors: type[Exception] | tuple[type[Exception], ...],
+    problem: str,
+    remedy: str = "",
+    kind: type[FlrayError] = DataError,
+) -> Iterator[None]:
+    """Raise an error for the user instead of others; flray's own pass.
+
+    Parameters
+    ----------
+    errors : type or tuple of type
+        The others. Of any `Exception`, which foreign code may raise, the traceback remains.
+    problem, remedy : str
+        The failure and its remedy; the reason stands between them in brackets.
+    kind : type
+        The error that the user sees.
+    """
+    try:
+        yield
+    except FlrayError:
+        raise
+    except errors as error:
+        reason = getattr(error, "strerror", None) or brief(error)
+        text = f"{problem} ({reason}){remedy and '; '}{remedy}"
+        raise kind(text) from (error if errors is Exception else None)
 
 
 class MethodError(RunFailedError):

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from flray import registry
 from flray.config.components import CallbackChoice
-from flray.errors import ConfigError, FlrayError, brief
+from flray.errors import ConfigError, FlrayError, explained
 from flray.registry import register_callback, require_package
 
 
@@ -110,13 +110,13 @@ class TensorBoard:
     def check(folder: str | None = None) -> None:
         """Refuse to begin without the package, or with a common folder that cannot be made."""
         require_package("callback tensorboard", "tensorboard", "tensorboard")
-        try:
+        with explained(
+            OSError,
+            f"experiment.callbacks: tensorboard.folder: {folder} cannot be made",
+            "name another folder, or null for one in the run's own",
+            FlrayError,
+        ):
             Path(folder or ".").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FlrayError(
-                f"experiment.callbacks: tensorboard.folder: {folder} cannot be made ({error.strerror}); "
-                "name another folder, or null for one in the run's own"
-            ) from None
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """Write a round."""
@@ -153,7 +153,12 @@ class WeightsAndBiases:
         import wandb
 
         former = list(run.folder.glob(f"wandb/offline-run-*-{run.uid}"))
-        try:
+        with explained(
+            wandb.Error,  # no key, no network, no such project
+            "callback wandb: the server takes no run",
+            "mend that and resume the run, or begin one with callbacks=[{name: wandb, mode: offline}]",
+            FlrayError,
+        ):
             self._run = wandb.init(
                 project=project,
                 entity=entity,
@@ -167,11 +172,6 @@ class WeightsAndBiases:
                 reinit="create_new",
                 settings=wandb.Settings(silent=True, console="off"),
             )
-        except wandb.Error as error:  # no key, no network, no such project
-            raise FlrayError(
-                f"callback wandb: the server takes no run ({brief(error)}); mend that and resume the run, or begin one "
-                "with callbacks=[{name: wandb, mode: offline}]"
-            ) from None
         self.rounds_in_log = run.rounds_done
         if mode == "offline":
             self.rounds_in_log = 0

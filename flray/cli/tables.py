@@ -19,7 +19,7 @@ from flray.config.components import PartitionChoice
 from flray.config.loader import load
 from flray.config.schema import Setting, allowed_values, settings
 from flray.config.yaml_files import read_with_base
-from flray.errors import DataError, FlrayError, nearest, one_line
+from flray.errors import DataError, FlrayError, explained, nearest, one_line
 from flray.files import write_atomically
 
 
@@ -239,10 +239,8 @@ def show_partition(
 
     for what, path, write in (("chart", plot, draw), ("split", split, save)):
         if path is not None:
-            try:
+            with explained(OSError, f"{path}: cannot be written"):
                 write(path)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be written ({error.strerror})") from None
             console.print(f"{what}: {path}")
 
 

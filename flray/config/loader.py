@@ -18,7 +18,7 @@ from flray.config.experiment import Config, Experiment
 from flray.config.start import load_plugins
 from flray.config.sweep import FORMS, Grid, Sweep
 from flray.config.yaml_files import DEPTH, PARTS, Plain, locate, parse, read_with_base, shorten
-from flray.errors import ConfigError, ConfigErrors, FlrayError, brief, nearest
+from flray.errors import ConfigError, ConfigErrors, FlrayError, explained, nearest
 
 TRIALS = 100_000
 """Most trials of a sweep."""
@@ -270,13 +270,13 @@ def _validate(content: Mapping[str, Plain]) -> Config:
         config = Config.model_validate(content)
     except ValidationError as error:
         raise ConfigErrors(list(explain(error, Config))) from None
-    try:
+    with explained(  # an option of a user's own component may be of any type
+        Exception,
+        "an option of your own component cannot be written to a file",
+        "let it be a number, a text, a list or a mapping",
+        FlrayError,
+    ):
         made = config.model_dump(mode="json")
-    except Exception as error:  # an option of a user's own component may be of any type
-        raise FlrayError(
-            f"an option of your own component cannot be written to a file: {brief(error)}; let it be a number, a text, "
-            "a list or a mapping"
-        ) from error
     if errors := list(inexact_values(content, made)):
         raise ConfigErrors(errors)
     return config

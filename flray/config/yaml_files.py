@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import yaml
 from yaml.composer import Composer
 
-from flray.errors import FlrayError, brief, nearest
+from flray.errors import FlrayError, brief, explained, nearest
 from flray.files import read
 
 Plain: TypeAlias = Any
@@ -200,10 +200,10 @@ def read_with_base(path: Path) -> dict[str, Plain]:
 
 
 def _merge_base(path: Path, within: tuple[Path, ...], read: list[Path]) -> dict[str, Plain]:
-    try:
+    with explained(  # a loop of links, a name with NUL in it
+        (OSError, ValueError, RuntimeError), f"{path}: cannot be read", kind=FlrayError
+    ):
         whole = path.resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name with NUL in it
-        raise FlrayError(f"{path}: cannot be read: {error}") from None
     if whole in within:
         raise FlrayError(f"{path}: found itself as its base; take one `base` out")
     read.append(whole)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from flray.errors import DataError
+from flray.errors import DataError, explained
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = dict[str, Array]
@@ -193,13 +193,13 @@ class _ZeroCopyPickle:
         state = dict(state)
         if "x in a file" in state:
             file = state.pop("x in a file")
-            try:
+            with explained(
+                OSError,
+                f"{file}: cannot be read on this node",
+                "put $FLRAY_DATA on a file system that all nodes share, set data.mapped to false, or resources.data "
+                "to node",
+            ):
                 state["x as it lies"] = np.asarray(np.load(file, "r", allow_pickle=False))
-            except OSError as error:
-                raise DataError(
-                    f"{file}: cannot be read on this node ({error.strerror}); put $FLRAY_DATA on a file system that "
-                    "all nodes share, set data.mapped to false, or resources.data to node"
-                ) from None
         if "x as it lies" in state:
             state["x"] = np.moveaxis(state.pop("x as it lies"), -1, 1)
         self.__dict__.update(state)

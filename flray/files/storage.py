@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from platformdirs import user_cache_path
 
-from flray.errors import FlrayError
+from flray.errors import FlrayError, explained
 from flray.files import FILE_BYTES, check_name, hold_lock, read_at_most
 from flray.files.tracking_address import redact
 
@@ -45,15 +45,15 @@ def filesystem(uri: str) -> tuple[Any, str]:
         with contextlib.suppress(ArrowInvalid):
             found, path = FileSystem.from_uri(uri.rstrip("/"))
             return found, str(path)
-        try:
+        with explained(
+            (ImportError, ValueError),
+            f"{uri}: no such kind of storage",
+            "s3:// and gs:// need nothing more, others the fsspec package for them",
+            FlrayError,
+        ):
             import fsspec
 
             other, path = fsspec.core.url_to_fs(uri)
-        except (ImportError, ValueError) as error:
-            raise FlrayError(
-                f"{uri}: no such kind of storage ({error}); s3:// and gs:// need nothing more, "
-                "others the fsspec package for them"
-            ) from None
     return PyFileSystem(FSSpecHandler(other)), str(path).rstrip("/")
 
 

@@ -30,7 +30,7 @@ from typing_extensions import TypedDict
 from flray import bits, files
 from flray.config.experiment import Config
 from flray.config.yaml_files import dump, read_yaml
-from flray.errors import FlrayError, nearest
+from flray.errors import FlrayError, explained, nearest
 from flray.files import storage, write_atomically
 from flray.files.tracking_address import redact, resolve_uri
 
@@ -139,7 +139,12 @@ def create(base: str | Path, name: str) -> Path:
     """
     parent = _local_base(base) / name
     taken = set(_remote_numbers(str(base), name)) if storage.is_remote(base) else set()
-    try:
+    with explained(
+        OSError,
+        f"{parent}: no folder for results can be made here",
+        "set experiment.output to a folder that can be written",
+        FlrayError,
+    ):
         parent.mkdir(parents=True, exist_ok=True)
         taken |= {path.name for path in parent.iterdir()}
         number = max(map(int, files.numbered(taken)), default=0) + 1
@@ -150,11 +155,6 @@ def create(base: str | Path, name: str) -> Path:
                 return folder
             except FileExistsError:
                 number += 1
-    except OSError as error:
-        raise FlrayError(
-            f"{parent}: no folder for results can be made here ({error.strerror}); "
-            "set experiment.output to a folder that can be written"
-        ) from None
 
 
 @contextlib.contextmanager
@@ -187,7 +187,8 @@ def _find(text: str, base: str | Path) -> Path:
         _download_run(text, str(base))
         base = _local_base(base)
     for candidate in (Path(text), Path(base) / text):
-        try:
+        # Not a valid file name, or a folder without permission.
+        with explained((OSError, ValueError), f"{candidate}: cannot be read", kind=FlrayError):
             if folder_kind(candidate) is not None:
                 return candidate
             numbered = (
@@ -199,13 +200,6 @@ def _find(text: str, base: str | Path) -> Path:
                 if candidate.is_dir()
                 else []
             )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # not a valid file name, or a folder without permission
-            raise FlrayError(
-                f"{candidate}: cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
         if numbered:
             return numbered[-1]
     known = (

@@ -17,7 +17,7 @@ from flray.config import yaml_files
 from flray.config.arms import PREFIX, is_name, setting_label
 from flray.config.suites import SMOKE
 from flray.config.sweep import Until
-from flray.errors import DataError, FlrayError
+from flray.errors import DataError, FlrayError, explained
 from flray.files import open_file, write_atomically
 from flray.metrics import is_lower_better_in, is_share, lower_is_better
 from flray.results import (
@@ -170,12 +170,10 @@ def read_export(path: Path) -> pd.DataFrame:
     frame = _read_text(path)
     for name in frame.columns:
         if name.startswith(DOMAIN) or name in _NUMBERS:
-            try:
+            with explained(
+                ValueError, f"{path}: no number in the column {name}", "restore the file"
+            ):
                 frame[name] = pd.to_numeric(frame[name])
-            except ValueError as error:
-                raise DataError(
-                    f"{path}: no number in the column {name} ({error}); restore the file"
-                ) from None
     for text in {*frame.get("until", ())} - {""}:
         try:
             _rule(text)

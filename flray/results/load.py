@@ -10,7 +10,7 @@ import pandas as pd
 
 from flray import registry
 from flray.config.arms import PREFIX, flatten_setting
-from flray.errors import FlrayError
+from flray.errors import FlrayError, explained
 from flray.files import MAPPING, check_name
 from flray.files.tracking_address import database_path, redact, resolve_uri
 from flray.metrics import ALIKE, AUTO, PRIMARY_VIEWS, Protocol, is_validation, score_metric
@@ -262,14 +262,13 @@ def _find(client: Any, what: str) -> Any:
 
 
 def _config(client: Any, run: str, folder: Path) -> dict[str, Any]:
-    try:
+    with explained(
+        Exception,
+        f"run {run}: its {directory.CONFIG} was not tracked, which a report needs",
+        "a run that is still under way has none yet: report from its folder",
+        FlrayError,
+    ):
         path = client.download_artifacts(run, directory.CONFIG, str(_create(folder, run)))
-    except Exception as error:
-        raise FlrayError(
-            f"run {run}: its {directory.CONFIG} was not tracked, which a report needs; a run that "
-            f"is still "
-            "under way has none yet: report from its folder"
-        ) from error
     return directory.read_config(Path(path).parent)
 
 

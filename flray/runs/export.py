@@ -27,7 +27,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 from torch import Tensor, fx, nn
 
 from flray.config.yaml_files import dump
-from flray.errors import FlrayError, brief
+from flray.errors import FlrayError, explained
 from flray.files import read, write_atomically
 from flray.metrics import PRIMARY_VIEWS
 from flray.process import own_version
@@ -198,14 +198,14 @@ def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, 
         printed form.
     """
     model = model.eval()
-    try:
+    with explained(
+        Exception,
+        "the model cannot be written as plain PyTorch: torch.fx cannot follow its forward pass",
+        "use flray.resume(RUN).model() in Python",
+        FlrayError,
+    ):
         graph = fx.Tracer().trace(model)
         traced = fx.GraphModule(model, graph)
-    except Exception as error:
-        raise FlrayError(
-            f"the model cannot be written as plain PyTorch: torch.fx cannot follow its forward pass "
-            f"({brief(error)}); use flray.resume(RUN).model() in Python"
-        ) from error
     lines: list[str] = []
     for node in graph.nodes:
         node.type = None  # annotations would have to be imported
@@ -265,11 +265,9 @@ def _made(traced: fx.GraphModule, path: str, kind: str) -> str:
 
 def _built(text: str) -> nn.Module:
     space: dict[str, Any] = {"torch": torch, "nn": nn}
-    try:
+    with explained(Exception, "the model cannot be written as plain PyTorch", kind=FlrayError):
         exec(compile(text, "model.py", "exec"), space)  # the text is ours, made of a graph
         model: nn.Module = space["Model"]()
-    except Exception as error:
-        raise FlrayError(f"the model cannot be written as plain PyTorch: {brief(error)}") from error
     return model
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flray.errors import DataError, FlrayError
+from flray.errors import DataError, FlrayError, explained
 from flray.files import WEIGHTS_BYTES, open_file
 from flray.files.tracking_address import redact, resolve_uri, without_secrets
 from flray.records import JOURNAL, decode, listen, read_events
@@ -268,12 +268,10 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
             uris.add(sender.uri)
             read_events(run_dir)  # names the invalid line
             before = sender.unsent()
-            try:
+            with explained(  # a damaged end, which a resumed run cuts off
+                ValueError, f"{run_dir / JOURNAL}: its end is damaged", "flray resume mends it"
+            ):
                 left = sender.flush()
-            except ValueError as error:  # a damaged end, which a resumed run cuts off
-                raise DataError(
-                    f"{run_dir / JOURNAL}: {error}; flray resume mends its end"
-                ) from None
             sent += before - left
             notices += sender.notices
             if left:

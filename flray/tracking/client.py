@@ -23,7 +23,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from flray.errors import FlrayError
+from flray.errors import FlrayError, explained
 from flray.files import WEIGHTS_BYTES, BusyError, hold_lock, open_file, read_json, write_atomically
 from flray.files.tracking_address import check, database_path, redact, without_secrets
 from flray.process import environment
@@ -186,7 +186,12 @@ def _prepare_database(uri: str, database: Path) -> None:
             "pip install 'mlflow>=3.5,<4', or give the address of a server"
         ) from None
 
-    try:
+    with explained(
+        OSError,
+        f"tracking database {database} cannot be used",
+        "name another one",
+        TrackingRejectedError,
+    ):
         database.parent.mkdir(parents=True, exist_ok=True)
         written = database if database.exists() else database.parent
         if database.is_dir() or not os.access(written, os.W_OK):
@@ -203,10 +208,6 @@ def _prepare_database(uri: str, database: Path) -> None:
             store = call(uri, SqlAlchemyStore, f"sqlite:///{made}", str(database.parent / "mlruns"))
             store.engine.dispose()
             made.replace(database)
-    except OSError as error:
-        raise TrackingRejectedError(
-            f"tracking database {database}: {error.strerror or error}; name another one"
-        ) from error
 
 
 @contextlib.contextmanager

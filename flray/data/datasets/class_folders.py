@@ -12,7 +12,7 @@ from flray.data.datasets.embedded import ChosenDomains, SampleCap, Seed, select_
 from flray.data.sources import image_sets
 from flray.data.sources.archives import Place, Source, facts, read_pickled_arrays, register_source
 from flray.data.types import DataSet
-from flray.errors import DataError, brief, nearest
+from flray.errors import DataError, explained, nearest
 from flray.registry import register_dataset
 
 _DEEPEST = 3  # folders between the given place and those of the domains
@@ -411,10 +411,8 @@ def _patches(home: Path, chosen: Sequence[str]) -> image_sets.Table:
 
     path = home / METADATA
     found = path.stat()
-    try:
+    with explained(ValueError, f"{path}: cannot be read", "fetch it again"):
         table = pd.read_csv(path, usecols=list(_COLUMNS), dtype=str, keep_default_na=False)
-    except ValueError as error:
-        raise DataError(f"{path}: {brief(error)}; fetch it again") from None
     who = "patient_" + table["patient"] + "_node_" + table["node"]
     names = "patches/" + who + "/patch_" + who
     names += "_x_" + table["x_coord"] + "_y_" + table["y_coord"] + ".png"

@@ -12,7 +12,7 @@ from pydantic import Field
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.sources.cache import decoded
 from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Floats, Ints, Origin, Singles
-from flray.errors import DataError
+from flray.errors import DataError, explained
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
 
@@ -179,12 +179,10 @@ def moabb_trials(source: str, low: float, high: float) -> Trials:
     DataError
         If MOABB is not there, or cannot fetch the source.
     """
-    try:
+    with explained(ImportError, "data set eeg needs MOABB", "pip install 'flray[eeg]'"):
         datasets, paradigms = (
             importlib.import_module(f"moabb.{part}") for part in ("datasets", "paradigms")
         )
-    except ImportError as error:
-        raise DataError(f"data set eeg needs MOABB ({error}): pip install 'flray[eeg]'") from None
     return imagery_trials(getattr(datasets, source)(), paradigms, low, high)
 
 
@@ -193,13 +191,12 @@ def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Tri
     paradigm = paradigms.MotorImagery(
         events=list(EVENTS), n_classes=len(EVENTS), fmin=low, fmax=high
     )
-    try:
+    with explained(
+        Exception,
+        f"eeg: MOABB could not provide {type(dataset).__name__}",
+        "fetch it on a machine with a network and copy MNE's data folder (~/mne_data)",
+    ):
         x, names, _ = paradigm.get_data(dataset)
-    except Exception as error:
-        raise DataError(
-            f"eeg: MOABB could not provide {type(dataset).__name__} ({type(error).__name__}: {error}); fetch it on a "
-            "machine with a network and copy MNE's data folder (~/mne_data)"
-        ) from error
     labels = np.array([EVENTS.index(name) for name in names], dtype=np.int64)
     return np.asarray(x, dtype=np.float64), labels
 

@@ -15,7 +15,7 @@ from flray.data.datasets.embedded import SampleCap, Seed, assemble
 from flray.data.datasets.own import Labelling, Positive, TaskName
 from flray.data.sources import image_sets, images
 from flray.data.types import Array, Arrays, DataSet, Rows
-from flray.errors import DataError, brief, nearest
+from flray.errors import DataError, explained, nearest
 from flray.files import FILE_BYTES, check_cells, parse_json, read
 from flray.process import quiet_logs
 from flray.registry import register_dataset, require_package
@@ -164,16 +164,11 @@ class _Held:
     @contextlib.contextmanager
     def _foreign(self, what: str) -> Iterator[None]:
         """Turn the errors of the package into one of ours, and silence the lines that it prints."""
-        try:
-            # Five lines on each attempt to reach the hub.
-            with quiet_logs("huggingface_hub", "datasets"):
-                yield
-        except DataError:
-            raise
-        except Exception as error:  # of many packages
-            raise DataError(
-                f"data set huggingface: {what} cannot be loaded ({brief(error)})"
-            ) from None
+        with (  # errors of many packages, and five lines on each attempt to reach the hub
+            explained(Exception, f"data set huggingface: {what} cannot be loaded"),
+            quiet_logs("huggingface_hub", "datasets"),
+        ):
+            yield
 
     def check(self, split: str, image: str, columns: list[str]) -> None:
         """Refuse a split without these columns, or whose images are something else."""

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from flray.data.datasets.embedded import SampleCap, Seed, cap_samples
 from flray.data.datasets.own import Labelling, Positive, TableTask
 from flray.data.types import Array, DataSet, Domain, Flags, Floats
-from flray.errors import DataError, brief, nearest
+from flray.errors import DataError, explained, nearest
 from flray.files import ARRAYS_BYTES, check_cells, check_size, open_file
 from flray.registry import register_dataset, tasks
 
@@ -193,18 +193,19 @@ def _read(file: Path) -> pd.DataFrame:
 
     if file.suffix not in (".csv", ".parquet"):
         raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
-    try:
-        with open_file(file) as source:
-            if file.suffix == ".parquet":
-                return _read_parquet(file, source)
-            # pandas calls a second column y "y.1", under which it would be learnt from.
-            first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
-            _check_columns(file, first)
-            source.seek(0)
-            return pd.read_csv(source)
-    # pandas' and pyarrow's own are ValueErrors
-    except (OSError, ValueError, OverflowError) as error:
-        raise DataError(f"data set table: {file} cannot be read ({brief(error)})") from None
+    with (
+        explained(  # pandas' and pyarrow's own are ValueErrors
+            (OSError, ValueError, OverflowError), f"data set table: {file} cannot be read"
+        ),
+        open_file(file) as source,
+    ):
+        if file.suffix == ".parquet":
+            return _read_parquet(file, source)
+        # pandas calls a second column y "y.1", under which it would be learnt from.
+        first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
+        _check_columns(file, first)
+        source.seek(0)
+        return pd.read_csv(source)
 
 
 def _read_parquet(file: Path, source: BinaryIO) -> pd.DataFrame:
@@ -480,8 +481,7 @@ def _check_other_than_label(
         if classes < 2 or frame[name].nunique() != classes:
             continue
         if (
-            frame[name].dtype.kind in _NUMERIC
-            and abs(frame[name].corr(frame[label])) > 1 - 1e-12
+            frame[name].dtype.kind in _NUMERIC and abs(frame[name].corr(frame[label])) > 1 - 1e-12
             if number
             else frame.groupby([name, label]).ngroups == classes
         ):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flray.config.start import GivenSplit, SplitFile
 from flray.data.types import FederatedData, Labels, Rows, digest_of
-from flray.errors import DataError, brief, nearest, one_line
+from flray.errors import DataError, explained, nearest, one_line
 from flray.files import MAPPING
 from flray.registry import register_partition, require_package
 from flray.rng import numpy_generator
@@ -226,12 +226,12 @@ def flower(
     for name, value in (("num_partitions", clients), ("partition_by", "y"), ("seed", own_seed)):
         if name in takes:
             given[name] = value
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always", UserWarning)
-            parts = _split(cls(**given), labels)
-    except Exception as error:  # of any kind, for the package checks its options itself
-        raise DataError(f"partition flower: {partitioner}: {brief(error)}") from None
+    with (  # errors of any kind, for the package checks its options itself
+        explained(Exception, f"partition flower: {partitioner} cannot split the samples"),
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always", UserWarning)
+        parts = _split(cls(**given), labels)
     for warning in said:
         if warning.category is UserWarning:
             _log.warning("partition flower: %s", one_line(str(warning.message)))

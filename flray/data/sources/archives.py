@@ -28,7 +28,7 @@ from pydantic import Field
 
 from flray.data.sources.cache import decoded, sha256_file
 from flray.data.types import Arrays
-from flray.errors import DataError, brief
+from flray.errors import DataError, explained
 from flray.files import move_into_place, open_file
 from flray.registry import datasets
 
@@ -133,7 +133,11 @@ class Files(Source):
         return decoded(place, self.name, lambda _: self._decode(folder, names))
 
     def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
-        try:
+        with explained(
+            Exception,
+            f"{self.name}: the files in {folder} cannot be decoded",
+            f"one of {', '.join(names)} is damaged or of another data set; fetch them again",
+        ):
             arrays = self.decode(folder, names)
             for name in [name for name in arrays if name.endswith("_x")]:
                 x, y = arrays[name], arrays[name[:-1] + "y"]
@@ -144,13 +148,6 @@ class Files(Source):
                     raise ValueError(f"{kind} that are not all of 0 to {self.classes - 1}")
                 arrays |= {name: np.ascontiguousarray(x), name[:-1] + "y": y.astype(np.int64)}
             return arrays
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"{self.name}: the files in {folder} cannot be decoded ({brief(error)}); one of "
-                f"{', '.join(names)} is damaged or of another data set; fetch them again"
-            ) from error
 
     @property
     def fetched(self) -> bool:
@@ -173,12 +170,12 @@ class Files(Source):
         for url, md5 in self.downloads.items():
             progress(f"{self.name}: fetching {url}")
             unpacked = url.endswith((".tar.gz", ".zip"))
-            try:
+            with explained(
+                Exception,
+                f"{self.name}: {url} could not be fetched",
+                f"fetch it elsewhere and put it into {folder}",
+            ):
                 (download_and_extract_archive if unpacked else download_url)(url, folder, md5=md5)
-            except Exception as error:
-                raise DataError(
-                    f"{self.name}: {url} could not be fetched ({error}); fetch it elsewhere and put it into {folder}"
-                ) from None
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
         """Return the folder that has a complete set of files, and the set; without one the usual folder and nothing."""

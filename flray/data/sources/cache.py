@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flray.data.types import Array, Arrays
-from flray.errors import DataError, FlrayError, brief
+from flray.errors import DataError, FlrayError, explained
 from flray.files import (
     MAPPING,
     check_name,
@@ -161,12 +161,10 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
             raise DataError(
                 f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}"
             )
-        try:
+        with explained((ValueError, EOFError, MemoryError), f"{path} holds no array", remedy):
             arrays[path.stem] = np.load(
                 path, "r" if path.stem in mapped else None, allow_pickle=False
             )
-        except (ValueError, EOFError, MemoryError) as error:
-            raise DataError(f"{path} holds no array ({brief(error)}); {remedy}") from None
     return arrays
 
 

@@ -32,7 +32,7 @@ from flray.data.sources.images import (
     upright_size,
 )
 from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Images, Ints, Rows
-from flray.errors import DataError
+from flray.errors import DataError, explained
 from flray.files import FILE_BYTES, read, read_at_most
 from flray.process import usable_cpus
 
@@ -71,13 +71,12 @@ class Store:
         self.where, self._lock = where, threading.Lock()
         self.archive: zipfile.ZipFile | None = None
         if where.is_file():
-            try:
+            with explained(
+                (OSError, ValueError, zipfile.BadZipFile),
+                f"{where}: not a readable zip archive",
+                "fetch it again, or unpack it into a folder if it is of another kind",
+            ):
                 self.archive = zipfile.ZipFile(where)
-            except (OSError, ValueError, zipfile.BadZipFile) as error:
-                raise DataError(
-                    f"{where}: not a readable zip archive ({error}); fetch it again, or unpack it "
-                    "into a folder if it is of another kind"
-                ) from None
 
     def items(self) -> list[Item]:
         """Return all files in the order of their paths, without hidden files and files of operating systems."""

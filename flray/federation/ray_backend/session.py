@@ -19,7 +19,7 @@ import psutil
 
 from flray import bits
 from flray.config.experiment import Experiment
-from flray.errors import FlrayError, RayNotStartedError, brief
+from flray.errors import FlrayError, RayNotStartedError, brief, explained
 from flray.federation.ray_backend import private
 from flray.federation.ray_backend.nodes import await_first_node
 from flray.files import BusyError, take_lock
@@ -370,20 +370,23 @@ def ray_session(
             stack.enter_context(local_ray(local_resources()))
         else:
             stack.callback(ray.shutdown)
-            try:
-                with preserve_handlers():
-                    # Processes of this machine's own Ray have this one's environment, those of a
-                    # cluster have not.
-                    ray.init(
-                        address=address,
-                        logging_level="ERROR",
-                        log_to_driver=True,
-                        runtime_env={"env_vars": dict(variables)} if variables else None,
-                    )
-            except Exception as error:  # Ray raises plain ones too
-                raise FlrayError(
-                    f"no Ray at {address}: {brief(error)}; `flray doctor` shows what is there"
-                ) from None
+            with (
+                explained(  # Ray raises plain errors too
+                    Exception,
+                    f"no Ray at {address}",
+                    "`flray doctor` shows what is there",
+                    FlrayError,
+                ),
+                preserve_handlers(),
+            ):
+                # Processes of this machine's own Ray have this one's environment, those of a
+                # cluster have not.
+                ray.init(
+                    address=address,
+                    logging_level="ERROR",
+                    log_to_driver=True,
+                    runtime_env={"env_vars": dict(variables)} if variables else None,
+                )
         yield ray.cluster_resources()
 
 
