@@ -1,7 +1,5 @@
 """Commands that train nothing: of components, data and this machine, and of finished runs and sweeps."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from functools import partial
@@ -258,7 +256,7 @@ def verify_command(
     display.to_stderr(as_json)
     from flray.results.verify import verify
 
-    def tell(verdict: Verdict) -> None:
+    def tell(verdict: "Verdict") -> None:
         display.console.print(f"{verdict.row}: {verdict.text}")
 
     verdicts = verify(file, rows, overrides or (), progress=True, tell=tell)

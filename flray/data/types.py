@@ -1,12 +1,10 @@
 """Types of data sets and of a federation's data: plain arrays, so that they reach every process without a copy."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +63,7 @@ def join_parts(parts: Sequence[Array]) -> Array | None:
     return np.asarray(base).reshape(-1, *parts[0].shape[1:])
 
 
-def add_bytes(digest: hashlib._Hash, array: Array) -> None:
+def add_bytes(digest: "hashlib._Hash", array: Array) -> None:
     """Add an array's bytes as if it were contiguous, without a copy of all of it."""
     step = max(1, _BLOCK // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
@@ -225,7 +223,7 @@ class Pooled(_ZeroCopyPickle):
     public: Images | None = None
 
     @classmethod
-    def of(cls, dataset: DataSet) -> Pooled:
+    def of(cls, dataset: DataSet) -> Self:
         """Return a data set's samples in one array, copied unless they are one already."""
         domains = dataset.domains
         parts = [d.train_x for d in domains] + [d.test_x for d in domains]

@@ -1,7 +1,5 @@
 """Values of a trial: the measures of a paper's table, by client, and the costs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -96,7 +94,7 @@ def peak_memory(trial: Trial) -> float:
     return next((most for most in peaks if most > 0), math.nan)
 
 
-def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> pd.Series[float]:
+def series(trial: Trial, measure: str = "auto", client: str = AVERAGE) -> "pd.Series[float]":
     """Return a measure by round, without rounds that lack it; shares as tracked, between 0 and 1."""
     if " | " in measure:
         found = (series(trial, one.strip(), client) for one in measure.split(" | "))
@@ -166,14 +164,14 @@ def clients_stay(groups: Mapping[str, Mapping[str, Sequence[Trial]]]) -> bool:
     return all(comparable_trials(trials) is trials for trials in leaves)
 
 
-def _column(trial: Trial, name: str) -> pd.Series[float]:
+def _column(trial: Trial, name: str) -> "pd.Series[float]":
     history = trial.history
     if name not in history:
         return pd.Series(dtype=float)
     return pd.Series(history[name].to_numpy(dtype=float), index=history["round"])
 
 
-def _client_column(trial: Trial, name: str, client: str) -> pd.Series[float]:
+def _client_column(trial: Trial, name: str, client: str) -> "pd.Series[float]":
     """Return one client's values, or the mean over the clients of a domain."""
     known = clients(trial, name)
     mine = [one for one in known if one == client] or [
@@ -185,7 +183,7 @@ def _client_column(trial: Trial, name: str, client: str) -> pd.Series[float]:
     return columns[0] if len(columns) == 1 else pd.concat(columns, axis=1).mean(axis=1)
 
 
-def _mean_of_others(trial: Trial, name: str, client: str) -> pd.Series[float]:
+def _mean_of_others(trial: Trial, name: str, client: str) -> "pd.Series[float]":
     """Return the score of a common model on the others' test parts: the mean of their values."""
     known = clients(trial, name)
     if len(known) < 2 or client not in (AVERAGE, *known):

@@ -1,7 +1,5 @@
 """The result of a sweep: its table, in a paper's form or a row per setting, and rows per trial, setting and round."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Iterator, Sequence
@@ -448,7 +446,7 @@ class SweepResult:
         """Return the rounds of one trial: column ``round``, then one per metric."""
         return next(one.history for one in self.data.trials if one.number == trial)
 
-    def label(self, row: pd.Series[Any]) -> str:
+    def label(self, row: "pd.Series[Any]") -> str:
         """Return the label of a row: the settings that vary."""
         # A trial may lack a setting, and the value of one may be a list.
         flat = {n: row[n] for n in self.data.varying if row[n] is not None and row[n] == row[n]}

@@ -1,7 +1,5 @@
 """A federation on Ray: its server actor and client actors, driven from this process."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable
@@ -111,10 +109,10 @@ PLACEMENT_TIMEOUT_S = 300.0
 """Seconds for Ray to find room for the actors; an autoscaler may have to start nodes first."""
 
 
-def _remote(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[RayFederation, P], R]:
+def _remote(verb: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate["RayFederation", P], R]:
     """Return a verb of the server actor as a method of its handle."""
 
-    def call(self: RayFederation, /, *arguments: P.args, **named: P.kwargs) -> R:
+    def call(self: "RayFederation", /, *arguments: P.args, **named: P.kwargs) -> R:
         given = [one.resolve() if isinstance(one, Path) else one for one in arguments]
         answer: R = self._get(self._server.call.remote(verb.__name__, *given, **named))
         return answer
