@@ -350,8 +350,13 @@ def choose_on_validation(config: Config) -> Config:
     if "metric" in named or not chooses(config.model_dump(mode="json")):
         return config
     experiment, metric = config.experiment, VALIDATION
-    if not _keeps_validation(experiment) or _vary(config, ("split", "evaluation")):
-        evaluation = experiment.evaluation
+    evaluation, split = experiment.evaluation, experiment.split
+    kept = (
+        evaluation.validation > 0
+        or split in sections.SETS_VALIDATION_APART
+        or (isinstance(split, tuple) and split[1] > 0)
+    )
+    if not kept or _vary(config, ("split", "evaluation")):
         given = "validation" in evaluation.model_fields_set or experiment.split != "official"
         if given or _vary(config, ("split", "evaluation")):
             metric = AUTO
@@ -363,15 +368,6 @@ def choose_on_validation(config: Config) -> Config:
         change = {"tune": config.sweep.tune.model_copy(update=change)}
     sweep = config.sweep.model_copy(update=change)
     return config.model_copy(update={"experiment": experiment, "sweep": sweep})
-
-
-def _keeps_validation(experiment: Experiment) -> bool:
-    split = experiment.split
-    return (
-        experiment.evaluation.validation > 0
-        or split in sections.SETS_VALIDATION_APART
-        or (isinstance(split, tuple) and split[1] > 0)
-    )
 
 
 def _vary(config: Config, parts: tuple[str, ...]) -> bool:

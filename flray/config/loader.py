@@ -351,7 +351,9 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
     """Return path, value found and values allowed for one of pydantic's errors."""
     context = item.get("ctx", {})
     loc = (*item["loc"], *context.get("sub", ()))
-    path = ".".join(str(part) for part in loc if not _is_branch(part))
+    # Pydantic's names of a union's branches are no keys of the file.
+    keys = (part for part in map(str, loc) if "[" not in part and part not in BRANCHES)
+    path = ".".join(keys)
     value = item["input"]
     for part in context.get("sub", ()):
         value = value.get(part, value) if isinstance(value, Mapping) else value
@@ -457,11 +459,6 @@ def _format_value(value: Plain) -> str:
     except Exception:
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is_branch(part: int | str) -> bool:
-    """Return whether a name is pydantic's for a union's branch, not a key of the file."""
-    return isinstance(part, str) and ("[" in part or part in BRANCHES)
 
 
 def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:

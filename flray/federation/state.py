@@ -47,11 +47,6 @@ def each_within(
         yield item
 
 
-def _of_ray(error: BaseException) -> bool:
-    ray = sys.modules.get("ray")
-    return ray is not None and isinstance(error, ray.exceptions.RayError)
-
-
 class SystemUsage:
     """Measures CPU and memory from round to round; MLflow shows ``system/`` metrics on a separate page."""
 
@@ -474,7 +469,8 @@ class FederationState:
         except FlrayError:
             raise
         except Exception as error:
-            if disk_is_full(error) or _of_ray(error):
+            ray = sys.modules.get("ray")
+            if disk_is_full(error) or (ray and isinstance(error, ray.exceptions.RayError)):
                 raise  # while the hook waited for client replies
             failure = messages.describe_failure(error)
             names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]

@@ -239,7 +239,7 @@ def _download_run(text: str, base: str) -> None:
     numbers = [number] if number else _remote_numbers(base, name)[-1:]
     for found in numbers:
         folder, uri = _local_base(base) / name / found, f"{base.rstrip('/')}/{name}/{found}"
-        if folder_kind(folder) is not None and not _continued_elsewhere(folder, uri):
+        if folder_kind(folder) is not None and not continued_elsewhere(folder, uri):
             continue
         if (
             folder.exists()
@@ -249,22 +249,7 @@ def _download_run(text: str, base: str) -> None:
         storage.fetch(uri, folder, mark=files.FETCHED_MARK)
 
 
-def check_latest(folder: Path, uri: str) -> None:
-    """Refuse to resume from a copy that is not the latest.
-
-    Raises
-    ------
-    FlrayError
-        If another worker resumed from another copy after this one was made.
-    """
-    if _continued_elsewhere(folder, uri):
-        raise FlrayError(
-            f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again to go on from "
-            "the latest"
-        )
-
-
-def _continued_elsewhere(folder: Path, uri: str) -> bool:
+def continued_elsewhere(folder: Path, uri: str) -> bool:
     """Return whether the last worker at an address is unknown to the local copy."""
     data = storage.read(f"{uri}/{folder_kind(folder)}.json")
     if data is None:

@@ -337,7 +337,11 @@ def mirrored(
     lease = Lease(uri, say)
     lease.take()
     try:
-        directory.check_latest(folder, uri)
+        if directory.continued_elsewhere(folder, uri):
+            raise FlrayError(
+                f"{uri} went on elsewhere since the copy in {folder} was made; give the same command again to go on "
+                "from the latest"
+            )
         directory.update(folder, workers=[*directory.read(folder).get("workers", ()), lease.token])
         mirror, ended, lost = Mirror(folder, uri, leave), threading.Event(), threading.Event()
         mirror.sync()

@@ -17,7 +17,6 @@ from flray.errors import one_line
 from flray.results.measures import Cost
 from flray.results.ranks import win_matrix
 from flray.results.table import Cell, Table
-from flray.results.variance import Variance
 
 MISSING, NOT_REACHED = "–", "never"
 CONCLUSIONS = "What can be concluded:"
@@ -109,7 +108,22 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
     found = list(_over_places(table))
     for parts, split in itertools.groupby(table.variances, key=lambda one: tuple(one.parts)):
         heads = ["setting" if "both together" in parts else "difference", "design", "std", *parts]
-        rows = list(map(_variance_row, split))
+        rows = [
+            [
+                one.name,
+                one.design,
+                format_number(math.sqrt(sum(one.parts.values()))),
+                *(
+                    MISSING
+                    if math.isnan(share)
+                    else f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
+                    for share, (low, high) in zip(
+                        one.shares.values(), one.intervals.values(), strict=True
+                    )
+                ),
+            ]
+            for one in split
+        ]
         found.append(Listing("Shares of the variance", heads, rows, _VARIANCE_NOTE))
     for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
         every = list(members)
@@ -136,20 +150,6 @@ def _over_places(table: Table) -> Iterator[Listing]:
         rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
         title = f"Wins, ties and losses over {where}"
         yield Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
-
-
-def _variance_row(one: Variance) -> list[str]:
-    return [
-        one.name,
-        one.design,
-        format_number(math.sqrt(sum(one.parts.values()))),
-        *(
-            MISSING
-            if math.isnan(share)
-            else f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
-            for share, (low, high) in zip(one.shares.values(), one.intervals.values(), strict=True)
-        ),
-    ]
 
 
 def cost_row(cost: Cost) -> list[str]:

@@ -197,7 +197,8 @@ class SweepProgress(_Display):
     ) -> None:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
         value = "" if math.isnan(score) else f", score {score:.4f}"  # not every round is evaluated
-        news = f"{label}: round {done}/{rounds}{value}, about {_minutes(left)} left"
+        time_left = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
+        news = f"{label}: round {done}/{rounds}{value}, about {time_left} left"
         if not self._update(news=one_line(news)) and time.monotonic() - self._printed >= 10.0:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")
@@ -229,10 +230,6 @@ class SweepProgress(_Display):
     def values(self, result: Any) -> None:
         """Say that the report follows; the table is the caller's."""
         self.say("the trials have ended; writing the report")
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def shown(progress: Progress | bool | None, display: type[Progress]) -> Progress:

@@ -263,7 +263,12 @@ class Phases:
                     if all(TrialFolder(sweep, p.number).status != "failed" for p in trials[entry])
                 }
         # One that was stopped here before does not replace one that has failed since.
-        kept = {entry for entry in kept if not _was_stopped(sweep, trials[entry], rung)}
+        kept -= {
+            entry
+            for entry in kept
+            for folder in (TrialFolder(sweep, point.number) for point in trials[entry])
+            if folder.status == "stopped" and folder.rounds_recorded() <= rung
+        }
         for entry in alive:
             for point in trials[entry] if entry not in kept else ():
                 TrialFolder(sweep, point.number).stop()
@@ -365,12 +370,6 @@ def metric_of(config: Config, point: TrialSpec) -> str:
     """Return the metric that a trial is scored by; it may differ between tuning and comparison."""
     tune = config.sweep.tune
     return config.sweep.metric if tune is None or point.phase == "comparison" else tune.metric
-
-
-def _was_stopped(sweep: Path, points: Sequence[TrialSpec], rung: int) -> bool:
-    """Return whether one of a setting's trials was stopped at a rung, or before it."""
-    folders = [TrialFolder(sweep, point.number) for point in points]
-    return any(one.status == "stopped" and one.rounds_recorded() <= rung for one in folders)
 
 
 def has_reached(sweep: Path, point: TrialSpec, rung: int | None) -> bool:

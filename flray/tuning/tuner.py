@@ -19,7 +19,7 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from flray import rng
-from flray.config.experiment import Config, Experiment
+from flray.config.experiment import Config
 from flray.errors import FlrayError
 from flray.federation.messages import ObjectLostError
 from flray.federation.ray_backend import private
@@ -106,7 +106,10 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
         """Record a score at the highest rung that is new to the trial; return whether it stops there."""
         group = ""
         if self._rule.compared == "alike":
-            group = comparison_group(self._points[number].experiment)
+            experiment = self._points[number].experiment
+            alike = {"data", "partition", "model", "models", "seed"}
+            content = experiment.model_dump(mode="json", include=alike)
+            group = json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
         for k, rung in reversed(list(enumerate(self._rungs))):
             reached = self._reached[group, k]
             if round_ >= rung and number not in reached:
@@ -115,14 +118,6 @@ class Asha(FIFOScheduler):  # type: ignore[misc]
                 quantile = 100 * (1 - 1 / self._rule.reduction_factor)
                 return bool(others and value < np.nanpercentile(others, quantile))
         return False
-
-
-def comparison_group(experiment: Experiment) -> str:
-    """Return a key of comparable trials: same method, data, network and seed."""
-    content = experiment.model_dump(
-        mode="json", include={"data", "partition", "model", "models", "seed"}
-    )
-    return json.dumps({**content, "algorithm": experiment.algorithm.name}, sort_keys=True)
 
 
 class OptunaSearch(Searcher):  # type: ignore[misc]

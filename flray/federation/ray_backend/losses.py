@@ -53,18 +53,13 @@ def node_is_gone(error: BaseException, node: str = "") -> bool:
         return _says_node_died(error)
     end = time.monotonic() + VERDICT_SECONDS
     while True:
-        place, dead = (node, False) if node else _node_of(error.actor_id)
+        found = {} if node else private.member(private.ACTOR_TABLE)(error.actor_id)
+        place = node or found.get("Address", {}).get("NodeID", "")
         if place in {one["NodeID"] for one in ray.nodes() if not one["Alive"]}:
             return True
-        if dead or time.monotonic() > end:
+        if found.get("State") == "DEAD" or time.monotonic() > end:
             return False
         time.sleep(0.2)
-
-
-def _node_of(actor: str) -> tuple[str, bool]:
-    """Return the id of an actor's node, empty if it has none, and whether Ray knows that the actor is dead."""
-    found = private.member(private.ACTOR_TABLE)(actor)
-    return found.get("Address", {}).get("NodeID", ""), found.get("State") == "DEAD"
 
 
 def _says_node_died(error: BaseException) -> bool:
