@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -101,8 +101,20 @@ def show_result(result: Result, as_json: bool = False) -> None:
         values = (metrics.get(f"{view}/{measure}{part}") for part in parts)
         table.add_row(view, *map(_format_percent, values))
     console.print(table)
-    for line in _format_other_views(metrics, views, measure):
-        console.print(line)
+    for (
+        view
+    ) in views:  # the task's other measures: shares in percent, losses and distances as they are
+        others = {
+            name.removeprefix(f"{view}/"): value
+            for name, value in metrics.items()
+            if name.rpartition("/")[0] == view and name.rpartition("/")[2] not in (measure, "loss")
+        }
+        if others:
+            line = ", ".join(
+                f"{name} {value if lower_is_better(name) else 100 * value:.2f}"
+                for name, value in others.items()
+            )
+            console.print(f"{view}: {line}")
     if result.positive:
         console.print(one_line(f"positive class: {result.positive}"))
     try:
@@ -133,23 +145,6 @@ def _format_costs(history: pd.DataFrame) -> str:
     names = ("memory/peak/server", "memory/peak/actor")
     peaks = [history[name].max() for name in names if name in history]
     return costs + (f", at most {max(peaks) / 2**20:,.0f} MiB in one process" if peaks else "")
-
-
-def _format_other_views(
-    metrics: Mapping[str, float], views: Sequence[str], measure: str
-) -> Iterator[str]:
-    """Yield a line per view with the task's other measures: shares in percent, losses and distances as they are."""
-    for view in views:
-        others = {
-            name.removeprefix(f"{view}/"): value
-            for name, value in metrics.items()
-            if name.rpartition("/")[0] == view and name.rpartition("/")[2] not in (measure, "loss")
-        }
-        if others:
-            yield f"{view}: " + ", ".join(
-                f"{name} {value if lower_is_better(name) else 100 * value:.2f}"
-                for name, value in others.items()
-            )
 
 
 def _format_percent(value: float | None) -> str:

@@ -70,7 +70,10 @@ class Component(BaseModel):
             sub = tuple(str(part) for part in first["loc"])
             message = first["msg"][:1].lower() + first["msg"][1:]
             if first["type"] == "extra_forbidden":
-                near = nearest(sub[-1], params.model_fields) or cls._owners(sub[-1])
+                own = {n: cls.registry.params(n).model_fields for n in cls.registry.names()}
+                names = [name for name, options in own.items() if sub[-1] in options]
+                have = f" ({', '.join(names)} {'has' if len(names) == 1 else 'have'} it)"
+                near = nearest(sub[-1], params.model_fields) or (have if names else "")
                 message = (
                     f"{value['name']} has no option {sub[-1]!r}{near}; "
                     f"its options: {', '.join(params.model_fields) or 'none'}"
@@ -80,12 +83,6 @@ class Component(BaseModel):
             raise PydanticCustomError(
                 "component", "{message}", {"message": message, "sub": sub, "found": first["input"]}
             ) from None
-
-    @classmethod
-    def _owners(cls, option: str) -> str:
-        """Return the part of a message that names the components with an option; empty if none has it."""
-        names = [n for n in cls.registry.names() if option in cls.registry.params(n).model_fields]
-        return f" ({', '.join(names)} {'has' if len(names) == 1 else 'have'} it)" if names else ""
 
     @classmethod
     def params(cls, name: str) -> type[BaseModel]:

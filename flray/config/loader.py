@@ -124,7 +124,15 @@ def load(
         if absolute_path(path).startswith("experiment."):
             arms.override_arms(content, absolute_path(path).removeprefix("experiment."))
         set_path(content, path, copy_plain(value, path))
-    _refuse_misplaced(content)
+    stray = [
+        key for key in content if key in Experiment.model_fields and key not in Config.model_fields
+    ]
+    if stray:
+        raise ConfigError(
+            ", ".join(stray),
+            "beside `experiment:`",
+            f"indent {'them' if len(stray) > 1 else 'it'} to stand under it: experiment.{stray[0]}",
+        )
     experiment = content.get("experiment")
     plugins = experiment.get("plugins") if isinstance(experiment, dict) else None
     if isinstance(plugins, list) and all(isinstance(text, str) and text for text in plugins):
@@ -438,19 +446,6 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
         yield ConfigError(".".join(path), str(given).lower(), "a number is needed")
     elif isinstance(made, int) and isinstance(given, float):
         yield ConfigError(".".join(path), _format_value(given), f"an integer is needed: {made}")
-
-
-def _refuse_misplaced(content: Mapping[str, Plain]) -> None:
-    """Refuse settings beside ``experiment:`` instead of under it."""
-    stray = [
-        key for key in content if key in Experiment.model_fields and key not in Config.model_fields
-    ]
-    if stray:
-        raise ConfigError(
-            ", ".join(stray),
-            "beside `experiment:`",
-            f"indent {'them' if len(stray) > 1 else 'it'} to stand under it: experiment.{stray[0]}",
-        )
 
 
 def _format_value(value: Plain) -> str:

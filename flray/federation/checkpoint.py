@@ -83,7 +83,18 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
         return StoredFile(name, digest, len(tree))
 
     store(f"server-{done:06d}.safetensors", federation.snapshot())
-    stored = _still_stored(federation, folder)
+    # States that need not be written again.
+    same = {
+        client: state
+        for client, state in federation.stored.items()
+        if federation.states[client] is not None and state.version == federation.versions[client]
+    }
+    kept = {
+        file
+        for file, count in Counter(state.file for state in same.values()).items()
+        if 2 * count >= file.states and (folder / file.name).is_file()
+    }
+    stored = {client: state for client, state in same.items() if state.file in kept}
     for pack in _packs(federation, stored):
         file = store(f"clients-{done:06d}-{{}}.safetensors", pack)
         stored |= {
@@ -105,21 +116,6 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     federation.stored = stored
     _remove_old(folder, keep)
     return path
-
-
-def _still_stored(federation: FederationState, folder: Path) -> dict[int, StoredState]:
-    """Return where states lie that need not be written again."""
-    same = {
-        client: state
-        for client, state in federation.stored.items()
-        if federation.states[client] is not None and state.version == federation.versions[client]
-    }
-    kept = {
-        file
-        for file, count in Counter(state.file for state in same.values()).items()
-        if 2 * count >= file.states and (folder / file.name).is_file()
-    }
-    return {client: state for client, state in same.items() if state.file in kept}
 
 
 def _packs(

@@ -40,7 +40,16 @@ def conclude(found: Studies) -> list[str]:
     for study in found.each:
         head = found.title(study)
         lines += [f"{head}: {line}" if head else line for line in _of_study(study, most)]
-    return [*lines, *_held_fixed(found), *_until(found), *found.left_out]
+    # The intervals do not hold for other members of levels that did not vary.
+    levels = {DRAWS: "one draw of the data", PARTITIONS: "one partition", TUNINGS: "one tuning"}
+    fixed = [
+        name
+        for level, name in levels.items()
+        if found.each
+        and all(len({*study.levels.get(level, {}).values()} - {""}) == 1 for study in found.each)
+    ]
+    held = [f"held fixed throughout: {' and '.join(fixed)}"] if fixed else []
+    return [*lines, *held, *_until(found), *found.left_out]
 
 
 def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
@@ -78,19 +87,6 @@ def _elsewhere(found: Studies, measure: str, ranks: Ranks) -> Iterator[str]:
                 f"{margin:g} point{'s' * (margin != 1)} with probability {better:.2f}, within that "
                 f"{equivalent:.2f}, worse {worse:.2f}"
             )
-
-
-def _held_fixed(found: Studies) -> Iterator[str]:
-    """Yield the levels that did not vary: the intervals do not hold for other members of them."""
-    names = {DRAWS: "one draw of the data", PARTITIONS: "one partition", TUNINGS: "one tuning"}
-    fixed = [
-        name
-        for level, name in names.items()
-        if found.each
-        and all(len({*study.levels.get(level, {}).values()} - {""}) == 1 for study in found.each)
-    ]
-    if fixed:
-        yield f"held fixed throughout: {' and '.join(fixed)}"
 
 
 def _of_study(study: Study, most: int) -> Iterator[str]:

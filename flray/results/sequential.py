@@ -73,8 +73,9 @@ def half_width(
         When there are looks.
     """
     n = np.asarray(count, dtype=float)
-    boundary = _boundary(looks, alpha)
-    if looks.last is not None and boundary is not None:
+    # Simulation reaches as far as there are studies.
+    if looks.last is not None and alpha * _STUDIES >= _FEWEST:
+        boundary = float(_extremes(looks)[-int(alpha * _STUDIES)])
         levels = scipy.special.ndtr(-boundary * (n / looks.last) ** (SHAPE - 0.5))
         known = (n >= looks.first) & (n <= looks.last)
         factor = scipy.special.stdtrit(np.maximum(n - 1, 1), 1 - levels) / np.sqrt(n)
@@ -112,13 +113,6 @@ def _statistic(
     p = scipy.special.stdtr(count - 1, -np.abs(mean) / std * np.sqrt(count))
     weighted: NDArray[np.float64] = -scipy.special.ndtri(p) * (count / looks.last) ** (0.5 - SHAPE)
     return weighted
-
-
-def _boundary(looks: Looks, alpha: float) -> float | None:
-    """Return the boundary at a level; None if there is none, or if simulation does not reach so far."""
-    if looks.last is None or alpha * _STUDIES < _FEWEST:
-        return None
-    return float(_extremes(looks)[-int(alpha * _STUDIES)])
 
 
 def p_value(mean: float, std: float, count: int, looks: Looks = EVER) -> float:

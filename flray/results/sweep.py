@@ -58,11 +58,16 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
     # The class that sensitivity, F1 and so on are about, where the task is binary.
     positive = dict.fromkeys(trial.positive for trial in source.trials if trial.positive)
     encodings = dict.fromkeys((trial.partition or {}).get("encoding") for trial in source.trials)
+    apart = _chosen_by(source)
+    choice = (
+        f"settings are chosen by {apart}; test is what is reported of them, at the seeds that they "
+        "were chosen at (sweep.tune compares what it chose at seeds of its own)"
+    )
     table.notes = [
         *([SMOKE_NOTE] if is_smoke else []),
         *filter(None, [stand_in_line(source.config)]),
         *table.notes,
-        *([chosen] if chosen else _choice_notes(source)),
+        *([chosen] if chosen else [choice] if apart else []),
         *(alike_notes(trial.metric for trial in source.trials) if paper is None else []),
         *(one.line for one in tuned_settings(source)),
         *([f"positive class: {' or '.join(positive)}"] if positive else []),
@@ -163,16 +168,6 @@ def client_columns(source: ResultSet) -> tuple[list[str], list[str]]:
 def _chosen_by(source: ResultSet) -> str:
     """Return the metrics that settings are chosen by, if these are not the reported ones."""
     return " or ".join(sorted({trial.chosen_by for trial in source.trials if trial.chosen_by}))
-
-
-def _choice_notes(source: ResultSet) -> list[str]:
-    """Return a note on the metric that settings are chosen by, if it is not the reported one."""
-    if not (names := _chosen_by(source)):
-        return []
-    return [
-        f"settings are chosen by {names}; test is what is reported of them, at the "
-        "seeds that they were chosen at (sweep.tune compares what it chose at seeds of its own)"
-    ]
 
 
 def _seed_notes(table: Table) -> list[str]:

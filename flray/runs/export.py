@@ -97,7 +97,23 @@ def export(
     models = TrainedModels(folder, plugins)
     written: list[Path] = []
     code: dict[str, str] = {}
-    card = _card(models, folder)
+    spec, data = models.spec, models.spec.data
+    card: dict[str, Any] = {
+        "run": directory.place_of(folder),
+        "uid": directory.read(folder)["uid"],
+        "flray": own_version(),
+        "round": models.round,
+        "algorithm": spec.config.algorithm.model_dump(mode="json"),
+        "data": spec.config.data.model_dump(mode="json"),
+        "input": {"shape": list(data.shape), "pixels": str(data.x.dtype)},
+        "normalisation": {"mean": list(map(float, data.mean)), "std": list(map(float, data.std))}
+        if spec.algorithm.normalise
+        else None,
+        "classes": list(data.classes),
+        **data.words,
+        **({"columns": data.columns} if data.columns else {}),
+        "models": {},
+    }
     for stem, title, model in _chosen(models, client, every):
         body, tensors, outputs = plain_code(model, models)
         module = next((name for name, text in code.items() if text == body), None)
@@ -162,27 +178,6 @@ def _chosen(
         for name in models.clients if client is None else [client]:
             model = models.client_model(name)
             yield stems[name], f"The model of client {name}.", model
-
-
-def _card(models: TrainedModels, folder: Path) -> dict[str, Any]:
-    spec = models.spec
-    data = spec.data
-    return {
-        "run": directory.place_of(folder),
-        "uid": directory.read(folder)["uid"],
-        "flray": own_version(),
-        "round": models.round,
-        "algorithm": spec.config.algorithm.model_dump(mode="json"),
-        "data": spec.config.data.model_dump(mode="json"),
-        "input": {"shape": list(data.shape), "pixels": str(data.x.dtype)},
-        "normalisation": {"mean": list(map(float, data.mean)), "std": list(map(float, data.std))}
-        if spec.algorithm.normalise
-        else None,
-        "classes": list(data.classes),
-        **data.words,
-        **({"columns": data.columns} if data.columns else {}),
-        "models": {},
-    }
 
 
 def plain_code(model: nn.Module, models: TrainedModels) -> tuple[str, dict[str, Tensor], list[int]]:

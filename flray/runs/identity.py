@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -102,7 +102,12 @@ def code_of(*experiments: Experiment) -> Code:
     """
     components = {one for experiment in experiments for one in components_of(experiment)}
     plugins = {Path(file) for experiment in experiments for file in experiment.plugins}
-    own = set(_files_of_components(components))
+    added = (registry.ALL[kind].added().get(name) for kind, name in components)
+    own = {
+        file_of(sys.modules.get(getattr(item, "__module__", "")))
+        for item in added
+        if item is not None
+    }
     files, imported = user_code({*plugins, *(file for file in own if file is not None)})
     if None in own:  # in a notebook, say: nothing that another process could know again
         files[IN_NO_FILE] = uuid.uuid4().hex
@@ -160,14 +165,6 @@ def _essence(source: str) -> str:
         ) and (ast.get_docstring(node, clean=False) is not None):
             node.body = node.body[1:]
     return ast.dump(tree)
-
-
-def _files_of_components(components: Iterable[tuple[str, str]]) -> Iterator[Path | None]:
-    """Yield the files of those components that are the user's own; None for one that is in no file."""
-    for kind, name in components:
-        item = registry.ALL[kind].added().get(name)
-        if item is not None:
-            yield file_of(sys.modules.get(getattr(item, "__module__", "")))
 
 
 DATA, SAMPLES, PLUGINS = "data.json", "samples.npz", "plugins"

@@ -360,12 +360,3 @@ def check_extendable(spec: FederationSpec, before: int) -> None:
             f"the first {before} rounds were trained with {reason}, which depends on the number of rounds: a run that "
             "had as many from the start would have other bits; start a new run",
         )
-
-
-def record_rounds(folder: Path, config: Config) -> None:
-    """Write the new number into a run's folder: from here on it is an interrupted run of as many rounds."""
-    directory.save_config(folder, config)
-    (folder / directory.FINAL_DIAGNOSTICS).unlink(missing_ok=True)  # of models that go on learning
-    directory.update(
-        folder, status="interrupted", sha256=None, settings=settings_text(config, "run")
-    )

@@ -139,7 +139,14 @@ class FinishedTrials:
                 with storage.local_folder(found.place) as source:
                     verify_files(source, found.record)
                     if not self._take_checkpoint(found, folder.number, sweep, source, point):
-                        _check_owner(found)
+                        remote = storage.is_remote(found.place)
+                        files = [] if remote else list(Path(found.place).iterdir())
+                        # What cannot be evaluated again counts if this user wrote it.
+                        if not files or any(one.lstat().st_uid != os.getuid() for one in files):
+                            raise FlrayError(
+                                "its last checkpoint is not there or was computed on a GPU, so its values cannot be "
+                                "checked here, and they are not in files of your own"
+                            )
                     _copy(source, found, folder, point, sweep, config)
                     return found
             except (FlrayError, OSError) as error:
@@ -247,16 +254,6 @@ def _check_values(folder: Path, source: Path, metric: str, experiment: Experimen
             raise FlrayError(
                 f"{name} of its last round is {one:.6g}, and its checkpoint evaluated here gives {other:.6g}"
             )
-
-
-def _check_owner(found: FinishedTrial) -> None:
-    """Refuse what cannot be evaluated again unless this user wrote it."""
-    files = [] if storage.is_remote(found.place) else list(Path(found.place).iterdir())
-    if not files or any(file.lstat().st_uid != os.getuid() for file in files):
-        raise FlrayError(
-            "its last checkpoint is not there or was computed on a GPU, so its values cannot be "
-            "checked here, and they are not in files of your own"
-        )
 
 
 def _read(path: Path) -> bytes | None:

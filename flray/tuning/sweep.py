@@ -374,7 +374,11 @@ def finish(
     """
     result = SweepResult(folder)
     _write(folder, {RESULTS: result.results, SUMMARY: result.summary})
-    (folder / TABLE).write_text(text_table(result), encoding="utf-8")
+    text = io.StringIO()
+    Console(file=text, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True).print(
+        result.table()
+    )
+    (folder / TABLE).write_text(text.getvalue(), encoding="utf-8")
     show(result)
     for trial in trial_folders(folder):
         _list_trial(trial)
@@ -432,16 +436,6 @@ def add_report(folder: Path, journal: Journal) -> None:
     for path in (*made.files, *made.pictures):
         place = path.relative_to(folder)
         journal.artifact(place.as_posix(), place.parent.as_posix())
-
-
-def text_table(result: SweepResult) -> str:
-    """Return the conclusions of a sweep, and its table, as plain text."""
-    buffer = io.StringIO()
-    console = Console(
-        file=buffer, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True
-    )
-    console.print(result.table())
-    return buffer.getvalue()
 
 
 def _list_trial(trial: TrialFolder) -> None:

@@ -19,7 +19,7 @@ from flray import bits, registry
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
 from flray.devices import GpuIdentity, check_kinds, difference
-from flray.errors import DataError, FlrayError, nearest
+from flray.errors import FlrayError, nearest
 from flray.federation import FederationSpec, SharedDataset, checkpoint, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
@@ -30,7 +30,7 @@ from flray.federation.ray_backend.losses import LOOK_SECONDS, NodeWatch
 from flray.federation.ray_backend.pool import ObjectRef, granted_device
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import encode
-from flray.files import FILE_BYTES, parse_json, read, write_atomically
+from flray.files import MAPPING, read_json, write_atomically
 from flray.metrics import RunningReport, score_metric
 from flray.records import directory
 from flray.runs.loop import CheckpointPolicy
@@ -211,7 +211,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         resumed, self._resumed = self._resumed and not self._step_seconds, False
         while not self._is_over() and not resumed:
             report["rounds"].append(self._round())
-            if self._is_over() or self._due(federation.rounds_done):
+            looked = time.monotonic() - self._policy.saved_at >= LOOK_SECONDS
+            if (
+                self._is_over()
+                or (looked and self._nodes.leaves())
+                or self._policy.due(federation.rounds_done)
+            ):
                 self._save()
                 break
             if time.monotonic() >= until:
@@ -229,7 +234,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
     def _round(self) -> dict[str, float]:
         """Run one round and return its metrics."""
         metrics = self._federation.step().metrics
-        self._check_measured(metrics)
+        evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
+        if evaluated and self._metric not in metrics:
+            raise FlrayError(
+                f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
+                f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy; flray list metrics has all)"
+            )
         metrics["score"] = self._course.add(metrics)
         self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
         return dict(metrics)
@@ -313,7 +323,9 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                 contextlib.suppress(checkpoint.DamagedCheckpointError),
                 self._shared.store.read(stored) as folder,
             ):
-                note = read_note(folder)
+                note = {}
+                with contextlib.suppress(FlrayError):  # a checkpoint without a note
+                    note = read_json(folder / TRIAL_NOTE, MAPPING)
                 carried = note.get("rounds", [])
                 recorded = (
                     note.get("session") == self._shared.session or stored.round <= self._recorded
@@ -352,19 +364,6 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         found = collect_diagnostics(self._federation, final) if wanted else {}
         return encode(found) if found else None
 
-    def _due(self, done: int) -> bool:
-        looked = time.monotonic() - self._policy.saved_at >= LOOK_SECONDS
-        return (looked and self._nodes.leaves()) or self._policy.due(done)
-
-    def _check_measured(self, metrics: Mapping[str, float]) -> None:
-        """Reject the user's metric if an evaluated round does not have it."""
-        evaluated = any(name.startswith(("global/", "personal/")) for name in metrics)
-        if evaluated and self._metric not in metrics:
-            raise FlrayError(
-                f"sweep.metric: found {self._metric!r}; this trial measures no such thing"
-                f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy; flray list metrics has all)"
-            )
-
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
         """Record a permanent error; it ends the trial at its next step."""
@@ -379,12 +378,3 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         except Exception as error:
             failure = describe_failure(error)
             self._failure = f"{failure.what} at {failure.where}\n{failure.trace}"
-
-
-def read_note(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's note on its trial; empty if it has none."""
-    try:
-        note = parse_json(read(folder / TRIAL_NOTE, FILE_BYTES))
-    except (OSError, ValueError, DataError):
-        return {}
-    return note if isinstance(note, dict) else {}

@@ -171,21 +171,6 @@ def _domain(
     return Domain(name, origin, vectors[~test], labels[~test], vectors[test], labels[test])
 
 
-def moabb_trials(source: str, low: float, high: float) -> Trials:
-    """Return a source's trials [n, channels, times] and labels, all subjects.
-
-    Raises
-    ------
-    DataError
-        If MOABB is not there, or cannot fetch the source.
-    """
-    with explained(ImportError, "data set eeg needs MOABB", "pip install 'flray[eeg]'"):
-        datasets, paradigms = (
-            importlib.import_module(f"moabb.{part}") for part in ("datasets", "paradigms")
-        )
-    return imagery_trials(getattr(datasets, source)(), paradigms, low, high)
-
-
 def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Trials:
     """Return a MOABB data set's trials of right hand and feet."""
     paradigm = paradigms.MotorImagery(
@@ -203,7 +188,11 @@ def imagery_trials(dataset: Any, paradigms: Any, low: float, high: float) -> Tri
 
 def _cached_trials(root: Path, source: str, low: float, high: float) -> Trials:
     def decode(_: Path) -> Arrays:
-        x, y = moabb_trials(source, low, high)
+        with explained(ImportError, "data set eeg needs MOABB", "pip install 'flray[eeg]'"):
+            datasets, paradigms = (
+                importlib.import_module(f"moabb.{part}") for part in ("datasets", "paradigms")
+            )
+        x, y = imagery_trials(getattr(datasets, source)(), paradigms, low, high)
         return {"x": covariances(x), "y": y}
 
     key = hashlib.sha256(f"{source}|{low}|{high}".encode()).hexdigest()[:16]

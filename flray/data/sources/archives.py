@@ -124,7 +124,13 @@ class Files(Source):
         """
         folder, names = self._find(root, path)
         if not names:
-            raise DataError(self._absent(folder))
+            missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            how = f"`flray data get {self.name}` fetches it, or " if self.fetched else ""
+            raise DataError(
+                f"data set {self.name} is not there: {folder} lacks {', '.join(missing[:3])}{more}. It "
+                f"comes from {self.where}; {how}put the files there (or give their folder as data.path)"
+            )
         digest = hashlib.sha256()
         for name in names:
             facts = (folder / name).stat()
@@ -185,15 +191,6 @@ class Files(Source):
                 if all((folder / name).is_file() for name in names):
                     return folder, names
         return own, ()
-
-    def _absent(self, folder: Path) -> str:
-        missing = [name for name in self.layouts[0] if not (folder / name).is_file()]
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        how = f"`flray data get {self.name}` fetches it, or " if self.fetched else ""
-        return (
-            f"data set {self.name} is not there: {folder} lacks {', '.join(missing[:3])}{more}. It "
-            f"comes from {self.where}; {how}put the files there (or give their folder as data.path)"
-        )
 
 
 FILES: dict[str, Source] = {}
