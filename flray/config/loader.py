@@ -318,7 +318,6 @@ BRANCHES = {
     "constrained-int",
     "constrained-float",
 }
-_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 _NEEDED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer is needed"),
     "int_parsing_size": "an integer of at most 64 bits is needed",
@@ -437,7 +436,9 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
     elif (
         isinstance(made, int | float)
         and isinstance(given, str)
-        and not (isinstance(made, float) and _EXPONENT.fullmatch(given))
+        and not (
+            isinstance(made, float) and re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+", given)
+        )
     ):
         yield ConfigError(
             ".".join(path), _format_value(given), "a number is needed; leave the quotes out"

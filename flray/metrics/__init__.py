@@ -48,7 +48,6 @@ ALIKE = ("global/local", "personal/local")
 
 #: MLflow's longest name of a metric, parameter or tag, in characters.
 LONGEST_NAME = 250
-_REFUSED = re.compile(r"[^/\w.\- :]")
 
 
 def clean_name(name: str) -> str:
@@ -67,7 +66,9 @@ def clean_name(name: str) -> str:
     ValueError
         If the cleaned name is empty.
     """
-    steps = [step for step in _REFUSED.sub("_", name).split("/") if step and set(step) != {"."}]
+    steps = [
+        step for step in re.sub(r"[^/\w.\- :]", "_", name).split("/") if step and set(step) != {"."}
+    ]
     cleaned = "/".join(steps)
     if not cleaned:
         raise ValueError(f"a metric needs a name; found {name!r}")

@@ -23,7 +23,6 @@ NetworkName = Annotated[
 ]
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, used in training alone
 _MOST_TAPS = 5
-_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
 
 class ThreeChannels(nn.Module):
@@ -170,7 +169,8 @@ def _read(network: str, weights: Weights | str) -> Mapping[str, Tensor]:
     except Exception:
         why = "it holds no weights; needed is a safetensors file, or a state_dict that torch.save wrote"
         raise ConfigError(where, str(file), why) from None
-    return {_OLD_DENSENET.sub(r"\1\2", name): value for name, value in found.items()}
+    former = r"(denselayer\d+\.(?:norm|conv))\.([12]\.)"
+    return {re.sub(former, r"\1\2", name): value for name, value in found.items()}
 
 
 def _load(made: nn.Module, network: str, found: Mapping[str, Tensor], last: str) -> None:

@@ -37,8 +37,6 @@ FIRST = "_"
 """Prefix of an arm's axis among the parameters, which MLflow sorts before all others."""
 Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
-# JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
-_TORN = re.compile(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?")
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _UID = r"^[\w.\-]+$"
 _Uid = Annotated[str, Field(pattern=_UID)]
@@ -150,7 +148,8 @@ def parse_events(data: bytes, path: Path) -> tuple[list[Event], int]:
             break
         end = newline + 1
     torn = data[end:]
-    if not _TORN.fullmatch(torn) or not _BEGINNING.startswith(
+    # JSON escapes control characters: none is in a line. A machine's crash leaves blocks of zeros.
+    if not re.fullmatch(rb"[^\x00-\x1f]*(\x00[\x00\n]*)?", torn) or not _BEGINNING.startswith(
         torn[: len(_BEGINNING)].rstrip(b"\0\n")
     ):
         raise DataError(

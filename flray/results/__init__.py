@@ -60,7 +60,6 @@ class _Entry(TypedDict, total=False):
 
 
 _FORM = TypeAdapter(dict[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], _Entry])
-_COMMIT = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 
 
 def digest(content: Mapping[str, Any]) -> str:
@@ -100,7 +99,8 @@ def describe(folder: Path) -> Provenance:
     entries = {digest(one): one for one in found.values() if one}
     columns = {name: digest(one) if one else "" for name, one in found.items()}
     commit = record.get("source", {}).get("commit", "")
-    return {**columns, "commit": commit if _COMMIT.fullmatch(commit) else ""}, entries
+    commit = commit if re.fullmatch("[0-9a-f]{40}([0-9a-f]{24})?", commit) else ""
+    return {**columns, "commit": commit}, entries
 
 
 def deciding_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:

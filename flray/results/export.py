@@ -64,7 +64,6 @@ _FORMS = {
 }
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
-_SHA = re.compile(r"[0-9a-f]{64}")
 
 
 class ExportCounts(NamedTuple):
@@ -209,7 +208,7 @@ def _read_text(path: Path) -> pd.DataFrame:
                 raise DataError(
                     f"{path}: {text!r} in the column {name} is neither a number nor a SHA-256; restore the file"
                 )
-    if wrong := [sha for sha in frame["sha256"] if not _SHA.fullmatch(sha)]:
+    if wrong := [sha for sha in frame["sha256"] if not re.fullmatch("[0-9a-f]{64}", sha)]:
         raise DataError(
             f"{path}: {wrong[0]!r} in the column sha256 is no SHA-256 of 64 hexadecimal digits"
         )

@@ -23,7 +23,6 @@ QUANTILES: Mapping[str, float] = {
 """Quantiles over clients: so many of them have a lower value."""
 MAX_CLIENTS = 12
 """Up to which number clients have a column each."""
-_TARGET = re.compile(r"^(.+?)\s*>=\s*([\d.]+)$")
 
 
 def value(trial: Trial, measure: str, client: str = AVERAGE) -> float:
@@ -58,7 +57,7 @@ def _tracked_value(trial: Trial, measure: str, client: str) -> float:
         values = [tracked_value(trial, "clients", name) for name in clients(trial)]
         finite = [one for one in values if math.isfinite(one)]
         return float(np.quantile(finite, QUANTILES[client])) if finite else math.nan
-    if match := _TARGET.match(measure):
+    if match := re.match(r"^(.+?)\s*>=\s*([\d.]+)$", measure):
         return rounds_to_target(series(trial, match[1], client), float(match[2]) / 100)
     return trial.reported.value(series(trial, measure, client))
 

@@ -27,7 +27,6 @@ from flray.files import read, storage, write_atomically
 from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text
 
-_SHA256 = re.compile("[0-9a-f]{64}")
 PACKAGE = Path(__file__).resolve().parents[1]
 DECIDING = (
     "algorithms",
@@ -136,7 +135,7 @@ def _package_digest() -> str:
     kept = storage.cache_folder() / "code" / known.hexdigest()
     with contextlib.suppress(OSError, FlrayError):
         found = read(kept, 64).decode("ascii", "replace")
-        if _SHA256.fullmatch(found):
+        if re.fullmatch("[0-9a-f]{64}", found):
             return found
     digest = hashlib.sha256()
     for name, source in sources.items():

@@ -123,7 +123,6 @@ def _vessels(size: int, middle: Floats, generator: np.random.Generator) -> Float
 
 
 DOMAINS = tuple(f"domain{number}" for number in range(1, 7))
-_PLACE = re.compile("(?:.*/)?(domain[1-6])/(train|test)/rois/(image|mask)/([^/]+)[.][^/.]+")
 LAYOUT = "Domain1 to Domain6/{train,test}/ROIs/{image,mask}/*.png, image and mask of the same name"
 
 
@@ -200,7 +199,9 @@ def _table(store: image_sets.Store, chosen: Sequence[str]) -> image_sets.Table:
     found: dict[tuple[int, bool, str], dict[str, image_sets.Item]] = defaultdict(dict)
     for item in store.items():
         path = item.path.lower()
-        place = _PLACE.fullmatch(path)
+        place = re.fullmatch(
+            "(?:.*/)?(domain[1-6])/(train|test)/rois/(image|mask)/([^/]+)[.][^/.]+", path
+        )
         if item.is_image and not place and not set(path.split("/")).isdisjoint(DOMAINS):
             raise DataError(
                 f"data set fundus: {store.where / item.path} is out of place; expected {LAYOUT}; take it away"

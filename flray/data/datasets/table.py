@@ -35,7 +35,6 @@ Gaps = Literal["refuse", "mean", "median", "zero"]
 MOST_WORDS = 100
 """Most different words of a column: each of them becomes a column."""
 _NUMERIC = "biufc"  # kinds of numpy's types, and of pandas' own
-_IDENTIFIER = re.compile(r"(^|[_ .-])(id|uid|uuid|mrn|key|index)$|[a-z](Id|ID)$")
 
 
 @register_dataset("table")
@@ -267,7 +266,8 @@ def _is_identifier(frame: pd.DataFrame, name: str) -> bool:
     whole = pd.api.types.is_integer_dtype(values)
     counted = whole and bool((values.diff().iloc[1:] == 1).all())
     texts = pd.api.types.is_string_dtype(values)
-    return bool(counted or texts or (whole and _IDENTIFIER.search(str(name))))
+    called = re.search(r"(^|[_ .-])(id|uid|uuid|mrn|key|index)$|[a-z](Id|ID)$", str(name))
+    return bool(counted or texts or (whole and called))
 
 
 def _needed(
