@@ -354,16 +354,16 @@ def _kept(
     if keep is None:
         return make(source, Path(to), target, reference)
     path = Path(keep)
-    counts = export_runs(source, path)
+    added, before, unfinished = export_runs(source, path)
     made = make(source, Path(to), target, reference)
-    line = f"kept: {counts.added} finished runs in {path}"
+    line = f"kept: {added} finished runs in {path}"
     files = [path]
     if beside(path).is_file():
         line += f", their settings, code and machines in {beside(path).name}"
         files.append(beside(path))
-    line += f"; {counts.existing} were there before" if counts.existing else ""
-    if counts.unfinished:
-        line += f"; {counts.unfinished} that have not finished are left out"
+    line += f"; {before} were there before" if before else ""
+    if unfinished:
+        line += f"; {unfinished} that have not finished are left out"
     return replace(made, files=(*made.files, *files), notice=line)
 
 

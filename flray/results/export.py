@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,15 +66,7 @@ DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
 
 
-class ExportCounts(NamedTuple):
-    """The numbers of runs that were added, that were in the file before, and that have not finished."""
-
-    added: int
-    existing: int
-    unfinished: int
-
-
-def export_runs(source: ResultSet, path: Path) -> ExportCounts:
+def export_runs(source: ResultSet, path: Path) -> tuple[int, int, int]:
     """Add a row for every finished run to a CSV file; rows that are there already stay as they are.
 
     Parameters
@@ -105,6 +97,11 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         and ``machine`` are SHA-256 of entries in the ``.provenance.json`` file beside it, see
         `flray.results`; ``commit`` is the git commit.
 
+    Returns
+    -------
+    added, before, unfinished : int, int, int
+        The numbers of runs that were added, that were in the file before, and that have not finished.
+
     Raises
     ------
     FlrayError
@@ -134,7 +131,7 @@ def export_runs(source: ResultSet, path: Path) -> ExportCounts:
         if found := {name: entry for name, entry in found.items() if name in named}:
             write_atomically(beside(path), entries_text(found))
         write_atomically(path, csv_text(whole).encode())
-    return ExportCounts(len(new), len(rows) - len(new), len(source.trials) - len(rows))
+    return len(new), len(rows) - len(new), len(source.trials) - len(rows)
 
 
 def rows_beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:

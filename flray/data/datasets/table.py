@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import yaml
@@ -135,7 +135,7 @@ def table(
                 f"data set table: column {name!r} of {file} has another value in each row, as identifiers "
                 f"have; data.leave_out: [{name}], or name all columns to learn from in data.columns"
             )
-        encoded = _encode(file, frame, used, words, dates, gaps)
+        x, facts, told = _encode(file, frame, used, words, dates, gaps)
     except DataError as error:
         if columns is not None:
             raise
@@ -165,25 +165,28 @@ def table(
         else (_targets(file, frame, named, target), tuple(named))
     )
     domains = [
-        Domain(name, "real", encoded.x[rows], y[rows], encoded.x[held], y[held])
+        Domain(name, "real", x[rows], y[rows], x[held], y[held])
         for name, rows, held in labelling.cut(y, groups, parts, test, seed)
     ]
     for name in named:
         _check_other_than_label(file, frame, used, name, target == "numbers")
     # Or dates; the other columns are 0 or 1 for a word.
-    numbers = np.array(["word" not in one for one in encoded.facts])
-    told = encoded.told + _fill(file, encoded, domains, gaps, fit)
+    numbers = np.array(["word" not in one for one in facts])
+    if empty := int(np.isnan(x).sum()):
+        _fill(file, facts, domains, gaps, fit)
+        by = f"the {gaps} of {_WHOSE[fit]} training rows"
+        told.append(f"empty cells: {empty} (filled with {'zero' if gaps == 'zero' else by})")
     if scale != "none":
         for group in [[one] for one in domains] if fit == "domain" else [domains]:
             found = _standardise([(one.train_x, one.test_x) for one in group], numbers)
-            _tell(encoded.facts, found, group[0].name if fit == "domain" else "")
+            _tell(facts, found, group[0].name if fit == "domain" else "")
     labels: list[Facts] = [{"column": name} for name in named]
     if scale == "standard" and target == "numbers":
         _tell(labels, _standardise([(one.train_y, one.test_y) for one in domains]))
     capped = tuple(cap_samples(_single(domain), samples, seed) for domain in domains)
-    facts = {"inputs": encoded.facts, "labels": labels}
+    columns_of = {"inputs": facts, "labels": labels}
     return DataSet(
-        "table", capped, classes, (0.0,), (1.0,), task, encoding="; ".join(told), columns=facts
+        "table", capped, classes, (0.0,), (1.0,), task, encoding="; ".join(told), columns=columns_of
     )
 
 
@@ -238,24 +241,6 @@ def _check_columns(file: Path, names: list[str]) -> None:
         )
 
 
-class Encoded(NamedTuple):
-    """The columns to learn from as numbers.
-
-    Attributes
-    ----------
-    x : ndarray of float64 [n, d]
-        Empty cells are NaN. Numbers far from 0, such as seconds since 1970, would lose their digits in float32.
-    facts : list of dict
-        The source of each, see `flray.data.types.DataSet.columns`.
-    told : list of str
-        What a report says about it.
-    """
-
-    x: Floats
-    facts: list[Facts]
-    told: list[str]
-
-
 def _is_identifier(frame: pd.DataFrame, name: str) -> bool:
     """Return whether a column has another word in each row, or counts the rows, or is called id."""
     import pandas as pd
@@ -297,8 +282,18 @@ def _needed(
 
 def _encode(
     file: Path, frame: pd.DataFrame, columns: list[str], words: str, dates: Sequence[str], gaps: str
-) -> Encoded:
-    """Return columns as numbers, those of words as one of 0 and 1 for each word."""
+) -> tuple[Floats, list[Facts], list[str]]:
+    """Return columns as numbers, those of words as one of 0 and 1 for each word.
+
+    Returns
+    -------
+    x : ndarray of float64 [n, d]
+        Empty cells are NaN. Numbers far from 0, such as seconds since 1970, would lose their digits in float32.
+    facts : list of dict
+        The source of each, see `flray.data.types.DataSet.columns`.
+    told : list of str
+        A report's notes on it.
+    """
     if not columns:
         raise DataError(f"data set table: {file} has no column to learn from; give data.columns")
     made: list[Array] = []
@@ -349,7 +344,7 @@ def _encode(
         told = [f"columns of words: {len(texts)} (as {count} of 0 and 1)"]
     if days := [name for name in columns if name in dates]:
         told += [f"columns of dates: {len(days)} (in days)"]
-    return Encoded(x, facts, told)
+    return x, facts, told
 
 
 def _days(file: Path, name: str, values: pd.Series) -> Array:
@@ -386,16 +381,11 @@ def _one_hot(file: Path, name: str, values: pd.Series) -> dict[str, Array]:
     return {word: (texts == word).to_numpy(dtype=np.float32) for word in known}
 
 
-def _fill(
-    file: Path, encoded: Encoded, domains: Sequence[Domain], gaps: str, fit: str
-) -> list[str]:
-    """Fill empty cells in place from training rows; return a report's notes on it."""
-    count = int(np.isnan(encoded.x).sum())
-    if not count:
-        return []
+def _fill(file: Path, facts: list[Facts], domains: Sequence[Domain], gaps: str, fit: str) -> None:
+    """Fill empty cells in place from training rows."""
     everybody = _typical(np.concatenate([one.train_x for one in domains]), gaps)
     if np.isnan(everybody).any():
-        column = encoded.facts[int(np.flatnonzero(np.isnan(everybody))[0])]["column"]
+        column = facts[int(np.flatnonzero(np.isnan(everybody))[0])]["column"]
         raise DataError(
             f"data set table: column {column!r} of {file} is empty in all training rows; "
             f"data.leave_out: [{column}]"
@@ -403,11 +393,9 @@ def _fill(
     for one in domains:
         own = _typical(one.train_x, gaps) if fit == "domain" else everybody
         filling = np.where(np.isnan(own), everybody, own)  # a domain without any takes everybody's
-        _tell(encoded.facts, {"fill": filling}, one.name if fit == "domain" else "")
+        _tell(facts, {"fill": filling}, one.name if fit == "domain" else "")
         for values in (one.train_x, one.test_x):
             np.copyto(values, filling, where=np.isnan(values))
-    by = f"the {gaps} of {_WHOSE[fit]} training rows"
-    return [f"empty cells: {count} (filled with {'zero' if gaps == 'zero' else by})"]
 
 
 def _typical(training: Array, gaps: str) -> Array:
@@ -461,7 +449,7 @@ def _targets(file: Path, frame: pd.DataFrame, columns: list[str], target: str) -
                 f"data set table: column {name!r} of {file} is no column of numbers; name another in data.label, "
                 "or write its values as numbers"
             )
-    y = _encode(file, frame, columns, "refuse", (), "refuse").x
+    y, _, _ = _encode(file, frame, columns, "refuse", (), "refuse")
     if target == "numbers":
         return y
     for row, column in np.argwhere((y != 0) & (y != 1)):
