@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from platformdirs import user_cache_path
 
 from flray.errors import FlrayError, explained
-from flray.files import FILE_BYTES, check_name, hold_lock, read_at_most
+from flray.files import FILE_BYTES, check_name, hold_lock, read_at_most, write_atomically
 from flray.files.tracking_address import redact
 
 
@@ -104,9 +104,12 @@ def read(uri: str) -> bytes | None:
 
 
 def write(uri: str, data: bytes) -> None:
-    """Write a single small file at an address; in object storage the write is atomic."""
-    with _opened(uri) as (found, path), found.open_output_stream(path) as stream:
-        stream.write(data)
+    """Write a single small file at an address or in a folder, whole or not at all."""
+    if is_remote(uri):
+        with _opened(uri) as (found, path), found.open_output_stream(path) as stream:
+            stream.write(data)
+    else:
+        write_atomically(Path(uri), data)
 
 
 def remove(uri: str) -> None:

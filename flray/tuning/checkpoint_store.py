@@ -92,7 +92,7 @@ class CheckpointStore:
             yield Path(name)
             try:
                 for path in directory.in_order(Path(name)):
-                    self._call(_write, f"{uri}/{path.name}", read(path))
+                    self._call(storage.write, f"{uri}/{path.name}", read(path))
             except FlrayError as error:  # for a moment, perhaps
                 raise OSError(str(error)) from None
 
@@ -113,10 +113,3 @@ class CheckpointStore:
         with contextlib.suppress(FlrayError, OSError):
             return str(directory.read(Path(self.uri).parent)["uid"]) != self.uid
         return True
-
-
-def _write(uri: str, data: bytes) -> None:
-    if storage.is_remote(uri):
-        storage.write(uri, data)
-    else:
-        write_atomically(Path(uri), data)
