@@ -7,6 +7,8 @@ from flray import registry
 from flray.federation import FederationSpec
 from flray.tasks.classification import FewShot
 
+UNUSED = "settings without effect here: "
+
 
 def unused_line(spec: FederationSpec) -> str:
     """Return a line on the settings that differ from their defaults and do nothing; empty if there are none.
@@ -23,7 +25,7 @@ def unused_line(spec: FederationSpec) -> str:
         value = getattr(section, last)
         if value != type(section).model_fields[last].get_default(call_default_factory=True):
             found.append(f"{path}={getattr(value, 'name', value)} ({why})")
-    return f"settings without effect here: {', '.join(found)}" if found else ""
+    return f"{UNUSED}{', '.join(found)}" if found else ""
 
 
 def _reasons(spec: FederationSpec) -> Iterator[tuple[str, str]]:
@@ -43,7 +45,6 @@ def _reasons(spec: FederationSpec) -> Iterator[tuple[str, str]]:
         ),
         ("participation.sampler", everyone and not own, "all clients take part"),
         ("participation.straggler_work", not participation.stragglers, "stragglers is 0"),
-        ("episodes", not few_shot, "this task has no episodes"),
         ("local.batch_size", few_shot, "a step has an episode"),
         ("stop.min_delta", stop is not None and stop.patience is None, "stop.patience is null"),
     ):

@@ -17,6 +17,7 @@ from flray.config.experiment import Config
 from flray.errors import FlrayError, one_line
 from flray.federation.ray_backend import nodes
 from flray.federation.ray_backend.losses import NODE_DIED, PROBABLE_CAUSE, PROCESS_DIED
+from flray.federation.unused import UNUSED
 from flray.federation.worker.diagnostics import save_encoded
 from flray.metrics import is_lower_better_in
 from flray.records import directory
@@ -166,6 +167,7 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         self._sessions: dict[str, RunSession] = {}
         self._own: dict[str, RoundRecorder] = {}
         self._settings = SettingRuns(sweep, config, points)
+        self._unused: set[str] = set()
         self._done: dict[str, int] = {}
         self._metrics: dict[str, str] = {}
         self._standing = Standing(sweep, points, config.sweep.model_dump())
@@ -233,7 +235,9 @@ class TrialRecorder(Callback):  # type: ignore[misc]
         report = json.loads(result["report"])
         self._metrics[number] = report["metric"]
         for line in report["lines"]:
-            self._progress.tell(f"trial {number}: {line}")
+            if line not in self._unused:  # which is said once, and not of every seed
+                self._progress.tell(f"trial {number}: {line}")
+        self._unused |= {line for line in report["lines"] if line.startswith(UNUSED)}
         self._save_diagnostics(number, report)
         # Rounds of the trial's checkpoint that the journal lacks, and then those of the step: a
         # checkpoint is written before its rounds are reported.

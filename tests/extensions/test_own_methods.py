@@ -9,6 +9,7 @@ from flray import register_algorithm, registry
 from flray.algorithms import Algorithm
 from flray.config.loader import load
 from flray.federation.federation import Federation
+from flray.federation.unused import UNUSED
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
@@ -67,9 +68,6 @@ class Unclipped(Algorithm):
         loss.backward()
         optimizer.step()
         client.record_loss(loss)
-
-
-UNUSED = "settings without effect here: "
 
 
 @cases(

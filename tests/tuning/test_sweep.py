@@ -272,6 +272,7 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 1
+    content["experiment"]["participation"] = {"straggler_work": 0.2}
     content["space"] = {"local.lr": {"choice": [0.1, 0.2]}}
     content["sweep"] = {"search": "optuna", "samples": 5, "seeds": [0], "concurrency": 1}
     seen = Seen()
@@ -280,6 +281,7 @@ def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, An
     assert [line[:34] for line in seen.find("sweep.samples")] == [
         "sweep.samples: 2 of 5 trials were "
     ]
+    assert len(seen.find("settings without effect here: participation.straggler_work=0.2")) == 1
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
