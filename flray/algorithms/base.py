@@ -292,16 +292,23 @@ class Algorithm:
             found |= {f"participation.{name}": "has no cohort" for name in names}
         if "public" not in self.needs:
             found["local.public_augment"] = "uses no public data"
+        if own := self.own_epochs():
+            why = f"sets the lengths of its phases ({own})"
+            found |= dict.fromkeys(("local.epochs", "local.steps"), why)
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Algorithm)][:-1]
-        own = [vars(kind).get(name) for kind in kinds for name in dir(kind)]
+        hooks = [vars(kind).get(name) for kind in kinds for name in dir(kind)]
         called = {
-            name for one in own if isinstance(one, FunctionType) for name in one.__code__.co_names
+            name for one in hooks if isinstance(one, FunctionType) for name in one.__code__.co_names
         }
         loops = (one.__code__.co_names for one in (self.step, self.train_phase, self.train))
         bare = any("backward" in names and "clip_gradients" not in names for names in loops)
         if bare and "clip_gradients" not in called:
             found["local.clip_norm"] = "does not clip"
         return found
+
+    def own_epochs(self) -> str:
+        """Return the options that set the lengths of all phases in place of ``local``; empty: none. Default: empty."""
+        return ""
 
     def needs_epochs(self) -> str:
         """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""

@@ -39,14 +39,13 @@ class FedAlt(FedPer):
 
     hp: Params
 
-    def unused(self) -> dict[str, str]:
-        """Add the lengths of training, if the method sets those of both phases."""
-        own = None not in (self.hp.personal_epochs, self.hp.shared_epochs)
-        why = "sets the lengths of its phases (personal_epochs, shared_epochs)"
-        return {
-            **super().unused(),
-            **(dict.fromkeys(("local.epochs", "local.steps"), why) if own else {}),
-        }
+    def own_epochs(self) -> str:
+        """Return both options, if both are set."""
+        return (
+            ""
+            if None in (self.hp.personal_epochs, self.hp.shared_epochs)
+            else "personal_epochs, shared_epochs"
+        )
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train v, then u; if nothing is shared, train in one phase as `Local` does."""

@@ -46,14 +46,11 @@ class FedRep(Algorithm):
     shared = "features"
     views = ("personal",)
 
-    def unused(self) -> dict[str, str]:
-        """Add the lengths of training, if the method sets those of both phases."""
-        own = None not in (self.hp.head_epochs, self.hp.body_epochs)
-        why = "sets the lengths of its phases (head_epochs, body_epochs)"
-        return {
-            **super().unused(),
-            **(dict.fromkeys(("local.epochs", "local.steps"), why) if own else {}),
-        }
+    def own_epochs(self) -> str:
+        """Return both options, if both are set."""
+        return (
+            "" if None in (self.hp.head_epochs, self.hp.body_epochs) else "head_epochs, body_epochs"
+        )
 
     def phases(self, client: Client) -> Sequence[Phase]:
         """Train the head, then the body."""

@@ -199,15 +199,7 @@ class FedSKC(Algorithm):
             )
             if rho is not None:
                 server.log("fedskc/rho", rho)
-                step = (1 - require(self.hp.beta)) * abs(rho)
-                if self.hp.gpr and step < LEAST_STEP:
-                    as_printed = f"; as printed it also multiplies the model by {self.hp.beta:g}"
-                    server.warn(
-                        "gpr",
-                        f"round {server.round + 1}: GPR steps by (1 - beta) |rho| = {step:.1e} of the way to the "
-                        f"model before, less than {LEAST_STEP:g}, for class knowledge hardly changes any more"
-                        f"{as_printed if self.hp.review == 'paper' else ''}",
-                    )
+                self.warn_of_small_step(server, rho)
         for architecture, mean in average(arrived, lambda reply: weights[reply.client]).items():
             if self.hp.gpr and before is not None:
                 mean = self.apply_period_review(server, architecture, mean, before)
@@ -241,6 +233,18 @@ class FedSKC(Algorithm):
                 reply.client: float(e_k / e.max()) for reply, e_k in zip(replies, e, strict=True)
             }
         return {reply.client: self.weigh(server, reply) for reply in replies}
+
+    def warn_of_small_step(self, server: Server, rho: float) -> None:
+        """Warn where GPR moves the model by less than a thousandth of the way to the one before."""
+        step = (1 - require(self.hp.beta)) * abs(rho)
+        if self.hp.gpr and step < LEAST_STEP:
+            as_printed = f"; as printed it also multiplies the model by {self.hp.beta:g}"
+            server.warn(
+                "gpr",
+                f"round {server.round + 1}: GPR steps by (1 - beta) |rho| = {step:.1e} of the way to the "
+                f"model before, less than {LEAST_STEP:g}, for class knowledge hardly changes any more"
+                f"{as_printed if self.hp.review == 'paper' else ''}",
+            )
 
     def apply_period_review(
         self, server: Server, architecture: str, mean: Weights, before: dict[str, Tensor]

@@ -47,14 +47,9 @@ class RHFL(PublicCollaboration):
 
     hp: Params
 
-    def unused(self) -> dict[str, str]:
-        """Add the lengths of training, if they follow from the numbers of samples."""
-        own = self.hp.private_epochs == "balanced"
-        why = "sets its epochs (algorithm.private_epochs: balanced)"
-        return {
-            **super().unused(),
-            **(dict.fromkeys(("local.epochs", "local.steps"), why) if own else {}),
-        }
+    def own_epochs(self) -> str:
+        """Return the option, if epochs follow from the numbers of samples."""
+        return "private_epochs: balanced" if self.hp.private_epochs == "balanced" else ""
 
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits."""
