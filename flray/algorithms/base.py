@@ -8,7 +8,6 @@ replaying and counting bytes need no code in the method.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import ClassVar, Literal
 
 import torch
@@ -281,8 +280,7 @@ class Algorithm:
     def unused(self) -> dict[str, str]:
         """Return the settings that have no effect on the method, each with the reason: a run says so.
 
-        Default: those of averages, public data and cohorts that it does not have, and ``local.clip_norm`` if a loop of
-        the method's computes gradients and none of its functions calls ``client.clip_gradients``.
+        Default: those of averages, public data, cohorts and lengths of training that it does not have.
         """
         found = {}
         if self.pools or self.shared == "none":
@@ -295,15 +293,6 @@ class Algorithm:
         if own := self.own_epochs():
             why = f"sets the lengths of its phases ({own})"
             found |= dict.fromkeys(("local.epochs", "local.steps"), why)
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Algorithm)][:-1]
-        hooks = [vars(kind).get(name) for kind in kinds for name in dir(kind)]
-        called = {
-            name for one in hooks if isinstance(one, FunctionType) for name in one.__code__.co_names
-        }
-        loops = (one.__code__.co_names for one in (self.step, self.train_phase, self.train))
-        bare = any("backward" in names and "clip_gradients" not in names for names in loops)
-        if bare and "clip_gradients" not in called:
-            found["local.clip_norm"] = "does not clip"
         return found
 
     def own_epochs(self) -> str:

@@ -250,8 +250,9 @@ class FederationState:
             if "batch_norm" in algorithm.shared and not resident.batch_norm:
                 line = f"{key} has no batch norm: {config.algorithm.name} keeps nothing of it at the clients"
                 self.warn_once(line, line)
-        if line := unused_line(self.spec):
-            self.warn_once("unused", line)
+        with self.hook("unused"):
+            if line := unused_line(self.spec):
+                self.warn_once("unused", line)
         counts = (
             torch.from_numpy(self.spec.data.class_counts())
             if self.spec.data.has_classes

@@ -33,8 +33,18 @@ class NoStages(Algorithm):
         """Return nothing."""
 
 
-def test_stages_that_are_not_yielded_are_named() -> None:
-    refused(tiny.run, "no-stages")
+@register_algorithm("unused-unknown")
+class UnusedUnknown(Algorithm):
+    """Names a setting that is not there."""
+
+    def unused(self) -> dict[str, str]:
+        """Return it."""
+        return {"local.rate": "has none"}
+
+
+def test_stages_that_are_not_yielded_and_settings_that_are_not_there_are_named() -> None:
+    for name in ("no-stages", "unused-unknown"):
+        refused(tiny.run, name)
 
 
 @register_algorithm("misspelt")
@@ -57,23 +67,9 @@ def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
     assert line.startswith('misspelt: no reply of stage train has "weights"')
 
 
-@register_algorithm("unclipped")
-class Unclipped(Algorithm):
-    """Steps without clipping."""
-
-    def step(self, client: Any, batch: Any, optimizer: Any) -> None:
-        """Do a step of its own."""
-        optimizer.zero_grad()
-        loss = self.loss(client, batch)
-        loss.backward()
-        optimizer.step()
-        client.record_loss(loss)
-
-
 @cases(
     "name, settings, line",
-    """[unclipped, {local: {clip_norm: 1.0}}, "local.clip_norm=1.0 (unclipped does not clip)"],
-    [fedavg, {local: {clip_norm: 1.0}}, ""],
+    """[fedavg, {local: {clip_norm: 1.0}}, ""],
     [local, {aggregation: {weights: uniform}}, "aggregation.weights=uniform (local averages no clients' weights)"],
     [fedavg, {local: {public_augment: none}}, local.public_augment=none (fedavg uses no public data)],
     [fedavg, {local: {optimizer: adam, momentum: 0.5}}, local.momentum=0.5 (SGD alone has it)],
