@@ -118,7 +118,7 @@ def _show_sweep(
     from flray.results.verify import agreement
 
     if as_json:
-        rows = json.loads(result.summary.to_json(orient="records"))
+        rows = json.loads(result.summary.to_json(orient="records", double_precision=15))
         found = {"sweep": str(result.folder), "conclusions": result.conclusions, "settings": rows}
         display.print_json(found)
     else:

@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -213,7 +212,7 @@ def _describe_data(source: ResultSet) -> str:
 
 
 def report_values(report: "Report") -> dict[str, object]:
-    """Return a report as JSON values: shares are in percent, numbers that are not finite become null.
+    """Return a report as JSON values: shares are in percent.
 
     Parameters
     ----------
@@ -222,7 +221,9 @@ def report_values(report: "Report") -> dict[str, object]:
     """
     table = report.table
     studies = table.studies
-    compared = studies.frame().to_json(orient="records") if studies.each else "[]"
+    compared = (
+        studies.frame().to_json(orient="records", double_precision=15) if studies.each else "[]"
+    )
     return {
         "title": table.title,
         "conclusions": table.conclusions,
@@ -234,11 +235,11 @@ def report_values(report: "Report") -> dict[str, object]:
                         "column": " ".join(column.head),
                         "measure": column.measure,
                         "client": column.client,
-                        "mean": _finite(cell.mean),
-                        "std": _finite(cell.std),
-                        "seeds": {str(seed): _finite(one) for seed, one in cell.values.items()},
+                        "mean": cell.mean,
+                        "std": cell.std,
+                        "seeds": {str(seed): one for seed, one in cell.values.items()},
                         "best": cell.best,
-                        **({"printed": _finite(cell.printed)} if cell.printed_text else {}),
+                        **({"printed": cell.printed} if cell.printed_text else {}),
                     }
                     for column, cell in zip(table.columns, row, strict=True)
                 ],
@@ -246,16 +247,10 @@ def report_values(report: "Report") -> dict[str, object]:
             for label, row in table.rows.items()
         ],
         "comparisons": json.loads(compared),
-        "costs": [
-            {name: _finite(value) for name, value in vars(one).items()} for one in report.costs
-        ],
+        "costs": [vars(one) for one in report.costs],
         "notes": formatting.notes(table),
         "files": list(map(str, report.files)),
     }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 MARKDOWN, LATEX, PAGE, FOLDER = "report.md", "report.tex", "report.html", "report"
