@@ -45,6 +45,7 @@ from flray.runs.session import (
     draw_figures,
     record_data,
     recording_failure,
+    status_after,
     tracking,
 )
 
@@ -361,8 +362,11 @@ def _federate(
             metric=spec.primary_metric,
             say=progress.tell,
         )
-        stack.callback(recorder.end, "interrupted")
-        digest = RoundLoop(spec, federation, recorder, progress).run()
+        try:
+            digest = RoundLoop(spec, federation, recorder, progress).run()
+        except BaseException as error:
+            recorder.end(status_after(error))
+            raise
         recorder.end("finished")
         return digest
 

@@ -103,9 +103,14 @@ def recording_failure(session: RunSession) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        waits = isinstance(error, KeyboardInterrupt | RayNotStartedError)
-        session.end("interrupted" if waits else "failed")
+        session.end(status_after(error))
         raise
+
+
+def status_after(error: BaseException) -> EndStatus:
+    """Return the status of a run or sweep that an error has ended."""
+    waits = isinstance(error, KeyboardInterrupt | RayNotStartedError)
+    return "interrupted" if waits else "failed"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from flray import api, register_callback
+from flray import api, register_algorithm, register_callback
+from flray.algorithms.base import Algorithm, Client
 from flray.callbacks import RunInfo
 from flray.config.experiment import Stop
 from flray.federation.state import EarlyStop
@@ -101,6 +102,36 @@ def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
     assert (folder / "seen.txt").read_text() == "1 "
     runner.resume(folder)
     assert (folder / "seen.txt").read_text() == "1 2 3 4 "
+
+
+@register_callback("ends")
+class Ends:
+    def __init__(self, run: RunInfo) -> None:
+        self.told = run.folder / "ends.txt"
+
+    def round(self, number: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def end(self, status: str) -> None:
+        self.told.write_text(status)
+
+
+@register_algorithm("raises-in-round-two")
+class RaisesInRoundTwo(Algorithm):
+    def begin(self, client: Client) -> None:
+        if client.round == 1:
+            raise ValueError("no second round")
+
+
+def test_a_callback_is_told_that_a_run_failed_or_was_interrupted(
+    tmp_cwd: Path, digits: dict[str, Any]
+) -> None:
+    failing = inline(digits, callbacks=["ends"], algorithm="raises-in-round-two")
+    refused(runner.run, failing)
+    refused(runner.run, inline(digits, callbacks=["ends"], rounds=4), progress=StopAfter(2))
+    folders = sorted((tmp_cwd / "runs" / "digits").iterdir())
+    ends = [(folder / "ends.txt").read_text() for folder in folders]
+    assert ends == ["failed", "interrupted"]
 
 
 def wandb_records(data: bytes) -> Iterator[Any]:
