@@ -141,6 +141,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         self._gpus: list[GpuIdentity] = []
         self._written: list[int] = []
         self._recorded = int(point["recorded"])
+        self._done = 0
         scheduler = self._shared.config.sweep.scheduler
         self._step_seconds = self._shared.step_seconds if scheduler is None else 0.0
         with self._failures():
@@ -174,13 +175,12 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         with self._failures():
             if self._failure is None:
                 self._advance(report)
-        done = 0 if self._opened is None else self._opened.rounds_done
         over = self._opened is not None and self._opened.has_ended()
         report |= {
             "metric": self._metric,
             "lines": list(self._lines),
             "failure": self._failure,
-            "paused": self._failure is None and self._pause <= done and not over,
+            "paused": self._failure is None and self._pause <= self._done and not over,
         }
         self._lines.clear()
         self._first = []
@@ -189,7 +189,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
         return {
             "report": json.dumps(report),
             "score": math.nan if self._failure else self._course.value,
-            "training_iteration": done,
+            # Not the server's count, which an evaluation that fails has raised already.
+            "training_iteration": self._done,
             "done": self._failure is not None or self._is_over(),
         }
 
@@ -241,7 +242,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
                 f"{nearest(self._metric, metrics)} (auto takes the method's own accuracy; flray list metrics has all)"
             )
         metrics["score"] = self._course.add(metrics)
-        self._recent.append((time.monotonic(), self._federation.rounds_done, dict(metrics)))
+        self._done = self._federation.rounds_done
+        self._recent.append((time.monotonic(), self._done, dict(metrics)))
         return dict(metrics)
 
     def _save(self) -> None:
@@ -348,7 +350,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
 
     def _restore(self, folder: Path, note: Mapping[str, Any]) -> None:
         self._check_gpus(note)
-        checkpoint.restore(self._federation, folder)
+        self._done = checkpoint.restore(self._federation, folder)
         self._resumed = True
         if note:
             self._course.restore(note["course"])

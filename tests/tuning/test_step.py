@@ -15,6 +15,7 @@ from flray import registry
 from flray.algorithms.base import Algorithm, Server
 from flray.config.loader import load
 from flray.federation import checkpoint
+from flray.federation.federation import Federation
 from flray.metrics import summarise_history
 from flray.records import directory
 from flray.records.directory import checkpoints, remove_old_checkpoints
@@ -225,17 +226,25 @@ def test_the_score_is_the_number_that_tables_report(
     assert differ == (protocol != "last")
 
 
-def test_rounds_before_a_failure_are_kept(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["training", "evaluation"])
+def test_rounds_before_a_failure_are_kept_under_their_numbers(
+    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     class Fails(Algorithm):
         """Raises in round 3."""
 
         def loss(self, client: Any, batch: Any) -> Any:
-            if client.round == 2:
+            if client.round == 2 and where == "training":
                 raise ValueError("no such luck")
             return super().loss(client, batch)
 
+    def evaluate(self: Federation) -> dict[str, float]:
+        if self.rounds_done == 3 and where == "evaluation":
+            raise ValueError("no such luck")
+        return measured(self)
+
+    measured = Federation.evaluate
+    monkeypatch.setattr(Federation, "evaluate", evaluate)
     registry.algorithms.names()
     monkeypatch.setitem(registry.algorithms._entries, "fails", Fails)
     content["experiment"] |= {"algorithm": "fails", "checkpoint": {"min_seconds": 600}}
