@@ -22,6 +22,7 @@ import flray
 from flray import functional, registry
 from flray.cli.main import app, invoke
 from flray.config import loader, suites, yaml_files
+from flray.config.experiment import RESUMABLE_SETTINGS, RESUMABLE_SWEEP_SETTINGS
 from flray.data.sources.cache import data_root
 from flray.errors import FlrayError
 from tests.helpers import ended
@@ -206,6 +207,15 @@ def test_links_lead_to_files() -> None:
     for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
         for link in LINK.findall(page.read_text(encoding="utf-8")):
             assert ":" in link or (page.parent / link).exists(), (page, link)
+
+
+@pytest.mark.parametrize("page", ["faults", "troubleshooting"])
+def test_the_settings_that_a_resume_may_change_are_named(page: str) -> None:
+    text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"`resources` \(not [^)]*\)(.*?)[.|]\s", text, re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", listed)) | {"resources"}
+    of_sweeps = {path.removeprefix("sweep.") for path in RESUMABLE_SWEEP_SETTINGS}
+    assert named == {*RESUMABLE_SETTINGS, *of_sweeps}
 
 
 def test_readme_is_short_and_shows_fedprox_as_it_is() -> None:
