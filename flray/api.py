@@ -70,7 +70,8 @@ def tune(
     overrides : iterable of str
         ``key=value``, as on the command line.
     address : str, optional
-        A running Ray cluster; without it Ray is started on this machine.
+        A running Ray cluster; without it that of ``RAY_ADDRESS``, or else one that is started on this
+        machine.
     progress : Progress or bool, optional
         A display, or whether to show one; without, on a terminal and in a notebook.
     smoke : bool
@@ -243,7 +244,8 @@ def resume(
     Raises
     ------
     FlrayError
-        If its files are damaged, its CPU or settings have changed, or another process runs it.
+        If its files are damaged, its CPU, GPUs, data, code or settings have changed, or another
+        process runs it.
     InterruptedRunError
         If the user stopped it again.
     """

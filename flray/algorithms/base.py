@@ -171,7 +171,7 @@ class Algorithm:
         that several clients can be trained in one step. A class that overrides `loss` must declare
         it again.
     trains_at_server : bool
-        Whether the server gets models and the public samples to work with, ``server.resident`` and
+        Whether the server gets models and the public samples to work with, ``server.model_for`` and
         ``server.public``.
     sent : tuple of str
         Entries of ``server.state`` that every client gets besides the shared weights, once they are

@@ -167,7 +167,7 @@ def data_show(
     overrides : list of str, optional
         settings that replace the file's
     plot : Path, optional
-        write a bubble chart of the partition here (PNG)
+        write a bubble chart of the partition here (PNG, SVG or PDF)
     split : Path, optional
         write the numbers of each client's samples here, for other tools and for partition: {name: file}
     as_json : bool

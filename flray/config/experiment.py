@@ -138,7 +138,7 @@ class Checkpointing(Section):
     """but not sooner than this after the last one, nor than ten times as long as that took to write; 0: whatever it
     takes"""
     keep: int = Field(2, ge=1)
-    """checkpoints kept"""
+    """checkpoints kept of a run; a sweep's trial keeps two"""
 
     def pause(self, writing: float) -> float:
         """Return the minimum pause after a checkpoint that took `writing` seconds."""

@@ -219,8 +219,8 @@ class Resources(Section):
     cpus_per_actor: float = Field(1.0, gt=0, le=4096)
     """CPUs, and so torch threads (at least one), of an actor"""
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
-    """share of a GPU, or a whole number of them; auto: one task is run to see how much memory it takes, and as many
-    actors share a GPU as its free memory carries, at most 4"""
+    """share of a GPU, or a whole number of them; auto: the memory of a task is measured, and at most 4 actors share a
+    GPU, as many as its free memory carries, if the run or sweep ends sooner that way"""
     gpu_model: str = Field("one", min_length=1)
     """one: all GPUs are of one model, and a cluster that has several is refused, for the last bits would depend on
     which GPU runs which client; any: whatever there is; or a model as Ray names it, such as A100 or L4: only nodes

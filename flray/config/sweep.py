@@ -126,11 +126,11 @@ class Tune(Section):
     """Tunes every arm over the arm's space, with equal budgets, and compares the best settings at `sweep.seeds`."""
 
     samples: int = Field(20, ge=1, le=100_000)
-    """settings of each arm; fewer where all that its space has are fewer; by default 10 if neither samples nor seeds
-    are given and sweep.repeat.tuning is 4"""
+    """settings of each arm; fewer where all that its space has are fewer; 10 where four tunings are the default of
+    sweep.repeat.tuning"""
     seeds: Seeds = (100, 101)
-    """at which settings are chosen; none of sweep.seeds; by default the first alone if sweep.repeat.tuning is 4;
-    further tunings have the next seeds that are free"""
+    """at which settings are chosen; none of sweep.seeds; the first alone where four tunings are the default of
+    sweep.repeat.tuning; further tunings have the next seeds that are free"""
     search: Literal["optuna", "random", "grid"] = "optuna"
     """random: arms with the same space try the same values, their defaults first; optuna: so for the first ten
     settings, then a study per arm; grid: all that there are"""
@@ -170,7 +170,8 @@ class Repeat(Section):
     many as seeds: each seed its own"""
     tuning: int | None = Field(None, ge=1)
     """times that sweep.tune chooses, each time among other draws and at other seeds; the i-th seed has the choice of
-    tuning i modulo this; default: 4 with the default budget of sweep.tune and at least 4 seeds, otherwise 1"""
+    tuning i modulo this; default: 4 with the default budget of sweep.tune, at least 4 seeds and no sweep.until,
+    otherwise 1"""
 
 
 class Where(Section):

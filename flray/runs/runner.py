@@ -138,7 +138,8 @@ def run(
     overrides : iterable of str
         ``key=value``, as on the command line.
     address : str, optional
-        A running Ray cluster; without it Ray is started on this machine.
+        A running Ray cluster; without it that of ``RAY_ADDRESS``, or else one that is started on this
+        machine.
     progress : Progress or bool, optional
         A display, or whether to show one; without, on a terminal and in a notebook.
     **settings
