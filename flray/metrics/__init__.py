@@ -216,7 +216,7 @@ def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajector
     if measured.empty:
         raise ValueError(f"{metric} was never measured")
     values = measured[metric].to_numpy()
-    best = _best_position(values, metric)
+    best = _best_position(values, lower_is_better(metric))
     return MetricTrajectory(
         float(values[-1]),
         float(values[-last:].mean()),
@@ -249,7 +249,7 @@ class ReportedRounds:
 
 
 def reported_rounds(
-    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
+    history: pd.DataFrame, metric: str, protocol: Protocol, last: int, lower: bool | None = None
 ) -> ReportedRounds:
     """Return the rounds that a protocol reports; they follow from the history alone.
 
@@ -265,12 +265,15 @@ def reported_rounds(
         `last` measured rounds.
     last : int
         As in `trajectory`.
+    lower : bool, optional
+        Whether less is better; by default the metric's name tells.
     """
+    lower = lower_is_better(metric) if lower is None else lower
     measured = history[history[metric].notna()] if metric in history else history.iloc[:0]
     validation = validation_metric(metric)
     if protocol == "best" and validation in measured and measured[validation].notna().any():
         assert validation is not None
-        best = int(measured["round"].iloc[_best_position(measured[validation].to_numpy(), metric)])
+        best = int(measured["round"].iloc[_best_position(measured[validation].to_numpy(), lower)])
         total = int(history["round"].iloc[-1])
         return ReportedRounds((best,), f"round {best} of {total}, best on validation")
     if protocol == "mean-last" and len(measured):
@@ -378,12 +381,12 @@ def score_metric(chosen: str, primary: str) -> str:
     return primary if chosen == AUTO else chosen
 
 
-def _best_position(values: Any, metric: str) -> int:
+def _best_position(values: Any, lower: bool) -> int:
     """Return the position of the first best value; NaN is never best."""
     import numpy as np  # not above: `flray.portable` comes before numpy
 
     known = np.flatnonzero(~np.isnan(values))  # nanargmax takes NaN for minus infinity
-    best = np.argmin if lower_is_better(metric) else np.argmax
+    best = np.argmin if lower else np.argmax
     return int(known[best(values[known])])
 
 
@@ -398,6 +401,8 @@ class RunningReport:
         As in `reported_rounds`.
     last : int
         As in `reported_rounds`.
+    lower : bool
+        Whether less is better.
 
     Attributes
     ----------
@@ -405,9 +410,9 @@ class RunningReport:
         The number to report so far; NaN before the metric was measured.
     """
 
-    def __init__(self, metric: str, protocol: Protocol, last: int) -> None:
+    def __init__(self, metric: str, protocol: Protocol, last: int, lower: bool) -> None:
         self._metric = metric
-        self._sign = -1.0 if lower_is_better(metric) else 1.0
+        self._sign = -1.0 if lower else 1.0
         self._count = last if protocol == "mean-last" else 1
         self._validation = validation_metric(metric) if protocol == "best" else None
         self._values: list[float] = []

@@ -17,7 +17,7 @@ from flray.config import arms
 from flray.config.experiment import PLACES
 from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
-from flray.metrics import is_lower_better_in, is_share, is_validation, lower_is_better
+from flray.metrics import is_lower_better_in, is_share, is_validation
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import ResultSet, Trial, measures
 from flray.results.choices import Choices, choices
@@ -274,7 +274,7 @@ def _mean_total(trials: Sequence[Trial], name: str) -> float:
 def client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     """Return the clients' values, from the worst client to the best, by share of clients."""
     found = [
-        np.sort(finite)[:: -1 if lower_is_better(trial.metric) else 1]
+        finite
         for trial in trials
         for each in [[measures.value(trial, "clients", name) for name in measures.clients(trial)]]
         if len(finite := [one for one in each if np.isfinite(one)]) > 2
@@ -282,7 +282,8 @@ def client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     if not found:
         return None
     levels = np.linspace(0, 1, max(map(len, found)))
-    each = [np.quantile(values, levels) for values in found]
+    worst_first = levels[::-1] if trials[0].lower else levels
+    each = [np.quantile(values, worst_first) for values in found]
     thin = each if 1 < len(each) <= _MAX_SEEDS else []
     return charts.Line(label, 100 * levels, np.mean(each, axis=0), None, thin)
 
@@ -309,10 +310,10 @@ def client_values(groups: Groups) -> Iterator[grids.GridPanel]:
         rows = {label: row for label, row in rows.items() if row}
         if not rows or len(names) > _MAX_CLIENTS:
             continue
-        metric = next(iter(settings.values()))[0].metric
-        lower, share = lower_is_better(metric), is_share(metric)
+        first = next(iter(settings.values()))[0]
+        share = is_share(first.metric)
         values = np.array([[row.get(name, np.nan) for name in names] for row in rows.values()])
-        worst = np.nanargmax(values, axis=1) if lower else np.nanargmin(values, axis=1)
+        worst = np.nanargmax(values, axis=1) if first.lower else np.nanargmin(values, axis=1)
         texts = [
             ["" if np.isnan(v) else f"{100 * v:.1f}" if share else f"{v:.3g}" for v in row]
             for row in values

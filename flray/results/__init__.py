@@ -26,7 +26,14 @@ from flray.config.sweep import PaperTable
 from flray.errors import DataError, FlrayError
 from flray.files import read_json, read_npz
 from flray.files.tracking_address import redact
-from flray.metrics import ALIKE, PRIMARY_VIEWS, Protocol, ReportedRounds, reported_rounds
+from flray.metrics import (
+    ALIKE,
+    PRIMARY_VIEWS,
+    Protocol,
+    ReportedRounds,
+    is_lower_better_in,
+    reported_rounds,
+)
 from flray.records import directory
 from flray.runs.code import named
 
@@ -231,6 +238,8 @@ class Trial:
         The content of ``partition.json``; None if it was not tracked.
     planned : int
         The rounds that it ends after, or earlier by ``experiment.stop``; 0 if they are not known.
+    sweep : mapping
+        The settings of ``sweep``, whose ``mode`` may say that less of the metric is better.
     """
 
     number: str
@@ -255,6 +264,7 @@ class Trial:
     look: int = 1
     partition: Mapping[str, Any] | None = None
     planned: int = 0
+    sweep: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def score_metric(self) -> str:
@@ -265,6 +275,11 @@ class Trial:
     def view(self) -> str:
         """``global`` or ``personal``: the models that the method is judged by."""
         return self.metric.partition("/")[0] or "global"
+
+    @property
+    def lower(self) -> bool:
+        """Whether less of the reported metric is better."""
+        return is_lower_better_in(self.sweep, self.metric)
 
     @property
     def measure(self) -> str:
@@ -279,7 +294,7 @@ class Trial:
     @cached_property
     def reported(self) -> ReportedRounds:
         """The rounds whose values are reported; a history does not change once it is loaded."""
-        return reported_rounds(self.history, self.metric, self.protocol, self.last)
+        return reported_rounds(self.history, self.metric, self.protocol, self.last, self.lower)
 
     def model(self, client: str | None = None) -> nn.Module:
         """Return the trained model of the last round, as `flray.runs.runner.Result.model` does."""

@@ -19,7 +19,7 @@ from flray.config.suites import SMOKE
 from flray.config.sweep import Until
 from flray.errors import DataError, FlrayError, explained
 from flray.files import open_file, write_atomically
-from flray.metrics import is_lower_better_in, is_share, lower_is_better
+from flray.metrics import is_share, lower_is_better
 from flray.results import (
     PROVENANCE,
     ResultSet,
@@ -226,7 +226,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     }.get(trial.protocol, "last round")
     by_client = [measures.value(trial, own, name) for name in measures.clients(trial)]
     finite = [one for one in by_client if math.isfinite(one)]
-    worst = max if lower_is_better(own) else min
+    worst = max if trial.lower else min
     measured = {
         "value": measures.value(trial, "auto"),
         "own": measures.value(trial, own),
@@ -239,7 +239,6 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
     # To the last digit but one: differences that are equal, or do not vary, decide otherwise than others do.
     measured = {name: float(f"{value:.15g}") for name, value in measured.items()}
     partition, versions = trial.partition or {}, trial.versions or source.versions
-    told = is_lower_better_in(source.config.get("sweep"), trial.metric)
     origins = partition.get("origins", {})
     return {
         "suite": source.name,
@@ -258,7 +257,7 @@ def row_of(source: ResultSet, trial: Trial) -> dict[str, Any]:
         "reference": registered_reference(source) or "",
         "until": str((source.config.get("sweep") or {}).get("until") or ""),
         "partition_seed": fixed_partition(source),
-        "mode": "min" if told and not lower_is_better(trial.metric) else "",
+        "mode": "min" if trial.lower and not lower_is_better(trial.metric) else "",
         "places": " ".join(sorted({*REPEATED} & {*source.varying} - {*repeated_columns(source)})),
         **{f"{TUNED}{name}": value for name, value in trial.tuned.items()},
         **measured,
@@ -428,6 +427,7 @@ def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) ->
             for name, cell in row.items()
             if name.startswith(TUNED) and cell != ""
         },
+        sweep={"mode": row.get("mode", "")},
         repetition=int(row.get("tuning") or 0),
         look=int(row.get("look") or 1),
         partition={"clients": [{"name": name, "domain": name} for name in domains]},

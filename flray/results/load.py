@@ -142,6 +142,7 @@ def _trial(
         0 if identity.get("taken_over") else 1,
         partition,
         int(experiment["rounds"]),
+        sweep,
     )
 
 

@@ -31,7 +31,7 @@ from flray.federation.ray_backend.pool import ObjectRef, granted_device
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.federation.worker.diagnostics import encode
 from flray.files import MAPPING, read_json, write_atomically
-from flray.metrics import RunningReport, score_metric
+from flray.metrics import RunningReport, is_lower_better_in, score_metric
 from flray.records import directory
 from flray.runs.loop import CheckpointPolicy
 from flray.tuning.checkpoint_store import CheckpointStore
@@ -157,7 +157,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             spec = build_spec(experiment, shared)
             self._metric = score_metric(point["metric"], spec.primary_metric)
             evaluation = experiment.evaluation
-            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last)
+            lower = is_lower_better_in(dict(self._shared.config.sweep), self._metric)
+            self._course = RunningReport(self._metric, evaluation.protocol, evaluation.last, lower)
             self._executor = self._executor_for(experiment, spec, samples, point["bundles"])
             # The GPU of the trial's own bundle, if it has one; client actors have theirs.
             device = granted_device()

@@ -329,6 +329,13 @@ def test_nan_is_not_best_beside_infinities_alone(metric: str, worst: float) -> N
     assert metrics.trajectory(history, str(held), 1).best_round == 2
 
 
+def test_the_report_during_a_run_is_told_that_less_is_better() -> None:
+    held = metrics.validation_metric("global/common/gap")
+    rounds = [{"global/common/gap": value, held: value} for value in (0.3, 0.1, 0.2)]
+    during = metrics.RunningReport("global/common/gap", "best", 1, lower=True)
+    assert [during.add(one) for one in rounds] == [0.3, 0.1, 0.1]
+
+
 def test_what_was_never_measured_is_left_out() -> None:
     first = metrics.summarise_history(VALIDATED.iloc[:1], ACCURACY, "best", 2)
     assert first.values == {"time/round": 1.0}

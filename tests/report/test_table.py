@@ -18,12 +18,13 @@ from flray.config.loader import load
 from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
+from flray.reporting.sections import client_quantile, client_values
 from flray.results import ALIKE_NOTE, ResultSet, Trial, alike
 from flray.results.build_studies import build_studies
-from flray.results.export import export_runs, kept_results, read_export
+from flray.results.export import export_runs, kept_results, read_export, row_of
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
-from flray.results.measures import costs, value
+from flray.results.measures import costs, group_trials, value
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
 from flray.tuning.callback import Standing
@@ -294,6 +295,29 @@ def test_the_files_word_on_the_direction_of_a_metric_counts(
 
 
 def test_nothing_to_report_is_refused(sweep: Path) -> None:
+def test_the_round_and_the_worst_client_follow_the_files_word_too(edited: Edited) -> None:
+    """Less is better: of rising values the first is the best, and the client with the larger one the worst."""
+
+    def change(config: dict[str, Any]) -> None:
+        plain(config)
+        config["sweep"].update(metric="global/common/gap", mode="min")
+
+    source = edited(change)
+    for trial in source.trials:
+        trial.metric, trial.protocol = "global/common/gap", "best"
+        trial.history["global/validation/gap"] = trial.history["global/common/accuracy"]
+        for name in [name for name in trial.history if "/accuracy" in name]:
+            trial.history[name.replace("accuracy", "gap")] = trial.history[name]
+        trial.history["global/local/gap/client/c"] = trial.history["global/common/gap"]
+    first = source.trials[0]
+    assert first.reported.rounds == (1,)
+    assert row_of(source, first)["worst"] == pytest.approx(45.0)  # client a; b has 35
+    panel = next(client_values(group_trials(source)))
+    assert {column for _, column in panel.marked} == {0}
+    line = client_quantile("", [first])
+    assert line is not None and list(line.y) == pytest.approx([45.0, 40.0, 35.0])
+
+
     for journal in sweep.glob("trials/*/journal.jsonl"):
         journal.write_text("")
     refused(load_folder, sweep)
