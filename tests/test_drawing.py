@@ -62,6 +62,17 @@ def test_a_setting_has_one_colour_in_figures_that_lack_others() -> None:
     assert np.isnan(np.asarray(line.get_ydata(), float)[1])
 
 
+def test_an_axis_of_shares_ends_at_0_and_1_unless_a_value_lies_beyond() -> None:
+    for values, low, high in (
+        ([0.0, 1.0], 0.0, 1.0),
+        ([-0.9, -0.4], -0.9, -0.4),
+        ([0.5, 3.0], 0.5, 3),
+    ):
+        panel = LinePanel("", [Line("a", [1, 2], values)])
+        bottom, top = draw_lines([panel], "round", "r2", share=True).axes[0].get_ylim()
+        assert bottom <= low < high <= top
+
+
 NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\alpha"]
 
 

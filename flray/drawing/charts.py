@@ -78,7 +78,7 @@ def draw_lines(
     x_label, y_label : str
         The labels of all axes; ``round`` has whole numbers.
     share : bool
-        Whether values lie between 0 and 1, beyond which no axis reaches.
+        Whether axes end at 0 and at 1 if no value lies beyond.
     markers : bool
         Whether the points of lines with few of them are marked.
     order : sequence of str
@@ -110,7 +110,11 @@ def draw_lines(
             canvas.name_ticks(one, panel.x_names)
         if share:
             low, high = one.get_ylim()
-            one.set_ylim(max(low, 0.0), min(high, 1.0))
+            values = np.concatenate([np.asarray(line.y, float) for line in panel.lines])
+            one.set_ylim(
+                low if (values < 0).any() else max(low, 0.0),  # R2 of bad predictions is below zero
+                high if (values > 1).any() else min(high, 1.0),
+            )
     for one in axes[:: min(3, len(panels))]:
         one.set_ylabel(canvas.plain_text(y_label))
     if single:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flray.config.arms import PREFIX
-from flray.metrics import is_lower_better_in, is_share, rounds_to_target
+from flray.metrics import is_share, rounds_to_target
 from flray.results import ResultSet, Trial
 
 AVERAGE = "avg"
@@ -248,7 +248,7 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
     target : float, optional
         As shown: of a share in percent. Default: `SHARE` of the best final mean of the group
         (settings with the same arms apart from the methods); what is better lower has to come down
-        to that mean divided by `SHARE`.
+        to that mean divided by `SHARE`. Of a mean below zero it is the other way round.
     """
     found = []
     for group, settings in group_trials(source).items():
@@ -261,15 +261,12 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
             for trials in whole.values()
         ]
         finite = [final for final in finals if math.isfinite(final)]
-        metric = next(iter(whole.values()))[0].metric
-        lower = is_lower_better_in(source.config.get("sweep"), metric)
-        scale = 100 if is_share(metric) else 1
-        best = (
-            min(finite, default=math.nan) / SHARE
-            if lower
-            else SHARE * max(finite, default=math.nan)
-        )
-        goal = best if target is None else target / scale
+        first = next(iter(whole.values()))[0]
+        lower, scale = first.lower, 100 if is_share(first.metric) else 1
+        best = (min if lower else max)(finite, default=math.nan)
+        # The share of a value below zero, such as R2, would be better than the value.
+        near = best / SHARE if lower == (best > 0) else best * SHARE
+        goal = near if target is None else target / scale
         for label, trials in whole.items():
             firsts = [rounds_to_target(series(one), goal, lower) for one in settings[label]]
             reached = [first for first in firsts if math.isfinite(first)]

@@ -29,6 +29,7 @@ from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
 from flray.tuning.callback import Standing
 from flray.tuning.sweep import finish
+from tests.helpers import cases
 from tests.messages import refused
 from tests.report.conftest import Edited, plain
 
@@ -294,7 +295,6 @@ def test_the_files_word_on_the_direction_of_a_metric_counts(
     assert mine._best("global/common/gap", {("a", ""): [0.2], ("b", ""): [0.1]}).startswith("b")
 
 
-def test_nothing_to_report_is_refused(sweep: Path) -> None:
 def test_the_round_and_the_worst_client_follow_the_files_word_too(edited: Edited) -> None:
     """Less is better: of rising values the first is the best, and the client with the larger one the worst."""
 
@@ -318,6 +318,7 @@ def test_the_round_and_the_worst_client_follow_the_files_word_too(edited: Edited
     assert line is not None and list(line.y) == pytest.approx([45.0, 40.0, 35.0])
 
 
+def test_nothing_to_report_is_refused(sweep: Path) -> None:
     for journal in sweep.glob("trials/*/journal.jsonl"):
         journal.write_text("")
     refused(load_folder, sweep)
@@ -483,6 +484,19 @@ def test_the_target_of_a_loss_is_near_the_least_and_failed_runs_cost_nothing() -
     assert (one.reached, one.seeds, one.up) == (1, 2, 9.0)
     assert (other.reached, other.seeds) == (1, 2)
     assert [one.reached for one in costs(of_trials(trials), 0.55)] == [1, 1]
+
+
+@cases(
+    "measure, finals, target",
+    """[global/common/r2, [-0.5, -0.9], -0.5556], [global/common/loss, [-0.5, -0.9], -0.81]""",
+)
+def test_the_best_setting_reaches_the_target_below_zero_too(
+    measure: str, finals: list[float], target: float
+) -> None:
+    names = enumerate(("fedavg", "fedbn"))
+    found = costs(of_trials([one_round(n, 0, measure, **{measure: finals[i]}) for i, n in names]))
+    assert found[0].target == pytest.approx(target, abs=1e-4)
+    assert sum(one.reached for one in found) == 1
 
 
 def test_sweeps_are_compared_setting_by_setting() -> None:
