@@ -167,5 +167,7 @@ def test_ranks_stand_on_a_line_with_their_names_and_bars(tmp_path: Path) -> None
     assert texts[-4:] == ["a 1.20", "b 2.10", "c 2.90", "d 3.80"]
     assert "critical difference 1.50" in texts
     assert [one.get_linewidth() for one in axes.lines].count(3.5) == 3
+    untested = charts.draw_ranks(("a", "b"), (1.0, 2.0), math.inf, [(0, 1)])
+    assert "inf" not in "".join(text.get_text() for text in untested.axes[0].texts)
     save_figure(figure, tmp_path / "ranks.png")
     assert len(pixels(tmp_path / "ranks.png", BLUE)[0]) > 100

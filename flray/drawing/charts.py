@@ -263,7 +263,7 @@ def draw_ranks(
     means : sequence of float
         Their mean ranks.
     critical : float
-        The critical difference, drawn as a scale.
+        The critical difference, drawn as a scale; infinite: none, because places have the same data.
     together : sequence of (int, int)
         First and last setting of each bar.
     """
@@ -280,9 +280,11 @@ def draw_ranks(
     for tick in range(1, count + 1):
         axes.plot([tick, tick], [0, 0.15], color=canvas.INK, linewidth=1.0)
         axes.text(tick, 0.25, str(tick), ha="center", va="bottom", fontsize=8, color=canvas.SOFT)
-    end = 1 + min(critical, count - 1)
-    axes.plot([1, end], [1.1, 1.1], color=canvas.SOFT, linewidth=1.6)
-    label = f"critical difference {critical:.2f}"
+    label = "not tested, because places have the same data"
+    if math.isfinite(critical):
+        label = f"critical difference {critical:.2f}"
+        end = 1 + min(critical, count - 1)
+        axes.plot([1, end], [1.1, 1.1], color=canvas.SOFT, linewidth=1.6)
     axes.text(1, 1.2, label, ha="left", va="bottom", fontsize=8, color=canvas.SOFT)
     for level, (first, last) in enumerate(together, start=1):
         height = -0.35 * level
