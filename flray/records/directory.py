@@ -402,7 +402,7 @@ def save_config(folder: Path, config: Config) -> None:
 
 def save_partition(summary: Mapping[str, Any], folder: Path) -> None:
     """Write a summary from `flray.federation.partition_summary`."""
-    (folder / PARTITION).write_text(json.dumps(summary), encoding="utf-8")
+    write_atomically(folder / PARTITION, json.dumps(summary).encode())
 
 
 def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,6 +1,8 @@
 """Splits, shifts and noise; samples hold their own number, so that a leak shows in the samples themselves."""
 
+import errno
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -388,6 +390,20 @@ def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
     data = federate(replace(dataset, classes=numbers), "iid", {"clients": 2}, 0)
     directory.save_partition(partition_summary(data), tmp_path)
     assert read_partition(tmp_path / directory.PARTITION)["classes"] == [str(n) for n in numbers]
+
+
+def test_a_partition_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.save_partition({"clients": []}, tmp_path)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        directory.save_partition({"clients": [1]}, tmp_path)
+    assert json.loads((tmp_path / directory.PARTITION).read_text()) == {"clients": []}
 
 
 def test_whole_numbers_of_any_kind_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
