@@ -61,6 +61,7 @@ _FORMS = {
     "planned": re.compile(r"\d{0,9}"),
     **dict.fromkeys(("failed", "stopped"), re.compile(r"(\d{1,19}( \d{1,19})*)?")),
     **dict.fromkeys(PROVENANCE, re.compile("([0-9a-f]{40}|[0-9a-f]{64})?")),
+    "sha256": re.compile("[0-9a-f]{64}"),
 }
 DOMAIN, TUNED = "domain/", "tuned."
 _NUMBERS = ("seed", "rounds", "value", "own", "others", "worst", *COSTS)
@@ -205,10 +206,6 @@ def _read_text(path: Path) -> pd.DataFrame:
                 raise DataError(
                     f"{path}: {text!r} in the column {name} is neither a number nor a SHA-256; restore the file"
                 )
-    if wrong := [sha for sha in frame["sha256"] if not re.fullmatch("[0-9a-f]{64}", sha)]:
-        raise DataError(
-            f"{path}: {wrong[0]!r} in the column sha256 is no SHA-256 of 64 hexadecimal digits"
-        )
     return frame
 
 
@@ -427,10 +424,10 @@ def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) ->
             for name, cell in row.items()
             if name.startswith(TUNED) and cell != ""
         },
-        sweep={"mode": row.get("mode", "")},
         repetition=int(row.get("tuning") or 0),
         look=int(row.get("look") or 1),
         partition={"clients": [{"name": name, "domain": name} for name in domains]},
+        sweep={"mode": row.get("mode", "")},
     )
 
 

@@ -201,10 +201,7 @@ def printed_rows(paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str
         if axis == "method":
             wanted["method"] = name
         wanted |= paper.printed.get(axis, {}).get(name, {})
-    found = np.ones(len(printed), dtype=bool)
-    for column, text in wanted.items():
-        found &= (printed[column] == text).to_numpy()
-    return printed[found]
+    return printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
 
 
 def _head(paper: PaperTable, arms: Arms, metric: str, client: str) -> tuple[str, ...]:

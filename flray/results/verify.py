@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import pandas as pd
+
 from flray.config import yaml_files
 from flray.config.arms import PREFIX
 from flray.config.experiment import Config, Experiment, choose_on_validation
@@ -76,7 +78,10 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
         The entries of both rows' provenance, see `flray.results`.
     """
     names = [*_VALUES, *(name for name in kept if str(name).startswith(export.DOMAIN))]
-    values = {name: (_number(kept[name]), _number(here.get(name, ""))) for name in names}
+    values = {
+        name: [float(pd.to_numeric(row.get(name, ""), errors="coerce")) for row in (kept, here)]
+        for name in names
+    }
     own = dict(directory.flatten_settings(found.get(here["settings"], {})))
     said = {name: (str(kept[name]), str(here[name])) for name in _TEXTS}
     for name in export.setting_columns(kept):
@@ -117,13 +122,6 @@ def _agree(kept: float, here: float) -> bool:
     rounded = _ROUNDING if kept == round(kept, 4) else 0.0
     close = math.isclose(kept, here, rel_tol=1e-6, abs_tol=rounded)
     return close or (math.isnan(kept) and math.isnan(here))
-
-
-def _number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 def _parsed(row: Row, name: str) -> Any:
