@@ -96,7 +96,7 @@ def kinds(incomplete: str) -> list[str]:
     """Return the kinds of components that ``flray list`` accepts."""
     from flray import registry
 
-    return [*sorted(registry.ALL), "metrics", "papers", "settings"]
+    return sorted({*registry.ALL, "papers", "settings"})
 
 
 def names(incomplete: str) -> list[str]:

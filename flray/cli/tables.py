@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from flray import metrics, registry
+from flray.cli.arguments import kinds
 from flray.cli.display import console, make_table, print_json, show_table
 from flray.config import suites
 from flray.config.components import PartitionChoice
@@ -32,10 +33,10 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         If the kind or the name is unknown.
     """
     if what not in registry.ALL:
-        kinds = sorted({*registry.ALL, "papers", "settings"})
+        listed = kinds("")
         kind = next((kind for kind, known in registry.ALL.items() if what in known.names()), None)
-        meant = nearest(what, kinds) if kind is None else f"; did you mean '{kind} {what}'?"
-        raise FlrayError(f"nothing called {what!r} to list{meant}; one of {', '.join(kinds)}")
+        meant = nearest(what, listed) if kind is None else f"; did you mean '{kind} {what}'?"
+        raise FlrayError(f"nothing called {what!r} to list{meant}; one of {', '.join(listed)}")
     entries = registry.ALL[what]
     if name is None and what == "datasets":
         show_datasets(as_json)
