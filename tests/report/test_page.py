@@ -103,7 +103,7 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
     layers = "Personal and global models, layer by layer"
     models = [layers, "Correlation between classes", "Features"]
     weights = "Aggregation weights of FedSKC (GDA)"
-    first = ["Learning curves", "Accuracy against bytes", "Clients"]
+    first = ["Learning curves", "Metric against bytes", "Clients"]
     assert titles == [*first, "Samples of each client", weights, *models]
     for file in sweep.glob("trials/*/p*"):
         file.unlink()
@@ -185,7 +185,7 @@ def test_a_setting_without_traffic_is_not_in_the_legend_of_bytes(source: ResultS
     for trial in source.trials:
         if trial.setting["arms.modules"] == "none":
             trial.history[["bytes/up", "bytes/down"]] = 0.0
-    (section,) = [s for s in create_sections(source) if s.title == "Accuracy against bytes"]
+    (section,) = [s for s in create_sections(source) if s.title == "Metric against bytes"]
     (legend,) = section.figures["traffic"].legends
     assert [text.get_text() for text in legend.get_texts()] == ["full"]
     assert section.caption.endswith("nothing to draw: none.")
