@@ -214,7 +214,8 @@ def learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     table = _by_seed(trials)
     if not len(table):
         return None
-    spread = table.std(axis=1, ddof=1).fillna(0.0).to_numpy()
+    with np.errstate(invalid="ignore"):  # the values of a model that diverged are infinite
+        spread = table.std(axis=1, ddof=1).fillna(0.0).to_numpy()
     seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
     return charts.Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
 

@@ -40,18 +40,17 @@ _WINS_NOTE = "In how many places the mean of the row's setting is better than th
 
 def format_mean_std(mean: float, std: float, digits: int = 2) -> str:
     """Return ``80.12 ± 0.30``, or only ``80.12`` if the deviation is NaN."""
-    if math.isinf(mean):
-        return NOT_REACHED
     if math.isnan(mean):
         return MISSING
     return f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def format_measured(cell: Cell) -> str:
-    """Return ``80.12 ± 0.30``; a dash without a value; the number of seeds that reach a target if not all do."""
+    """Return ``80.12 ± 0.30``; a dash without a value; how many seeds have a finite one if not all do."""
     if math.isinf(cell.mean) and cell.finite:
         return _of_some(f"{np.mean(cell.finite):.2f}", len(cell.finite), len(cell.values))
-    return format_mean_std(cell.mean, cell.std)
+    never = cell.rounds and math.isinf(cell.mean)
+    return NOT_REACHED if never else format_mean_std(cell.mean, cell.std)
 
 
 def _of_some(text: str, reached: int, seeds: int) -> str:
@@ -128,7 +127,8 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
     for group, members in itertools.groupby(costs, key=lambda cost: cost.group):
         every = list(members)
         one = every[0]
-        target = f"{100 * one.target:.1f} %" if one.share else format_number(one.target)
+        percent = one.share and not math.isnan(one.target)
+        target = f"{100 * one.target:.1f} %" if percent else format_number(one.target)
         title = f"Costs{f' · {group}' if group else ''} (means over seeds; target {target})"
         found.append(Listing(title, _COST_HEADS, list(map(cost_row, every))))
     return found

@@ -188,7 +188,8 @@ def _mean_of_others(trial: Trial, name: str, client: str) -> "pd.Series[float]":
     if len(known) < 2 or client not in (AVERAGE, *known):
         return pd.Series(dtype=float)
     table = pd.concat([_column(trial, f"{name}/client/{one}") for one in known], axis=1).to_numpy()
-    others = (table.sum(axis=1, keepdims=True) - table) / (len(known) - 1)
+    with np.errstate(invalid="ignore"):  # the values of a model that diverged are infinite
+        others = (table.sum(axis=1, keepdims=True) - table) / (len(known) - 1)
     chosen = others.mean(axis=1) if client == AVERAGE else others[:, known.index(client)]
     return pd.Series(np.asarray(chosen, dtype=float), index=trial.history["round"])
 

@@ -32,6 +32,8 @@ class Cell:
         A remark on an odd printed number.
     best : bool
         Whether its setting is decided to be better than every other there.
+    rounds : bool
+        Whether the values are rounds until a target is reached, infinite if it never is.
     """
 
     values: dict[int, float] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Cell:
     printed_text: str = ""
     note: str = ""
     best: bool = False
+    rounds: bool = False
 
     @property
     def finite(self) -> list[float]:
@@ -47,9 +50,9 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds, NaN without any; infinite if some seed never reached a target."""
-        if any(math.isinf(value) for value in self.values.values()):
-            return math.inf
+        """Mean over the seeds, NaN without any; infinite if a model diverged, or never reached a target."""
+        if infinite := [value for value in self.values.values() if math.isinf(value)]:
+            return sum(infinite)
         return float(np.mean(self.finite)) if self.finite else math.nan
 
     @property
@@ -245,7 +248,8 @@ def _cell(source: ResultSet, paper: PaperTable, arms: Arms, column: Column) -> C
             trial.seed: column_value(trial, column, paper)
             for trial in source.trials
             if has_arms(trial, arms) and trial.status != "failed" and len(trial.history)
-        }
+        },
+        rounds=">=" in column.measure,
     )
     if _has_numbers(paper):
         printed = printed_rows(paper, arms, column.printed_metric)

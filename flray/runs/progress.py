@@ -196,9 +196,8 @@ class SweepProgress(_Display):
         self, number: str, label: str, done: int, rounds: int, score: float, left: float
     ) -> None:
         """Show a finished round of a trial, with the seconds the sweep will still take."""
-        value = "" if math.isnan(score) else f", score {score:.4f}"  # not every round is evaluated
         time_left = f"{left:.0f} s" if left < 120 else f"{left / 60:.0f} min"
-        news = f"{label}: round {done}/{rounds}{value}, about {time_left} left"
+        news = f"{label}: round {done}/{rounds}{_told(score)}, about {time_left} left"
         if not self._update(news=one_line(news)) and time.monotonic() - self._printed >= 10.0:
             self._printed = time.monotonic()
             self.say(f"trial {number} {news}")
@@ -210,7 +209,7 @@ class SweepProgress(_Display):
         self._done += 1
         self._update(self._done)
         self.say(
-            f"trial {number} {status} after {rounds_done} rounds, score {score:.4f}: {label} "
+            f"trial {number} {status} after {rounds_done} rounds{_told(score)}: {label} "
             f"({self._done}/{self._total})"
         )
 
@@ -230,6 +229,10 @@ class SweepProgress(_Display):
     def values(self, result: Any) -> None:
         """Say that the report follows; the table is the caller's."""
         self.say("the trials have ended; writing the report")
+
+
+def _told(score: float) -> str:
+    return "" if math.isnan(score) else f", score {score:.4f}"  # not every round is evaluated
 
 
 def shown(progress: Progress | bool | None, display: type[Progress]) -> Progress:

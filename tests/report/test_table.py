@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -18,7 +19,7 @@ from flray.config.loader import load
 from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
-from flray.reporting.sections import client_quantile, client_values
+from flray.reporting.sections import client_quantile, client_values, learning_curve
 from flray.results import ALIKE_NOTE, ResultSet, Trial, alike
 from flray.results.build_studies import build_studies
 from flray.results.export import export_runs, kept_results, read_export, row_of
@@ -220,7 +221,28 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert cost_row(full)[1] == "4.0 (1 of 2 seeds)"
     assert (none.reached, cost_row(none)[1]) == (0, NOT_REACHED)
     assert format_measured(Cell({0: math.inf, 1: 4.0, 2: 6.0})) == "5.00 (2 of 3 seeds)"
-    assert format_measured(Cell({0: math.inf, 1: math.inf})) == NOT_REACHED
+    assert format_measured(Cell({0: math.inf, 1: math.inf}, rounds=True)) == NOT_REACHED
+
+
+def test_a_setting_that_diverged_is_last_and_reached_no_target() -> None:
+    """R2 of infinite predictions is minus infinity, their loss infinity; both are no rounds."""
+    trials = [
+        one_round(name, seed, R2, **{R2: -math.inf if name == "fedbn" and seed else 0.5})
+        for name in ("fedbn", "fedavg")
+        for seed in (0, 1)
+    ]
+    table = build_table(of_trials(trials))
+    assert list(table.rows) == ["fedavg", "fedbn"]
+    assert format_measured(table.rows["fedbn"][0]) == "50.00 (1 of 2 seeds)"
+    for trial in trials:
+        for client in "ab":
+            trial.history[f"global/local/r2/client/{client}"] = trial.history[R2]
+    with np.errstate(invalid="raise"):  # numpy's warnings are no text for the user
+        assert math.isnan(value(trials[1], "others/r2"))
+        assert learning_curve("", trials[:2]) is not None
+    assert format_measured(Cell({0: math.inf, 1: math.inf})) == "inf"
+    undefined = of_trials([one_round("fedavg", 0, R2, **{R2: math.nan})])
+    assert "target –)" in markdown(build_table(undefined), costs(undefined))
 
 
 def test_latex_names_methods_as_papers_do(source: ResultSet) -> None:
@@ -437,6 +459,7 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
 
 
 COMMON, LOCAL, OWN = "global/common/accuracy", "global/local/accuracy", "personal/local/accuracy"
+R2 = "global/common/r2"
 
 
 def one_round(method: str, seed: int, metric: str, **values: float) -> Trial:

@@ -245,3 +245,12 @@ def test_in_a_log_a_line_is_said_now_and_then(
     progress.standing("2 of 4 trials ended")
     said = capsys.readouterr().out
     assert "2 of 4" in said and "1 of 4" not in said
+
+
+def test_a_trial_without_a_score_is_said_to_have_ended_without_nan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    progress = SweepProgress()
+    progress.begin(2, 0)
+    progress.trial_done("0001", "fedavg", "failed", 0, math.nan)
+    assert "trial 0001 failed after 0 rounds: fedavg (1/2)" in capsys.readouterr().out
