@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from flray.config.loader import load
 from flray.metrics import score_metric
 from flray.records import directory
-from flray.results import ResultSet
+from flray.results import ResultSet, Trial
 from flray.results.load import load_folder
 from flray.results.study import Study
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
@@ -133,3 +134,14 @@ def _beside(folder: Path) -> None:
     arrays |= {"layers": np.array(["features.conv", "classifier"]), "personal": np.zeros(2, bool)}
     arrays |= {"distance": np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)}
     np.savez(folder / "portrait.npz", **arrays)
+
+
+def one_round(method: str, seed: int, metric: str, **values: float) -> Trial:
+    history = pd.DataFrame({"round": [1], **{name: [value] for name, value in values.items()}})
+    named = f"{method}{seed}", {"algorithm": method}, seed
+    return Trial(*named, "finished", metric, history, method, Path())
+
+
+def of_trials(trials: list[Trial]) -> ResultSet:
+    experiment = {"data": "random", "model": "mlp", "algorithm": "fedavg"}
+    return ResultSet("x", trials, load({"experiment": experiment}).model_dump(mode="json"))

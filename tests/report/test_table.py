@@ -8,31 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from flray import registry
 from flray.cli import comparison
-from flray.config.loader import load
 from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
-from flray.reporting.sections import client_quantile, client_values, learning_curve
-from flray.results import ALIKE_NOTE, ResultSet, Trial, alike
-from flray.results.build_studies import build_studies
-from flray.results.export import export_runs, kept_results, read_export, row_of
+from flray.results import ALIKE_NOTE, ResultSet, alike
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
-from flray.results.measures import costs, group_trials, value
+from flray.results.measures import costs, value
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
-from flray.tuning.callback import Standing
 from flray.tuning.sweep import finish
-from tests.helpers import cases
 from tests.messages import refused
-from tests.report.conftest import Edited, plain
+from tests.report.conftest import Edited, of_trials, one_round, plain
 
 
 def shown(table: Table) -> str:
@@ -224,27 +218,6 @@ def test_costs_and_how_many_seeds_reach_the_target(source: ResultSet) -> None:
     assert format_measured(Cell({0: math.inf, 1: math.inf}, rounds=True)) == NOT_REACHED
 
 
-def test_a_setting_that_diverged_is_last_and_reached_no_target() -> None:
-    """R2 of infinite predictions is minus infinity, their loss infinity; both are no rounds."""
-    trials = [
-        one_round(name, seed, R2, **{R2: -math.inf if name == "fedbn" and seed else 0.5})
-        for name in ("fedbn", "fedavg")
-        for seed in (0, 1)
-    ]
-    table = build_table(of_trials(trials))
-    assert list(table.rows) == ["fedavg", "fedbn"]
-    assert format_measured(table.rows["fedbn"][0]) == "50.00 (1 of 2 seeds)"
-    for trial in trials:
-        for client in "ab":
-            trial.history[f"global/local/r2/client/{client}"] = trial.history[R2]
-    with np.errstate(invalid="raise"):  # numpy's warnings are no text for the user
-        assert math.isnan(value(trials[1], "others/r2"))
-        assert learning_curve("", trials[:2]) is not None
-    assert format_measured(Cell({0: math.inf, 1: math.inf})) == "inf"
-    undefined = of_trials([one_round("fedavg", 0, R2, **{R2: math.nan})])
-    assert "target –)" in markdown(build_table(undefined), costs(undefined))
-
-
 def test_latex_names_methods_as_papers_do(source: ResultSet) -> None:
     table = build_table(source)
     written = {"fedco2": "Fed-CO2", "fcclplus lr=0.1": "FCCL+ lr=0.1", "fedavgm": "FedAvgM"}
@@ -291,53 +264,6 @@ def test_settings_chosen_by_a_validation_loss_have_the_least_first(edited: Edite
     assert table.columns[0].measure == "global/validation/loss"
     means = [row[0].mean for row in table.rows.values()]
     assert means == sorted(means) and means[0] == pytest.approx(0.18)
-
-
-def test_the_files_word_on_the_direction_of_a_metric_counts(
-    sweep: Path, edited: Edited, tmp_path: Path
-) -> None:
-    """Conclusions, order, costs and kept rows agree with the search; the metric's name tells nothing."""
-
-    def change(config: dict[str, Any]) -> None:
-        plain(config)
-        config["sweep"].update(metric="global/common/gap", mode="min")
-
-    source = edited(change)
-    for trial in source.trials:
-        trial.metric = "global/common/gap"
-        trial.history["global/common/gap"] = trial.history["global/common/accuracy"]
-    kept = tmp_path / "kept.csv"
-    export_runs(source, kept)
-    for one in (source, kept_results(read_export(kept))):
-        rows = [label for label in build_table(one).rows if "CIFAR-10" in label.split()]
-        assert [label.split()[0] for label in rows] == ["none", "full"]
-        assert {study.lower for study in build_studies(one).each} == {True}
-    assert max(cost.target for cost in costs(source)) == pytest.approx(0.71 / 0.9)
-    mine = Standing(tmp_path, {}, source.config["sweep"])
-    assert mine._best("global/common/gap", {("a", ""): [0.2], ("b", ""): [0.1]}).startswith("b")
-
-
-def test_the_round_and_the_worst_client_follow_the_files_word_too(edited: Edited) -> None:
-    """Less is better: of rising values the first is the best, and the client with the larger one the worst."""
-
-    def change(config: dict[str, Any]) -> None:
-        plain(config)
-        config["sweep"].update(metric="global/common/gap", mode="min")
-
-    source = edited(change)
-    for trial in source.trials:
-        trial.metric, trial.protocol = "global/common/gap", "best"
-        trial.history["global/validation/gap"] = trial.history["global/common/accuracy"]
-        for name in [name for name in trial.history if "/accuracy" in name]:
-            trial.history[name.replace("accuracy", "gap")] = trial.history[name]
-        trial.history["global/local/gap/client/c"] = trial.history["global/common/gap"]
-    first = source.trials[0]
-    assert first.reported.rounds == (1,)
-    assert row_of(source, first)["worst"] == pytest.approx(45.0)  # client a; b has 35
-    panel = next(client_values(group_trials(source)))
-    assert {column for _, column in panel.marked} == {0}
-    line = client_quantile("", [first])
-    assert line is not None and list(line.y) == pytest.approx([45.0, 40.0, 35.0])
 
 
 def test_nothing_to_report_is_refused(sweep: Path) -> None:
@@ -459,18 +385,6 @@ def test_wins_and_shares_of_the_variance_are_in_every_format(edited: Edited) -> 
 
 
 COMMON, LOCAL, OWN = "global/common/accuracy", "global/local/accuracy", "personal/local/accuracy"
-R2 = "global/common/r2"
-
-
-def one_round(method: str, seed: int, metric: str, **values: float) -> Trial:
-    history = pd.DataFrame({"round": [1], **{name: [value] for name, value in values.items()}})
-    named = f"{method}{seed}", {"algorithm": method}, seed
-    return Trial(*named, "finished", metric, history, method, Path())
-
-
-def of_trials(trials: list[Trial]) -> ResultSet:
-    experiment = {"data": "random", "model": "mlp", "algorithm": "fedavg"}
-    return ResultSet("x", trials, load({"experiment": experiment}).model_dump(mode="json"))
 
 
 def test_only_what_is_beside_clients_models_is_alike() -> None:
@@ -493,33 +407,6 @@ def test_the_common_test_set_in_which_large_clients_weigh_more_is_not_compared()
     assert "not decided" in table.conclusions[0] and ALIKE_NOTE in table.notes
     alone = build_table(of_trials(trials[::2]))
     assert alone.rows["fedavg"][0].mean == pytest.approx(25.1) and ALIKE_NOTE not in alone.notes
-
-
-def test_the_target_of_a_loss_is_near_the_least_and_failed_runs_cost_nothing() -> None:
-    values = ("fedavg", 0, 0.5, 9.0), ("fedavg", 1, 5.0, 1.0)
-    values += ("fedbn", 0, 0.6, 9.0), ("fedbn", 1, 0.54, 9.0)
-    trials, measure = [], "global/common/loss"
-    for name, seed, loss, up in values:
-        trials.append(one_round(name, seed, measure, **{measure: loss, "bytes/up": up}))
-    trials[1].status = "failed"
-    one, other = costs(of_trials(trials))
-    assert one.target == pytest.approx(0.5 / 0.9)
-    assert (one.reached, one.seeds, one.up) == (1, 2, 9.0)
-    assert (other.reached, other.seeds) == (1, 2)
-    assert [one.reached for one in costs(of_trials(trials), 0.55)] == [1, 1]
-
-
-@cases(
-    "measure, finals, target",
-    """[global/common/r2, [-0.5, -0.9], -0.5556], [global/common/loss, [-0.5, -0.9], -0.81]""",
-)
-def test_the_best_setting_reaches_the_target_below_zero_too(
-    measure: str, finals: list[float], target: float
-) -> None:
-    names = enumerate(("fedavg", "fedbn"))
-    found = costs(of_trials([one_round(n, 0, measure, **{measure: finals[i]}) for i, n in names]))
-    assert found[0].target == pytest.approx(target, abs=1e-4)
-    assert sum(one.reached for one in found) == 1
 
 
 def test_sweeps_are_compared_setting_by_setting() -> None:
