@@ -164,6 +164,9 @@ def validate_arms(config: Config) -> Iterator[ConfigError]:
                 why = f"arms has {', '.join(config.arms) or 'none'}{nearest(axis, config.arms)}"
                 yield ConfigError(f"{where}.{axis}", "an unknown axis", why)
                 continue
+            if not names:
+                why = f"name at least one of {', '.join(config.arms[axis])}, or leave the axis out"
+                yield ConfigError(f"{where}.{axis}", "no arms", why)
             for name in names:
                 if name not in config.arms[axis]:
                     why = f"one of {', '.join(config.arms[axis])}{nearest(name, config.arms[axis])}"

@@ -16,7 +16,7 @@ from flray.config import arms
 from flray.config.components import Component
 from flray.config.experiment import Config, Experiment
 from flray.config.start import load_plugins
-from flray.config.sweep import FORMS, Grid, Sweep
+from flray.config.sweep import FORMS, Grid, Sweep, tried
 from flray.config.yaml_files import DEPTH, PARTS, Plain, locate, parse, read_with_base, shorten
 from flray.errors import ConfigError, ConfigErrors, FlrayError, explained, nearest
 
@@ -259,7 +259,7 @@ def check_space(config: Config) -> None:
     errors: list[ConfigError] = list(arms.validate_arms(config))
     for path, domain in config.space.items():
         conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
-        for value in next(iter(domain.model_dump().values())):
+        for value in tried(domain):
             try:
                 experiment_at(config, {path: value})
             except FlrayError as error:

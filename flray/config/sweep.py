@@ -83,6 +83,15 @@ Domain = Annotated[
 ]
 
 
+def tried(domain: Domain) -> list[Plain]:
+    """Return the values of a domain to be checked: all listed ones, or the first and the last of an interval."""
+    values = next(iter(domain.model_dump().values()))
+    if isinstance(domain, RandInt):
+        low, high = domain.randint
+        return [low, high - 1]
+    return list(values)
+
+
 Compared = Annotated[
     Literal["alike", "all"],
     Field(

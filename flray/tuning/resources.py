@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class TrialResources:
         Trials in all.
     concurrency : int or "auto"
         Trials at once.
-    metrics : sequence of str
-        What the sweep chooses by and reports; auto: each method's primary metric.
+    metrics : mapping of str to str
+        What the sweep chooses by and reports, by the setting that names it; auto: each method's primary metric.
     searching : bool
         Whether settings are suggested while trials hold the GPUs: then a measured batch serves all smaller ones.
     """
@@ -48,11 +48,12 @@ class TrialResources:
         available: Mapping[str, float],
         trials: int,
         concurrency: int | str,
-        metrics: Sequence[str] = (AUTO,),
+        metrics: Mapping[str, str] | None = None,
         searching: bool = False,
     ) -> None:
         self._reach = math.inf if searching else PROBE_REACH
-        self._metrics = [metric for metric in metrics if metric != AUTO]
+        named = (metrics or {}).items()
+        self._metrics = {where: metric for where, metric in named if metric != AUTO}
         self._available = dict(available)
         self._held = held_by_others()
         self._trials = trials
@@ -104,8 +105,8 @@ class TrialResources:
         key = structure, min(near, default=size)
         if key not in self._planned:
             spec = build_spec(experiment, self.dataset(experiment))
-            for chosen in self._metrics:
-                check_metric(spec, score_metric(chosen, spec.primary_metric), "sweep.metric")
+            for where, chosen in self._metrics.items():
+                check_metric(spec, score_metric(chosen, spec.primary_metric), where)
             planner = PoolPlanner(spec, self._available, held=self._held)
             self._planned[key] = experiment, planner, self._plan(experiment, planner)
         return self._planned[key][-1]

@@ -270,7 +270,20 @@ def enumerate_settings(config: Config) -> list[Values]:
         ):
             chosen = {**dict(zip(grids, combination, strict=True)), **drawn}
             setting = {**named, **{path: chosen[path] for path in config.space}}
-            found.setdefault(json.dumps(setting, sort_keys=True), setting)
+            found.setdefault(_written(setting), setting)
+    return list(found.values())
+
+
+def _written(setting: Values) -> str:
+    """Return a text that is equal for settings that are, such as a method's name alone and under ``name``."""
+    return json.dumps(arms.flatten_setting(setting), sort_keys=True)
+
+
+def distinct(path: str, values: Sequence[Any]) -> list[Any]:
+    """Return a path's values without repetitions, whose trials would count as those of further seeds."""
+    found: dict[str, Any] = {}
+    for value in values:
+        found.setdefault(_written({path: value}), value)
     return list(found.values())
 
 
@@ -337,9 +350,8 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
                 experiment = experiment_at(config, {**setting, **draw, "seed": seed})
                 number = trial_number(position * len(seeds) + repetition)
                 made.append(TrialSpec(number, setting, seed, experiment, draw=draw))
-        except ConfigErrors as error:
-            where = f"space ({arms.label(setting)})"
-            errors += [ConfigError(f"{where}: {e.path}", e.found, e.allowed) for e in error.errors]
+        except (ConfigError, ConfigErrors) as error:
+            errors += errors_of(config, setting, error)
     if len(errors) > _SHOWN_ERRORS:
         left = len(errors) - _SHOWN_ERRORS
         errors[_SHOWN_ERRORS:] = [
@@ -348,6 +360,15 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
     if errors:
         raise ConfigErrors(errors)
     return made
+
+
+def errors_of(
+    config: Config, setting: Values, error: ConfigError | ConfigErrors
+) -> list[ConfigError]:
+    """Return the errors of a setting that cannot be run, which name it and the part of the file that it is from."""
+    where = f"{'space' if config.space else 'arms'} ({arms.label(setting)})"
+    each = error.errors if isinstance(error, ConfigErrors) else [error]
+    return [ConfigError(f"{where}: {one.path}", one.found, one.allowed) for one in each]
 
 
 def draw_of_data(config: Config, setting: Values, position: int) -> Values:

@@ -169,7 +169,9 @@ class Sweep:
         self._joined = self._address is not None or ray.is_initialized()
         early = self._joined or here["GPU"] > 0
         self._available = available = self._connect() if early else here
-        metrics = (sweep.metric, *((sweep.tune.metric,) if sweep.tune is not None else ()))
+        metrics = {"sweep.metric": sweep.metric}
+        if sweep.tune is not None:
+            metrics["sweep.tune.metric"] = sweep.tune.metric
         searching = sweep.search == "optuna"
         self._resources = TrialResources(
             available, self._total, sweep.concurrency, metrics, searching

@@ -12,9 +12,9 @@ from flray import registry, rng
 from flray.config import arms
 from flray.config.experiment import Config, is_place
 from flray.config.loader import experiment_at
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune
-from flray.errors import ConfigError, nearest
-from flray.tuning.space import Values, bounds, draw_setting, values_of
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune, tried
+from flray.errors import ConfigError, ConfigErrors, nearest
+from flray.tuning.space import Values, bounds, distinct, draw_setting, errors_of, values_of
 
 STARTUP = 10
 """Settings of an arm that are common to all arms before Optuna looks at any score."""
@@ -56,8 +56,17 @@ class Unit:
     @property
     def size(self) -> int | None:
         """How many settings there are; None for intervals of real numbers."""
-        values = [values_of(domain) for domain in self.space.values()]
-        return None if None in values else math.prod(len(one) for one in values if one is not None)
+        axes = self._axes
+        return None if None in axes else math.prod(len(one) for one in axes if one is not None)
+
+    @property
+    def _axes(self) -> list[Sequence[Any] | None]:
+        """The different values of each domain; None for an interval of real numbers."""
+        each = {path: values_of(domain) for path, domain in self.space.items()}
+        return [
+            distinct(path, values) if isinstance(values, list) else values
+            for path, values in each.items()
+        ]
 
     def suggest(
         self,
@@ -86,7 +95,7 @@ class Unit:
             Whether a score is better high or low.
         """
         if self.size is not None and self.size <= tune.samples:
-            axes = [values_of(domain) or () for domain in self.space.values()]
+            axes = [values or () for values in self._axes]
             combination = next(itertools.islice(itertools.product(*axes), index, None))
             return dict(zip(self.space, combination, strict=True))
         if tune.search != "optuna" or index < STARTUP:
@@ -122,7 +131,7 @@ def units(config: Config) -> list[Unit]:
         If an arm's space is invalid, or budgets cannot be equal.
     """
     compared = {
-        path: domain.grid
+        path: distinct(path, domain.grid)
         for path, domain in config.space.items()
         if isinstance(domain, Grid) and _is_compared(path)
     }
@@ -136,8 +145,12 @@ def units(config: Config) -> list[Unit]:
         for combination in itertools.product(*compared.values()):
             setting = {**named, **dict(zip(compared, combination, strict=True))}
             own = {path: domain for path, domain in space.items() if domain is not None}
-            found.append(Unit(setting, dict(_applicable(config, setting, own))))
+            try:
+                found.append(Unit(setting, dict(_applicable(config, setting, own))))
+            except (ConfigError, ConfigErrors) as error:
+                raise ConfigErrors(errors_of(config, setting, error)) from None
     _check(config, found)
+    _check_own_values(config, found)
     return _with_defaults(config, found)
 
 
@@ -205,6 +218,14 @@ def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:
         ) from None
 
 
+def _own_spaces(config: Config, unit: Unit) -> Iterator[tuple[str, dict[str, Domain | None]]]:
+    """Yield the spaces of a unit's arms, each with its path in the file."""
+    for axis, one in config.arms.items():
+        name = str(unit.setting[f"{arms.PREFIX}{axis}"])
+        where = f"arms.{axis}.{name}"
+        yield f"{where}.{arms.SPACE}", _own_space(where, one[name])
+
+
 def _applicable(
     config: Config, setting: Values, space: Mapping[str, Domain]
 ) -> Iterator[tuple[str, Domain]]:
@@ -218,24 +239,24 @@ def _applicable(
 def _check(config: Config, found: Sequence[Unit]) -> None:
     tune = config.sweep.tune
     assert tune is not None
-    if not any(unit.space for unit in found):
+    known = {path for unit in found for path in unit.space}
+    spaces: dict[str, Mapping[str, Domain | None]] = {arms.SPACE: config.space}
+    for unit in found:
+        spaces |= dict(_own_spaces(config, unit))
+    for where, space in spaces.items():
+        for path, domain in space.items():
+            if path not in known and domain is not None and not _is_compared(path):
+                raise ConfigError(
+                    f"{where}.{path}",
+                    "an option that no compared method has",
+                    f"one of those of its method{nearest(path, known)}",
+                )
+    if not known:
         raise ConfigError(
             "sweep.tune",
             "nothing that could be tuned",
             "give a space, or arms with a space of their own",
         )
-    known = {path for unit in found for path in unit.space}
-    spaces = [
-        config.space,
-        *(arm.get(arms.SPACE) or {} for one in config.arms.values() for arm in one.values()),
-    ]
-    for path, domain in itertools.chain.from_iterable(space.items() for space in spaces):
-        if path not in known and domain is not None and not _is_compared(path):
-            raise ConfigError(
-                f"space.{path}",
-                "an option that no compared method has",
-                f"one of those of its method{nearest(path, known)}",
-            )
     if tune.search == "grid":
         sizes = {unit.name: unit.size for unit in found if unit.space}
         if None in sizes.values():
@@ -246,13 +267,37 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
             )
         most = max(size for size in sizes.values() if size is not None)
         if len(set(sizes.values())) > 1 or most > tune.samples:
-            listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            listed = ", ".join(
+                f"{name} {size}" if len(sizes) > 1 else f"{size}" for name, size in sizes.items()
+            )
             raise ConfigError(
                 "sweep.tune.search",
                 f"'grid' over {listed} settings",
                 f"grids of one size, of at most sweep.tune.samples ({tune.samples}), so that all "
                 "have the same budget; or search by random or optuna",
             )
+
+
+def _check_own_values(config: Config, found: Sequence[Unit]) -> None:
+    """Refuse values of an arm's own space that it cannot be run with: a late draw would end the sweep.
+
+    Those of the sweep's space are checked when its file is read.
+    """
+    errors: dict[str, ConfigError] = {}
+    for unit in found:
+        for where, space in _own_spaces(config, unit):
+            for path, domain in space.items():
+                if domain is None or unit.space.get(path) != domain:
+                    continue
+                for value in tried(domain):
+                    try:
+                        experiment_at(config, {**unit.setting, path: value})
+                    except (ConfigError, ConfigErrors) as error:
+                        first = error.errors[0] if isinstance(error, ConfigErrors) else error
+                        place = f"{where}.{path}"
+                        errors.setdefault(place, ConfigError(place, repr(value), str(first)))
+    if errors:
+        raise ConfigErrors(list(errors.values()))
 
 
 def _distribution(domain: Domain) -> Any:

@@ -103,6 +103,9 @@ def test_mistakes_are_refused(armed: dict[str, Any]) -> None:
         *(("arms.method.prox.output", "x"), ("sweep.search", "optuna")),
         ("arms.method.prox.space", {"local.lr": {"grid": [0.1]}}),
         *(("arms.empty", {}), ("algorithm.mu", 1)),
+        *(("sweep.only", {"method": []}), ("sweep.skip", [{"method": []}])),
+        ("sweep.where", [{"arms": {"method": []}, "settings": {"local.lr": 1}}]),
+        ("arms.method.prox.local.lr.decay", 1),
     ):
         refused(specs, armed, [(path, value)])
 

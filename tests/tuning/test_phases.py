@@ -381,3 +381,32 @@ def test_what_does_not_go_together_is_refused(tuned: dict[str, Any]) -> None:
     tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake here
     refuse(until={"margin": 1}, scheduler="asha")
     refuse(until={"margin": 1, "at_least": 5, "at_most": 4})
+
+
+def test_a_value_that_comes_twice_is_one(content: dict[str, Any]) -> None:
+    """A repetition would be compared as further seeds of its setting, and take a place of a tuning's budget."""
+    content["space"] = {"algorithm": {"grid": ["fedavg", "local", {"name": "fedavg"}]}}
+    assert len(enumerate_settings(resolve_sweep(load(content)))) == 2
+    content["space"] |= {"local.lr": {"grid": [0.01, 0.1, 0.01]}}
+    content["sweep"] = {"seeds": [0], "tune": {"seeds": [9], "samples": 4}}
+    found = [(one.name, one.size) for one in units(resolve_sweep(load(content)))]
+    assert found == [("fedavg", 2), ("local", 2)]
+
+
+def test_every_value_of_an_arms_own_space_is_checked_before_any_trial(
+    tuned: dict[str, Any],
+) -> None:
+    for space in (
+        *({"local.momentum": {"uniform": [0, 1.5]}}, {"local.lr": {"grid": [0.1, 0.2, -1]}}),
+        *({"local.momentun": {"uniform": [0, 0.9]}}, {"algorithm.mu": {"grid": [1]}}),
+    ):
+        tuned["arms"] = {"method": {"local": {"algorithm": "local", "space": space}}}
+        refused(Phases, resolve_sweep(load(tuned)))
+    tuned["arms"]["method"]["local"] = {"algorithm": "local", "local.lr": -1}
+    refused(Phases, resolve_sweep(load(tuned)))
+    tuned["arms"]["method"] = {
+        "local": {"algorithm": "local"},
+        "prox": {"algorithm": "fedprox", "space": {"algorithm.mu": {"grid": [1]}}},
+    }
+    tuned["sweep"]["only"] = {"method": ["local"]}  # the other arm's space is of no matter
+    assert [one.name for one in units(resolve_sweep(load(tuned)))] == ["local"]

@@ -269,6 +269,19 @@ def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]
     refused(TrialResources({"CPU": 2.0}, len(made), "auto").check, made)
 
 
+def test_an_unknown_metric_is_said_of_the_setting_that_names_it(content: dict[str, Any]) -> None:
+    _, made = specs(content)
+    metrics = {"sweep.metric": "auto", "sweep.tune.metric": "accuracy"}
+    refused(TrialResources({"CPU": 2.0}, len(made), "auto", metrics).check, made)
+
+
+def test_the_end_that_is_not_drawn_may_be_beyond_the_setting(content: dict[str, Any]) -> None:
+    content["space"] = {"resources.queued": {"randint": [1, 17]}}  # at most 16
+    assert load(content).space
+    content["space"] = {"resources.queued": {"randint": [1, 18]}}
+    refused(load, content)
+
+
 @pytest.mark.parametrize("searching", [False, True])
 def test_a_batch_is_measured_unless_a_larger_one_serves_it(
     content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, searching: bool
