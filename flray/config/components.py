@@ -2,10 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from flray import registry
@@ -190,10 +198,27 @@ class AugmentChoice(Component, registry=registry.augmentations):
     """A step of augmentation."""
 
 
+_Usual = Literal["none", "flip", "crop", "resized", "weak", "strong"]
+
+
+def _check_augment(value: Plain) -> Plain:
+    """Refuse another name: a step stands in a list."""
+    usual = get_args(_Usual)
+    if isinstance(value, str) and value not in usual:
+        known = registry.augmentations.names()
+        meant = f": [{value}]" if value in known else nearest(value, [*usual, *known])
+        raise PydanticCustomError(
+            "augment",
+            "one of {usual}, or a list of steps (flray list augmentations){meant}",
+            {"usual": ", ".join(usual), "meant": meant},
+        )
+    return value
+
+
 Augment = Annotated[
-    Annotated[Literal["none", "flip", "crop", "resized", "weak", "strong"], Tag("[name]")]
-    | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
+    Annotated[_Usual, Tag("[name]")] | Annotated[tuple[AugmentChoice, ...], Tag("[steps]")],
     Discriminator(lambda value: "[name]" if isinstance(value, str) else "[steps]"),
+    BeforeValidator(_check_augment),
 ]
 
 

@@ -312,9 +312,11 @@ def selects_on_test(config: Mapping[str, Any]) -> str:
     metric = str((sweep.get("tune") or sweep).get("metric", "auto"))
     if not chooses(config) or not is_test(metric):
         return ""
+    shares = isinstance((config.get("experiment") or {}).get("split"), list | tuple)
+    how = "a second share of split" if shares else "evaluation.validation=0.2"
     return (
         f"this sweep selects on test data ({where}: {metric}), which makes the value of what it chooses too good; "
-        f"evaluation.validation=0.2 keeps samples to choose by, with {where}=validation"
+        f"{how} keeps samples to choose by, with {where}=validation"
     )
 
 

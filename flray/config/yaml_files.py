@@ -79,6 +79,22 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
         return node
 
 
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
+    """Return an integer; refuse one that YAML 1.1 takes for another than people do: 010 is 8, and 1:30 is 90."""
+    found = int(loader.construct_yaml_int(node))
+    digits = node.value.lstrip("+-").replace("_", "")
+    if ":" in digits or (digits.isdecimal() and int(digits) != abs(found)):
+        raise _parser_error(
+            f"{node.value}, which YAML reads as {found}; write a number without zeros before it and "
+            "without colons, and a text in quotes",
+            node,
+        )
+    return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
 def _count(node: yaml.Node, counted: dict[int, float]) -> float:
     """Return the number of values of a node; each is visited once, and one within itself has infinitely many."""
     if id(node) not in counted:
