@@ -22,7 +22,7 @@ from flray.cli.arguments import (
     refuse_together,
     runs,
 )
-from flray.errors import FlrayError, one_line
+from flray.errors import FlrayError, explained, one_line
 
 if TYPE_CHECKING:
     from flray.results.verify import Verdict
@@ -310,8 +310,11 @@ def export_command(
             f"{folder}: a sweep has a model for each trial; name one, for example "
             f"{folder.parent.name}/{folder.name}/trials/0001"
         )
-    own = tuple(plugin or ())
-    for path in export.export(folder, to, client=client, every=every, plugins=own, crate=crate):
+    own, place = tuple(plugin or ()), to or folder / "export"
+    remedy = "name another folder with --to"
+    with explained(OSError, f"{place}: no model can be written here", remedy, FlrayError):
+        made = export.export(folder, to, client=client, every=every, plugins=own, crate=crate)
+    for path in made:
         typer.echo(one_line(str(path)))
 
 

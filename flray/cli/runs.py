@@ -14,6 +14,7 @@ from rich.table import Table
 from flray import registry
 from flray.cli.display import console, show_table
 from flray.errors import FlrayError
+from flray.files import storage
 from flray.metrics import PRIMARY_VIEWS
 from flray.records import JOURNAL, directory, lock_journal, read_events, rounds_of
 
@@ -23,6 +24,11 @@ _SILENT, _REFRESH = 600.0, 2.0
 
 def show_runs(base: str, as_json: bool, watch: bool = False) -> None:
     """Print the runs and sweeps of a folder, the newest last; with `watch` until the user interrupts."""
+    if storage.is_remote(base):
+        raise FlrayError(
+            f"--output: found {base}; only folders of this machine are listed. Use the storage's tool, and name one "
+            f"run: flray report NAME --output {base}"
+        )
     table = _runs(base)
     if not table.row_count and not as_json:
         console.print(

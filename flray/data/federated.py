@@ -213,7 +213,8 @@ def federate(
     if not 0 <= val_fraction < 1:
         raise ConfigError("val_fraction", repr(val_fraction), "a number at least 0 and below 1")
     if val_fraction and (isinstance(split, tuple) or split in SETS_VALIDATION_APART):
-        why = f"0 with split {split!r}, which sets validation samples apart itself"
+        shown = split if isinstance(split, str) else list(split)
+        why = f"0 with split {shown}, which sets validation samples apart itself"
         raise ConfigError("experiment.evaluation.validation", repr(val_fraction), why)
     trains_y, tests_y = zip(*((d.train_y, d.test_y) for d in dataset.domains), strict=True)
     train_domain, test_domain = _domain_ids(trains_y), _domain_ids(tests_y)
@@ -252,13 +253,14 @@ def federate(
     context = {"labels": fit_y, "domains": fit_domain, "seed": seed}
     if dataset.coarse is not None:
         context["superclasses"] = np.array(dataset.coarse, dtype=np.int64)[fit_y]
-    asked = options.get("clients")
-    # Before arrays of that many are made.
-    if isinstance(asked, int) and asked > max(len(fit_y), _MANY):
-        raise DataError(
-            f"partition {partition_name}: found {asked} clients for {len(fit_y)} training samples "
-            f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"
-        )
+    for name in ("clients", "clients_per_domain", "parts"):
+        asked = options.get(name)
+        # Before arrays of that many are made.
+        if isinstance(asked, int) and asked > max(len(fit_y), _MANY):
+            raise DataError(
+                f"partition {partition_name}: found {asked} {name} for {len(fit_y)} training samples "
+                f"of data set {dataset.name}; each needs one, so at most {len(fit_y)}"
+            )
     wanted = [p.name for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
     trains = [parts["train"] for parts in given.values()] or _partition(
         partition_name, options, wanted, context
@@ -332,9 +334,12 @@ def _check_plain(split: Split, shift: Shift) -> None:
     """Refuse settings that would change a split that a file gives."""
     remedy = "the file of partition.path says who trains and tests on what; "
     if split != "official":
-        raise ConfigError("experiment.split", str(split), f"{remedy}official, or leave it out")
+        found = split if isinstance(split, str) else str(list(split))
+        raise ConfigError("experiment.split", found, f"{remedy}official, or leave it out")
     if shift.long_tail or shift.test_long_tail or shift.sizes or shift.ratio != 1:
-        raise ConfigError("experiment.shift", str(shift), f"{remedy}noise alone, or leave it out")
+        given = shift.model_dump(exclude_defaults=True)
+        found = ", ".join(f"{name} {value}" for name, value in given.items())
+        raise ConfigError("experiment.shift", found, f"{remedy}noise alone, or leave it out")
 
 
 def _apply_shift(
@@ -369,7 +374,7 @@ def _partition(
     if unknown := [parameter for parameter in wanted if parameter not in context]:
         if unknown[0] == "superclasses":
             raise DataError(
-                f"partition {name}: needs superclasses of the classes, as cifar100 has them; this data set has none"
+                f"partition {name}: needs superclasses of the classes, as cifar-100 has them; this data set has none"
             )
         raise DataError(
             f"partition {name}: unknown positional parameter {unknown[0]!r}; it may take "

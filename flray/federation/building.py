@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_type_hints
 
+import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from flray.data.types import DataSet, FederatedData
 from flray.errors import ConfigError, FlrayError, nearest
 from flray.federation import FederationSpec, SharedDataset, read_start
 from flray.federation.evaluation import check_metric
-from flray.metrics import AUTO, check_clients
+from flray.metrics import AUTO, check_clients, is_at_most_one
 from flray.models import check_forward, dry_run, select, supports_single_sample
 from flray.rng import numpy_generator
 from flray.tasks.base import bound_loss
@@ -121,6 +122,24 @@ def check_unseen(spec: FederationSpec) -> None:
         )
 
 
+def check_stop(spec: FederationSpec) -> None:
+    """Refuse a value to stop at that the metric never has, such as 90 for 90 %.
+
+    Raises
+    ------
+    ConfigError
+        Naming the setting and the value in its place.
+    """
+    stop = spec.config.stop
+    if stop is None:
+        return
+    metric = spec.primary_metric if stop.metric == AUTO else stop.metric
+    for name, value in (("target", stop.target), ("min_delta", stop.min_delta)):
+        if value is not None and value > 1 and is_at_most_one(metric):
+            meant = f"; {value / 100:g} is {value:g} %" if value <= 100 else ""
+            _refuse(spec.config, f"stop.{name}", f"{metric} is a share between 0 and 1{meant}")
+
+
 def check_loss(spec: FederationSpec, key: str, model: nn.Module) -> None:
     """Refuse a ``local.loss`` that the method does not minimise, or that cannot be computed of the network's outputs.
 
@@ -204,16 +223,22 @@ def validate(spec: FederationSpec) -> None:
         why = f"{name} averages weights, so all clients need the same network"
         refuse("models", why, ", ".join(spec.architectures))
     if "public" in needs and data.public is None:
-        why = f"{name} needs public data, and this set has none; name some, for example"
-        refuse("data", f"{why} experiment.public: photos", data.dataset)
+        why = f"{name} needs public data, and this set has none; "
+        if data.x.dtype == np.uint8:
+            why += "name some, for example experiment.public: photos"
+        else:
+            why += "another set's (experiment.public) are images, as these samples are not; choose another method"
+        refuse("data", why, data.dataset)
     if "validation" in needs and not len(data.validation):
+        if isinstance(config.split, tuple):  # which says itself how many there are
+            why = f"{name} needs validation samples; give the second share some, for example [0.6, 0.2, 0.2]"
+            refuse("split", why, list(config.split))
         refuse("evaluation.validation", f"{name} needs a validation split, for example 0.2")
     if config.evaluation.protocol == "best" and not len(data.validation):
-        refuse(
-            "evaluation.protocol",
-            "it chooses the round on validation samples: set evaluation.validation, for example to "
-            "0.2, or a split with a validation part",
-        )
+        how = "set evaluation.validation, for example to 0.2, or a split with a validation part"
+        if isinstance(config.split, tuple):
+            how = "give the second share of split some, for example [0.6, 0.2, 0.2]"
+        refuse("evaluation.protocol", f"it chooses the round on validation samples: {how}")
     if config.evaluation.pooled and isinstance(learnt, FewShot):
         why = "episodes compare samples by one network, and here every client has its own; false"
         refuse("evaluation.pooled", why, "true")
@@ -251,6 +276,7 @@ def validate(spec: FederationSpec) -> None:
         refuse("aggregation.buffers", f"{why}; average")
     if config.stop is not None and config.stop.metric != AUTO:
         check_metric(spec, config.stop.metric, "experiment.stop.metric")
+    check_stop(spec)
     if counted := algorithm.needs_epochs():
         why = f"{name} counts epochs ({counted}); set"
         if local.steps is not None:

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from flray.algorithms.base import Algorithm, Stage
+from flray.config.experiment import Experiment
 from flray.errors import ConfigError, nearest
 from flray.federation import FederationSpec, messages
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState
@@ -130,7 +131,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         if parts[0] == "global" and "global" in spec.algorithm.views and not spec.has_common
         else ""
         if any("/validation/" in one for one in known)
-        else "; validation values need samples kept for it (evaluation.validation)"
+        else f"; validation values need samples kept for it ({_kept_by(spec.config)})"
         if "validation" in name
         else ""
     )
@@ -140,6 +141,12 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         f"{spec.config.algorithm.name} measures no such thing{near}; there are "
         f"{', '.join(known)}, and auto takes {spec.primary_metric}{held}; flray list metrics says what each is",
     )
+
+
+def _kept_by(config: Experiment) -> str:
+    """Return the setting that keeps samples for validation."""
+    in_shares = isinstance(config.split, tuple)
+    return "the second share of split" if in_shares else "evaluation.validation"
 
 
 def _global(federation: FederationState) -> dict[str, float]:

@@ -125,7 +125,7 @@ def resolve_uri(uri: str) -> str:
     }:
         raise FlrayError(
             f"tracking address {redact(uri)!r}: MLflow keeps no runs there; give "
-            "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT"
+            "sqlite:///PATH/mlflow.db or http(s)://HOST:PORT, or null for no tracking"
         )
     database = database_path(uri)
     if database is None:

@@ -165,6 +165,12 @@ def is_share(metric: str) -> bool:
     return evaluated or own or measure_name(metric).startswith(_SHARES)
 
 
+def is_at_most_one(metric: str) -> bool:
+    """Tell whether a metric is one of flray's own shares; others, such as a custom one, may have any value."""
+    measure = measure_name(metric)
+    return measure in MEASURES_IN_WORDS and measure.startswith(_SHARES)
+
+
 Protocol = Literal["last", "best", "mean-last"]
 AUTO, VALIDATION = "auto", "validation"
 """In place of a metric's name: a method's primary metric, and the same on validation samples."""

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 
 from flray import registry
 from flray.drawing import canvas
-from flray.errors import FlrayError, one_line
+from flray.errors import FlrayError, explained, one_line
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
 from flray.results import ResultSet, beside, formatting
@@ -349,7 +350,9 @@ def _kept(
     if keep is None:
         return make(source, Path(to), target, reference)
     path = Path(keep)
-    added, before, unfinished = export_runs(source, path)
+    remedy = "name another file"
+    with explained(OSError, f"--keep: {path} cannot be written", remedy, FlrayError):
+        added, before, unfinished = export_runs(source, path)
     made = make(source, Path(to), target, reference)
     line = f"kept: {added} finished runs in {path}"
     files = [path]
@@ -395,12 +398,13 @@ def make(
     figures = {name: one for section in sections for name, one in section.figures.items()}
     vectors = {name: canvas.render_svg(figure) for name, figure in figures.items()}
     folder, pictures = output / directory.FIGURES, []
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in figures.items():
-        pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
-        pictures[-3].write_text(vectors[name], encoding="utf-8")
-        for path in pictures[-2:]:
-            canvas.save_figure(figure, path)
+    with _writing(output):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in figures.items():
+            pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
+            pictures[-3].write_text(vectors[name], encoding="utf-8")
+            for path in pictures[-2:]:
+                canvas.save_figure(figure, path)
     contents = {
         MARKDOWN: markdown(table, spent),
         LATEX: render_latex(table),
@@ -410,15 +414,22 @@ def make(
     return Report(source, table, spent, figures, files, tuple(pictures))
 
 
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    """Return a context that names the folder, and the option for another one, if nothing can be written there."""
+    remedy = "name another folder with --to"
+    return explained(OSError, f"{folder}: the report cannot be written here", remedy, FlrayError)
+
+
 def _write(
     folder: Path, table: Table, contents: Mapping[str, str], comparisons: str
 ) -> tuple[Path, ...]:
     """Write files by name, and a table's comparisons if it has any; return the paths."""
     if table.studies.each:
         contents = {**contents, comparisons: formatting.csv_text(table.studies.frame())}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_text(content, encoding="utf-8")
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_text(content, encoding="utf-8")
     return tuple(folder / name for name in contents)
 
 

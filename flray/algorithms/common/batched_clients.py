@@ -63,7 +63,8 @@ def check_batchable(
     if changed:
         reason = f"{name} has its own {', '.join(changed)}; set it to 1"
     elif block is None or block < count:
-        reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {block})"
+        now = "null" if block is None else block
+        reason = f"they are neighbours of one block: set aggregation.block to {count} or more (it is {now})"
     elif not kind.takes_mean_only():
         reason = f"the server of {name} looks at single replies; set it to 1"
     elif isinstance(config.local.optimizer, OptimizerChoice):

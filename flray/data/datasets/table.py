@@ -144,8 +144,8 @@ def table(
     for name in besides:
         if frame[name].isna().any():
             raise DataError(
-                f"data set table: column {name!r} of {file} is empty in "
-                f"{int(frame[name].isna().sum())} rows; fill them or take the rows away"
+                f"data set table: column {name!r} of {file} is empty, or NA, None, null or nan, in "
+                f"{int(frame[name].isna().sum())} rows; write another word, or take the rows away"
             )
     groups = ["table"] * len(frame) if by is None else [str(v) for v in frame[by].tolist()]
     parts = None if part is None else [str(v) for v in frame[part].tolist()]
@@ -193,15 +193,18 @@ def table(
 def _read(file: Path) -> pd.DataFrame:
     import pandas as pd
 
-    if file.suffix not in (".csv", ".parquet"):
-        raise DataError(f"data set table: {file} is neither a .csv nor a .parquet file")
+    kind = file.suffix.lower()
+    if kind not in (".csv", ".parquet"):
+        raise DataError(
+            f"data set table: {file} is neither a .csv nor a .parquet file; write it as one"
+        )
     with (
         explained(  # pandas' and pyarrow's own are ValueErrors
             (OSError, ValueError, OverflowError), f"data set table: {file} cannot be read"
         ),
         open_file(file) as source,
     ):
-        if file.suffix == ".parquet":
+        if kind == ".parquet":
             return _read_parquet(file, source)
         # pandas calls a second column y "y.1", under which it would be learnt from.
         first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()

@@ -75,8 +75,9 @@ def draw_until_large_enough(
     draw: Callable[[], list[Rows]],
     min_size: int,
     wanted: str,
-    remedy: str,
+    fewer: str,
     *,
+    instead: str = "",
     counted: int | None = None,
     possible: bool = True,
 ) -> list[Rows]:
@@ -88,8 +89,10 @@ def draw_until_large_enough(
         Makes one split.
     min_size : int
         Fewest samples.
-    wanted, remedy : str
-        The requirement that every draw failed and the remedy, both for the message.
+    wanted, fewer : str
+        The requirement that every draw failed, and the parts that are too many, both for the message.
+    instead : str
+        Another partition, which has no such requirement.
     counted : int, optional
         The number of first parts that must be large enough; default all.
     possible : bool
@@ -113,7 +116,14 @@ def draw_until_large_enough(
             return [np.sort(part) for part in parts]
         best = max(best, smallest)
     tried = f" ({TRIES} draws, best smallest client {best})" if best >= 0 else ""
-    raise DataError(f"{wanted} at least min_size={min_size} samples{tried}; {remedy}")
+    ways = [
+        *(["a larger alpha"] if possible else []),
+        f"fewer {fewer}",
+        *(["a smaller min_size"] if min_size > 1 else []),  # each client needs one
+        *([instead] if instead and possible else []),
+    ]
+    take = f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+    raise DataError(f"{wanted} at least min_size={min_size} samples{tried}; take {take}")
 
 
 @register_partition("iid")
@@ -170,7 +180,7 @@ def quantity(
         lambda: cut(order, generator.dirichlet(np.full(clients, alpha))),
         min_size,
         f"partition quantity: no split of {len(labels)} samples with alpha={alpha} gives each of clients={clients}",
-        "take a larger alpha, fewer clients or a smaller min_size",
+        "clients",
         possible=clients * min_size <= len(labels),
     )
 
@@ -218,7 +228,8 @@ def dirichlet(
         lambda: dirichlet_draw(labels, clients, alpha, generator, balanced=balanced),
         min_size,
         f"partition dirichlet: no split of {len(labels)} samples with alpha={alpha} gives each of clients={clients}",
-        "take a larger alpha, fewer clients, a smaller min_size or dirichlet-equal",
+        "clients",
+        instead="dirichlet-equal",
         possible=clients * min_size <= len(labels),
     )
 
@@ -333,6 +344,7 @@ def domain_dirichlet(
     clients: list[Rows] = []
     for domain in np.unique(domains):
         rows = np.flatnonzero(domains == domain)
+        possible = keep * min_size <= len(rows)
         cuts = draw_until_large_enough(
             functools.partial(
                 dirichlet_draw, labels[rows], parts, alpha, generator, balanced=balanced
@@ -340,9 +352,9 @@ def domain_dirichlet(
             min_size,
             f"partition domain-dirichlet: no split of a domain's {len(rows)} samples with "
             f"alpha={alpha} and parts={parts} gives each of keep={keep}",
-            "take a larger alpha, fewer parts or a smaller min_size",
+            "parts" if possible else "kept parts (keep)",
             counted=keep,
-            possible=keep * min_size <= len(rows),
+            possible=possible,
         )
         clients += [rows[part] for part in cuts[:keep]]
     return clients

@@ -377,8 +377,8 @@ def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> Dat
         rows = np.flatnonzero((table.domains == domain) & (table.test == (part == "test")))
         if not len(rows):
             raise DataError(
-                f"data set {spec.name}: the domain {name} has no {part} images in "
-                f"{store.where}; put some there, or choose other domains with data.domains"
+                f"data set {spec.name}: the domain {name} has no {part} images in {store.where}; put some there"
+                + ", or choose other domains with data.domains" * (len(spec.domains) > 1)
             )
         most = spec.samples if part == "train" else None
         parts.append(np.sort(cap_rows(name, rows, most, spec.seed)))
