@@ -27,6 +27,7 @@ BASE = {"experiment": small()}
         *("split=0.8", "split=[0.8, 0.2]", "split=[0.5, 0.2, 0.1, 0.2]", "local.betas=0.9"),
         *("space={local.lr: {uniform: 3}}", "space={local.lr: {grid: [0.1], choice: [0.2]}}"),
         *("participation.unseen=client1", "local.augment=jitter", "local.augment=jiter"),
+        *("resources.cpus_per_actor=0.00001", "resources.gpus_per_actor=0.00001"),
     ],
 )
 def test_a_value_is_not_guessed_and_what_it_needs_is_said(setting: str) -> None:
@@ -51,6 +52,11 @@ def test_validation_samples_are_asked_for_where_they_come_from() -> None:
     refused(built, {**shares, "stop": stop})
     config = {"experiment": shares, "space": {"local.lr": {"grid": [1, 2]}}}
     assert "a second share of split" in selects_on_test(config)
+
+
+def test_a_group_of_parameters_is_said_to_be_the_methods() -> None:
+    data = {"name": "digits-sklearn", "samples": 40}
+    refused(built, small(data=data, algorithm={"name": "fedper", "personal": "head"}))
 
 
 def test_public_images_are_proposed_to_images_alone() -> None:
@@ -97,4 +103,5 @@ def test_a_folder_that_cannot_be_written_is_said_with_the_option(tmp_cwd: Path) 
     for command in (["export", str(run)], ["report", str(run)]):
         mistyped(*command, "--to", "file")
     mistyped("report", str(run), "--keep", "file/kept.csv")
+    mistyped("report", str(run), "--reach", "200")
     mistyped("ls", "--output", "s3://bucket/runs")

@@ -209,6 +209,10 @@ Normalisation = Annotated[
 ]
 
 
+LEAST_SHARE = 0.0001
+"""The smallest share of a CPU or GPU that Ray counts."""
+
+
 class Resources(Section):
     """Resources of the client tasks."""
 
@@ -216,7 +220,7 @@ class Resources(Section):
     """ray: on actors, here or on a cluster; inline: in this process, one client after another"""
     actors: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """client actors; auto: as many as the CPUs and GPUs carry, at most one per cohort member"""
-    cpus_per_actor: float = Field(1.0, gt=0, le=4096)
+    cpus_per_actor: float = Field(1.0, ge=LEAST_SHARE, le=4096)
     """CPUs, and so torch threads (at least one), of an actor"""
     gpus_per_actor: Literal["auto"] | Annotated[float, Field(ge=0)] = "auto"
     """share of a GPU, or a whole number of them; auto: the memory of a task is measured, and at most 4 actors share a
@@ -242,6 +246,9 @@ class Resources(Section):
             raise PydanticCustomError(
                 "gpus", "Ray gives an actor a share of one GPU (0 to 1) or a whole number"
             )
+        if value != "auto" and 0 < value < LEAST_SHARE:
+            why = "Ray gives an actor 0.0001 of a GPU at least; 0 is a CPU alone"
+            raise PydanticCustomError("gpus", why)
         return value
 
 

@@ -307,7 +307,10 @@ def validate(spec: FederationSpec) -> None:
             check_forward(key, model, data.shape, split=split)
         if "same_features" in needs and len(spec.architectures) > 1:
             sizes[key] = models.feature_dim(model)
-        select(model, algorithm.shared)
+        try:
+            select(model, algorithm.shared)
+        except FlrayError as error:  # an option of the method names no group of parameters
+            refuse("algorithm", str(error), name)
         check_single_sample_batch_norm(spec, key, model)
     if len(set(sizes.values())) > 1:
         found = ", ".join(f"{key}: {size}" for key, size in sizes.items())

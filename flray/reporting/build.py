@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from flray import registry
 from flray.drawing import canvas
 from flray.errors import FlrayError, explained, one_line
+from flray.metrics import is_at_most_one
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
 from flray.results import ResultSet, beside, formatting
@@ -393,6 +394,9 @@ def make(
     if target is not None and not 0 < target < math.inf:
         raise FlrayError(f"--reach: found {target:g}; a value above 0, of an accuracy in percent")
     source = load_folder(source) if isinstance(source, Path) else source
+    metrics = {trial.metric for trial in source.trials if trial.metric}
+    if target is not None and target > 100 and all(map(is_at_most_one, metrics)):
+        raise FlrayError(f"--reach: found {target:g}; at most 100, as it is in percent")
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))
     figures = {name: one for section in sections for name, one in section.figures.items()}
