@@ -239,7 +239,7 @@ def resume(
     other_code : bool
         Continue even if the code is not the one that it began with.
     rounds : int, optional
-        More rounds than the run began with; see `flray.runs.runner.resume`.
+        Another number of rounds than the run began with; see `flray.runs.runner.resume`.
 
     Raises
     ------

@@ -150,7 +150,7 @@ def resume_command(
     target : str
         the run
     settings : list of str, optional
-        more rounds for a run, as if it had begun with them
+        another number of rounds for a run, as if it had begun with it
     address : str, optional
         a running Ray cluster
     output : str
