@@ -209,6 +209,16 @@ def test_links_lead_to_files() -> None:
             assert ":" in link or (page.parent / link).exists(), (page, link)
 
 
+def test_the_commands_with_json_are_named() -> None:
+    text = (ROOT / "docs" / "guide" / "start.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"With `--json` (.*?) is JSON", text, re.DOTALL)
+    commands: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    commands |= {f"data {name}": one for name, one in commands.pop("data").commands.items()}
+    able = {name for name, one in commands.items() if any("--json" in p.opts for p in one.params)}
+    named = {" ".join(name.split()) for name in re.findall(r"`([^`]+)`", listed)}
+    assert {name for name in named if not name.startswith("--")} == able
+
+
 @pytest.mark.parametrize("page", ["faults", "troubleshooting"])
 def test_the_settings_that_a_resume_may_change_are_named(page: str) -> None:
     text = (ROOT / "docs" / "guide" / f"{page}.md").read_text(encoding="utf-8")
