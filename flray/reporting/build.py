@@ -355,14 +355,11 @@ def _kept(
     with explained(OSError, f"--keep: {path} cannot be written", remedy, FlrayError):
         added, before, unfinished = export_runs(source, path)
     made = make(source, Path(to), target, reference)
+    files = [one for one in (path, beside(path)) if one.is_file()]
     line = f"kept: {added} finished runs in {path}"
-    files = [path]
-    if beside(path).is_file():
-        line += f", their settings, code and machines in {beside(path).name}"
-        files.append(beside(path))
+    line += f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else ""
     line += f"; {before} were there before" if before else ""
-    if unfinished:
-        line += f"; {unfinished} that have not finished are left out"
+    line += f"; {unfinished} that have not finished are left out" if unfinished else ""
     return replace(made, files=(*made.files, *files), notice=line)
 
 

@@ -248,8 +248,9 @@ def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
         The sweep.
     target : float, optional
         As shown: of a share in percent. Default: `SHARE` of the best final mean of the group
-        (settings with the same arms apart from the methods); what is better lower has to come down
-        to that mean divided by `SHARE`. Of a mean below zero it is the other way round.
+        (settings with the same arms apart from the methods, or without arms all); what is better
+        lower has to come down to that mean divided by `SHARE`. Of a mean below zero it is the other
+        way round.
     """
     found = []
     for group, settings in group_trials(source).items():
@@ -300,8 +301,8 @@ def _mean_total(trials: list[Trial], name: str) -> float:
 def group_trials(source: ResultSet) -> dict[str, dict[str, list[Trial]]]:
     """Return the trials that ended a round by group and label.
 
-    The axis of the table's rows (without arms: the method) makes the labels, everything else the
-    groups.
+    The axis of the table's rows makes the labels, everything else the groups. Without arms all
+    varying settings make the labels of one group.
     """
     column = f"{PREFIX}{source.rows}"
     groups: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
