@@ -15,6 +15,7 @@ from flray.results import ALIKE_NOTE, ResultSet, judge_alike, measures
 from flray.results.formatting import format_mean_std
 from flray.results.load import load_folder
 from flray.results.paired import compare
+from flray.results.table import Cell
 from flray.runs.code import code_differences
 
 _OWN = ("name", "output")
@@ -155,11 +156,9 @@ def _values(source: ResultSet) -> dict[str, _Values]:
 
 
 def _mean(values: _Values) -> str:
-    count, numbers = len(values), list(values.values())
-    if not count:
-        return ""
-    std = float(np.std(numbers, ddof=1)) if count > 1 else math.nan
-    return f"{format_mean_std(float(np.mean(numbers)), std, 4)} ({count} seed{'s' if count > 1 else ''})"
+    cell, count = Cell(dict(enumerate(values.values()))), len(values)
+    shown = f"{format_mean_std(cell.mean, cell.std, 4)} ({count} seed{'s' if count > 1 else ''})"
+    return shown if values else ""
 
 
 def _difference(first: _Values, second: _Values) -> tuple[str, str]:
