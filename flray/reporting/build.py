@@ -205,11 +205,11 @@ def _escape_latex(text: str) -> str:
 
 def _describe_data(source: ResultSet) -> str:
     """Return which data were used and their origins."""
-    found: dict[str, None] = {}
-    for trial in source.trials:
-        if trial.partition is not None:
-            origins = sorted(set(trial.partition["origins"].values()))
-            found[f"{trial.partition['dataset']} ({' + '.join(origins)})"] = None
+    found = dict.fromkeys(
+        f"{trial.partition['dataset']} ({' + '.join(sorted({*trial.partition['origins'].values()}))})"
+        for trial in source.trials
+        if trial.partition is not None
+    )
     return ", ".join(found) or str(source.config["experiment"]["data"]["name"])
 
 
