@@ -1,7 +1,7 @@
 """What the border gives out and what it refuses: objects, and bad inputs to commands on finished runs, by class.
 
-The classes are rounds of a resume, journals, folders to remove, files that are none, names and places that cannot be,
-escapes, and settings that mean nothing. FLRAY_HOSTILE_ALL (scripts/hostile) asks every row, the tests some of each.
+The classes are journals, folders to remove, files that are none, names and places that cannot be, escapes, and
+settings that mean nothing. FLRAY_HOSTILE_ALL (scripts/hostile) asks every row, the tests some of each.
 """
 
 import json
@@ -128,11 +128,6 @@ SOME = 6
 """Rows of a class that are asked in every run of the tests, the same ones."""
 LONG = "n" * 300
 BIG = "99999999999999999999999"
-NUMBERS = ("0", "-1", "1.5", "x", "", "nan", "1e3", BIG, str(2**63), "true", "null", "[2]", "2 3")
-ROUNDS = [
-    *(["resume", "ok", f"rounds={one}"] for one in NUMBERS),
-    *(["resume", "ok", "rounds"], ["resume", "ok", "lr=3"], ["resume", "ok", "rounds=2", "name=z"]),
-]
 
 
 def with_round(line: tuple[str, ...], data: bytes) -> bytes:
@@ -193,19 +188,12 @@ PLACES = [
     *([*words, LONG] for words in (["export", "ok", "--to"], ["report", "ok", "--to"], ["rm"])),
     *(["export", "ok", "--client", one] for one in ("nobody", "", LONG)),
     *(["report", "ok", "--keep", one] for one in (f"{LONG}.csv", "/proc/x.csv", "x.yaml", ".")),
-    *(["report", "ok", "--reach", one] for one in ("nan", "inf", "-5", "0", "x")),
-    *(["report", "x", "--uri", one] for one in ("", "file:///tmp", "http://127.0.0.1:9", "x://h")),
-    *(["sync", "ok", "--uri", one] for one in ("sqlite:////proc/x.db", "ftp://x", "http://[")),
-    *(["tune", "x.yaml", "--detect", one] for one in ("0", "-1", "nan", "inf", "x", "")),
-    *(["list", kind, "nope"] for kind in ("algorithms", "metrics", "callbacks", "samplers")),
+    *(["list", kind, "nope"] for kind in ("metrics", "callbacks", "samplers")),
     *(["data", "show", "digits-sklearn", "--plot", one] for one in (f"{LONG}.png", "/proc/x.png")),
-    *([command, ""] for command in ("resume", "report", "export", "sync", "run", "tune")),
-    *([command, "."] for command in ("resume", "report", "export", "sync", "run", "tune")),
+    *([command, one] for command in ("resume", "report", "export", "sync") for one in ("", ".")),
     *(["export", "ok", "--to", "/proc/x"], ["report", "ok", "--to", "/proc/x"]),
-    *(["resume", "m", "--plugin", ""], ["resume", "m", "--plugin", "runs/m/001/config.yaml"]),
     *(["resume", "m", "--address", "127.0.0.1:9"], ["resume", "ok", "--output", "x.yaml"]),
-    *(["compare", "ok", "nope"], ["compare", "ok/001"]),
-    *(["ls", "--watch", "--json"], ["ls", "--output", LONG]),
+    *(["compare", "ok", "nope"], ["compare", "ok/001"], ["ls", "--output", LONG]),
 ]
 FIELDS = {
     "run.json": [
@@ -221,52 +209,25 @@ FIELDS = {
 }
 SHOWN = (["ls"], ["compare", "m/001", "ok/001"], ["sync", "m"], ["tune", "x.yaml", "--detect", "1"])
 SETTINGS = [
-    *("stop={metric: nope, patience: 2}", "stop={patience: 0}", "evaluation.top_k=1"),
-    *("participation.unseen=1000", "participation.unseen=[nobody]", "participation.sampler=nope"),
-    *("evaluation.metrics=[macro-f1, macro-f1]", "evaluation.metrics=[auc]", "local.steps=0"),
-    *("evaluation.adapt_steps=1000000000000", "local.warmup=1000000", "local.public_augment=nope"),
-    *("normalisation={mean: [1e308], std: [1]}", "normalisation={mean: [0.5], std: [1e-300]}"),
-    *("normalisation={mean: [0.1, 0.2], std: [1, 1]}", "normalisation={mean: [0.1], std: [1, 1]}"),
-    *("partition={name: quantity, clients: 1000000000}", "partition.seed=99999999999999999999"),
-    "partition={name: quantity, clients: 4, min_size: 1000000}",
-    "model={name: mlp, hidden: [0]}",
-    *(
-        f"partition={{name: flower, partitioner: {one}}}"
-        for one in ("os.system", "__class__", "IidPartitioner, options: {num_partitions: 0}")
-    ),
-    *(
-        f"model={{name: torchvision, network: {one}}}"
-        for one in ("nope", "__init__", "get_model", "resnet18, weights: NOPE", "raft_large")
-    ),
-    *(f"start={one}" for one in ("nope", ".", "x.yaml", "runs", "http://127.0.0.1:9/x")),
-    "start={weights: x.yaml, sha256: abc}",
-    *("callbacks=[nope]", "callbacks=[tensorboard, tensorboard]"),
-    "callbacks=[{name: wandb, mode: nope}]",
-    *(f"tracking.uri={one}" for one in ("file:///tmp", "x://h", "sqlite:///")),
-    "resources.bits=nope",
-    *(f"output={one}" for one in ("/proc/x", "x.yaml", "ftp://h/x", "s3://key:word@h/x")),
+    *("participation.unseen=[nobody]", "participation.sampler=nope", "callbacks=[nope]"),
+    "partition={name: quantity, clients: 1000000000}",
+    "partition={name: flower, partitioner: IidPartitioner, options: {num_partitions: 0}}",
+    *(f"model={{name: torchvision, network: {one}}}" for one in ("nope", "get_model")),
+    *(f"output={one}" for one in ("x.yaml", "ftp://h/x")),
     *(
         f"data={{name: {one}}}"
         for one in (
             *("stand-in", "stand-in, of: nope", "folder, path: nope", "folder, path: x.yaml"),
-            *("table, path: x.csv, label: ''", "huggingface, path: x.yaml", "random, classes: 1"),
-            *("mnist-m, domains: [nope]", "digits-sklearn, samples: 0"),
+            *("table, path: x.csv, label: ''", "huggingface, path: x.yaml"),
+            "mnist-m, domains: [nope]",
         )
     ),
     *(f"name={one}" for one in ("..", "a/b", "-x", LONG, "''")),
-]
-SWEEPS = [
-    *(f"sweep.{one}" for one in ("where=nope", "places=nope", "reference=nope", "reuse=x")),
-    *("sweep.repeat={data: 1000000}", "sweep.tune={samples: 1000000000}", "sweep.seeds=[-1]"),
-    *("sweep.until={margin: -1}", "sweep.until={at_most: 1000000000}", "sweep.until={alpha: 1}"),
-    *(f"space={{local.lr: {{{one}}}}}" for one in ("grid: []", "loguniform: [0, 1]")),
-    *("space={nope: {grid: [1]}}", "space={local.lr: {uniform: [0, .inf]}}"),
+    *("normalisation={mean: [1e308], std: [1]}", "normalisation={mean: [0.5], std: [1e-300]}"),
 ]
 CLASSES: dict[str, list[list[str]]] = {
-    "rounds": ROUNDS,
     "places": PLACES,
     "settings": [["run", "x.yaml", one] for one in SETTINGS],
-    "sweeps": [["tune", "x.yaml", "--plan", one] for one in SWEEPS],
     "removed": [["rm", one, "--yes"] for one in REMOVED],
 }
 
@@ -340,7 +301,6 @@ def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
     for experiment in ("nobody", "Default"):
         mistyped("report", experiment, "--uri", "sqlite:///mlflow.db")
     mistyped("run", "x.yaml", "resources.bits=portable", "local.compile=true")
-    mistyped("run", "x.yaml", "callbacks=[{name: tensorboard, folder: /proc/x}]")
     planted.plugin("own.py")(RUN)
     mistyped("resume", "m")
     mistyped("resume", "m", "--plugin", "runs/m/001/own.py")

@@ -335,7 +335,8 @@ def test_refused_with_the_reason(tmp_cwd: Path) -> None:
     assert directory.read(scheduled.folder)["status"] == "finished"
     mistyped("resume", str(begun.folder), "local.lr=1")
     assert parse_rounds(["rounds=7"]) == 7
-    refused(parse_rounds, ["rounds=many"])
+    for one in ("many", "1.5", "true", "null", "[2]"):
+        refused(parse_rounds, [f"rounds={one}"])
     refused(parse_rounds, ["rounds=9", "rounds=8"])
 
 

@@ -132,7 +132,7 @@ def test_the_pilot_is_what_was_kept_or_the_newest_sweep(asked: ResultSet, sweep:
     config = load("quickstart")
     first, line = api.detect(config, yaml_files.locate("quickstart"), 1.0)
     assert first.endswith("quickstart.results.csv") and "a difference of 1 point would" in line
-    for wrong in (0.0, -1.0, float("nan")):
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
         refused(api.detect, config, yaml_files.locate("quickstart"), wrong)
     own = load({"experiment": {**asked.config["experiment"], "output": str(sweep.parents[1])}})
     assert api.detect(own, sweep / "file.yaml", 1.0)[0] == f"pilot: {sweep}"
