@@ -29,8 +29,7 @@ def given(content: object, **settings: Any) -> Any:
     text = content if isinstance(content, str) else json.dumps(content)
     Path("split.json").write_text(text)
     partition = {"name": "file", "path": "split.json"}
-    experiment = {"data": "digits-sklearn", "partition": partition, "model": "linear"}
-    options = load({"experiment": {**experiment, "algorithm": "fedavg"}}).experiment.partition
+    options = load({"experiment": small(partition=partition)}).experiment.partition
     return federate(SET, "file", options.arguments, 0, **settings)
 
 
@@ -90,9 +89,7 @@ def test_settings_that_would_change_it_are_refused() -> None:
 
 @pytest.mark.parametrize("path", [".", "none.json", 3, ["a"], "/dev/zero"])
 def test_other_paths_are_refused(path: object) -> None:
-    partition = {"name": "file", "path": path}
-    experiment = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
-    refused(load, {"experiment": {**experiment, "partition": partition}})
+    refused(load, {"experiment": small(partition={"name": "file", "path": path})})
 
 
 WRITTEN = small(

@@ -238,8 +238,7 @@ def test_colours_and_normalisation_need_pixels() -> None:
 
 @cases("how", "jitter, [crop, jiter], [{name: jitter, hue: 0.6}], [{name: crop, pading: 2}]")
 def test_mistakes_in_steps_are_named(how: object) -> None:
-    base = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
-    refused(load, {"experiment": {**base, "local": {"augment": how}}})
+    refused(load, {"experiment": small(local={"augment": how})})
     local = Local(augment=["crop", {"name": "jitter", "hue": 0.05}])
     assert Local.model_validate(local.model_dump(mode="json")) == local
 
@@ -357,8 +356,7 @@ def test_an_experiment_names_its_public_data() -> None:
 
 def test_the_section_survives_saving_and_is_known_to_sweeps() -> None:
     public = {"name": "digits-sklearn", "samples": 9, "domains": ["plain"]}
-    known = {"data": "digits-sklearn", "model": "lenet", "algorithm": "fedavg"}
-    content = {"experiment": {**known, "public": public}}
+    content = {"experiment": small(public=public)}
     experiment = load(content).experiment
     assert load({"experiment": experiment.model_dump(mode="json")}).experiment == experiment
     assert load(content, ["public=photos"]).experiment.public.options["samples"] == 5000

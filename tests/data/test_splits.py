@@ -215,9 +215,6 @@ def test_what_does_not_fit_the_data_is_named(settings: dict[str, Any]) -> None:
     refused(federate, numbered([(2000, 40), (120, 40)]), "domains", {}, 0, **of_file(**settings))
 
 
-BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
-
-
 @cases(
     "settings",
     """{split: fedbn}, {split: [0.6, 0.3, 0.2]}, {split: [0.6, 0.4]}, {split: [1.0, 0.0, 0.0]},
@@ -225,12 +222,12 @@ BASE = {"data": "digits-sklearn", "model": "linear", "algorithm": "fedavg"}
     {shift: {sizes: {plain: 0}}}""",
 )
 def test_what_does_not_fit_the_schema_is_named(settings: dict[str, Any]) -> None:
-    refused(load, {"experiment": {**BASE, **settings}})
+    refused(load, {"experiment": small(**settings)})
 
 
 def test_settings_survive_a_round_trip() -> None:
     shift = {"sizes": {"plain": 50}, "noise": 0.1}
-    config = load({"experiment": {**BASE, "split": [0.6, 0.2, 0.2], "shift": shift}})
+    config = load({"experiment": small(split=[0.6, 0.2, 0.2], shift=shift)})
     assert config.experiment.split == (0.6, 0.2, 0.2)
     assert Config.model_validate(config.model_dump(mode="json")) == config
 

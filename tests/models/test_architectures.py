@@ -18,7 +18,7 @@ from flray.config.loader import load
 from flray.models import build, feature_dim, layer_taps
 from flray.runs import runner
 from flray.runs.identity import run_identity
-from tests.helpers import cases
+from tests.helpers import cases, small
 from tests.messages import refused
 
 CIFAR, MNIST, LARGE, DIGITS = (3, 32, 32), (1, 28, 28), (3, 256, 256), (3, 28, 28)
@@ -251,8 +251,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def made(shape: tuple[int, ...] = (3, 64, 64), seed: int = 0, **options: Any) -> nn.Module:
-    model = {"name": "torchvision", **options}
-    content = {"data": "digits-sklearn", "model": model, "algorithm": "fedavg"}
+    content = small(model={"name": "torchvision", **options})
     choice = load({"experiment": content}).experiment.model
     return build(choice.name, shape, 5, choice.options, seed).eval()
 
