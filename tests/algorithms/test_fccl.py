@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -112,7 +111,9 @@ class Loop:
                     outputs = net(x[rows])
                     loss = nn.functional.cross_entropy(outputs, y[rows])
                     if self.hp.local_term == "ewc":
-                        loss = loss + self.hp.ewc / 2 * penalty(net, anchor, fisher)
+                        pairs = zip(net.named_parameters(), anchor.parameters(), strict=True)
+                        moved = [(fisher[n] * (w - a.detach()) ** 2).sum() for (n, w), a in pairs]
+                        loss = loss + self.hp.ewc / 2 * torch.stack(moved).sum()
                     elif self.hp.local_term != "none":
                         loss = loss + self.term(i, outputs, x[rows], y[rows])
                     tiny.descend(optimizer, loss)
@@ -149,11 +150,6 @@ class Loop:
             mean = several.mean(0) if value.is_floating_point() else several.amax(0)
             for state in states:
                 state[name].copy_(mean)
-
-
-def penalty(model: nn.Module, anchor: nn.Module, fisher: Mapping[str, Tensor]) -> Tensor:
-    pairs = zip(model.named_parameters(), anchor.parameters(), strict=True)
-    return torch.stack([(fisher[n] * (w - a.detach()) ** 2).sum() for (n, w), a in pairs]).sum()
 
 
 def kl(teacher: Tensor, student: Tensor, tau: float) -> Tensor:

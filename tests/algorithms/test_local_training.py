@@ -139,29 +139,18 @@ def test_moon_three_rounds_by_hand() -> None:
 
 
 def test_fedrcl_a_round_by_hand() -> None:
-    """One full-batch step, pair by pair, on a body of two layers, both tapped."""
+    """One full-batch step on a body of two layers, both tapped; the loss itself: tests/functional/test_losses.py."""
     tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
     options = {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight}
     federation = tiny.run(options, **tiny.full({"name": "linear-body", "layers": 2}))
 
-    def term(f: Tensor, y: Tensor) -> Tensor:
-        s = F.normalize(f) @ F.normalize(f).T
-        terms = []
-        for a in range(len(y)):
-            positive = min(s[a, b] for b in range(len(y)) if y[b] == y[a] and b != a)
-            negatives = sorted((s[a, b] for b in range(len(y)) if y[b] != y[a]), reverse=True)
-            attracted = torch.exp(positive / tau)
-            repelled = torch.exp(torch.stack(negatives[:2]) / tau).sum()
-            terms.append(-torch.log(attracted / (attracted + repelled)))
-            if positive >= threshold:
-                itself = torch.exp(torch.tensor(1 / tau, dtype=torch.float64))
-                terms.append(-beta * torch.log(itself / (itself + attracted)))
-        return torch.stack(terms).sum() / len(y)
-
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         first = x @ p[W].T
         second = first @ p["features.second.weight"].T
-        return F.cross_entropy(second @ p[V].T, y) + weight * (term(first, y) + term(second, y)) / 2
+        terms = [
+            functional.relaxed_contrastive_loss(f, y, tau, threshold, beta) for f in (first, second)
+        ]
+        return F.cross_entropy(second @ p[V].T, y) + weight * (terms[0] + terms[1]) / 2
 
     trained = tiny.each_step(tiny.start(federation), tiny.tensors(), loss)
     tiny.close(federation.server.model, tiny.mean_of(trained, [1, 1, 1]))

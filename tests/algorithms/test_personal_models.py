@@ -278,19 +278,14 @@ FIVE = tiny.gaussian_clients((8,) * 5)
 GAINS = torch.tensor([[0, 1, 3, 2, -1]] * 5, dtype=torch.float64)
 
 
-def parts(federation: Federation, i: int) -> list[tuple[Tensor, Tensor]]:
-    """Return a client's training and validation data."""
-    data, client = federation.spec.data, federation.spec.data.clients[i]
-    return tiny.as_tensors([(data.x[rows], data.y[rows]) for rows in (client.train, client.val)])
-
-
 def scaled(model: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
     return {n: w * factor if w.is_floating_point() else w for n, w in model.items()}
 
 
 def test_fedfomo_four_rounds_by_hand() -> None:
     federation = tiny.fresh("fedfomo", **FULL)
-    data = [parts(federation, i) for i in range(3)]
+    x, y, clients = federation.spec.data.x, federation.spec.data.y, federation.spec.data.clients
+    data = [tiny.as_tensors([(x[part], y[part]) for part in (c.train, c.val)]) for c in clients]
     initial = federation.server.model[V].clone()
     now, reference = [initial] * 3, [initial] * 3
     total = torch.zeros(3, 3, dtype=torch.float64)

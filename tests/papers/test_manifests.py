@@ -142,17 +142,11 @@ def test_digests_name_the_samples_of_each_part() -> None:
     found = manifest(experiment, data, digests(data))["clients"]
     written_down = [one[f"{part}_sha256"] for one in found for part in ("train", "val", "test")]
     assert all(len(digest) == 64 for digest in written_down)
-    again, other = (
-        manifest(experiment, one, digests(one))["clients"] for one in (data, moved(data))
-    )
+    labels = data.y.copy()
+    labels[data.clients[0].train[0]] += 1
+    moved = replace(data, y=labels)
+    again, other = (manifest(experiment, one, digests(one))["clients"] for one in (data, moved))
     assert found == again
     assert [one["train_sha256"] == two["train_sha256"] for one, two in zip(found, other, strict=True)] == [
         False, True, True, True,
     ]  # fmt: skip
-
-
-def moved(data: FederatedData) -> FederatedData:
-    """Return the same with another label of the first client's first sample."""
-    labels = data.y.copy()
-    labels[data.clients[0].train[0]] += 1
-    return replace(data, y=labels)

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,12 +93,6 @@ def test_a_suite_names_its_own_table_and_arms(name: str) -> None:
         assert set(printed) <= set(arms[axis]), axis
 
 
-def _combinations(content: dict[str, Any]) -> list[list[tuple[str, str]]]:
-    only = (content.get("sweep") or {}).get("only") or {}
-    axes = {axis: only.get(axis, list(arms)) for axis, arms in content["arms"].items()}
-    return [list(zip(axes, names, strict=True)) for names in itertools.product(*axes.values())]
-
-
 @pytest.mark.parametrize(
     "name", [name for name in FILES if name.split("/")[1] in tables()[name.split("/")[0]]]
 )
@@ -107,7 +100,10 @@ def test_every_printed_number_has_exactly_one_cell(name: str) -> None:
     content = read_with_base(ALL[name])
     paper = PaperTable.model_validate(content["paper"])
     used: list[int] = []
-    for arms in _combinations(content):
+    only = (content.get("sweep") or {}).get("only") or {}
+    axes = {axis: only.get(axis, list(arms)) for axis, arms in content["arms"].items()}
+    for names in itertools.product(*axes.values()):
+        arms = list(zip(axes, names, strict=True))
         for metric in paper.measures:
             found = printed_rows(paper, arms, metric)
             assert not found["client"].duplicated().any(), (arms, metric)
