@@ -90,14 +90,6 @@ def test_a_diverged_network_has_an_infinite_loss_that_no_mean_leaves_out(name: s
     assert math.isnan(apart["loss"][1])
 
 
-def test_a_network_for_classes_is_refused_in_segmentation() -> None:
-    data = of_masks()
-    kind = make_task("segmentation", data.classes)
-    options = {"width": 1, "depth": 2}
-    kind.check_network("unet", build("unet", data.shape, 2, options, 0, torch.float64), data)
-    refused(kind.check_network, "lenet", build("lenet", data.shape, 2, {}, 0), data)
-
-
 def test_data_of_another_kind_are_refused() -> None:
     masks = of_masks()
     digits = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)

@@ -108,11 +108,6 @@ def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
     assert plan(digits, {"CPU": 12, "GPU": 2}, nodes=mixed, gpus_per_actor=2).actors == 1
 
 
-def test_shares_ray_refuses_are_refused_at_once(digits: dict[str, Any]) -> None:
-    for share in (1.5, 2.25, -1):
-        refused(load, {"experiment": {**digits, "resources": {"gpus_per_actor": share}}})
-
-
 PROBE = """
 import torch
 from flray.federation.ray_backend.nodes import measure_footprint

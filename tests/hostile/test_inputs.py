@@ -33,7 +33,6 @@ from flray.metrics import clean_name
 from flray.models import image_shape
 from flray.new.__main__ import new_method
 from flray.records import Journal, directory, read_partition
-from flray.results import beside, read_entries
 from flray.results.export import read_export
 from flray.tracking.client import connect
 from tests.helpers import small, written
@@ -309,9 +308,6 @@ UNLIKE = (
 
 def test_of_calls_with_files(tmp_cwd: Path) -> None:
     refused(files.parse_json, "[" * 200_000)
-    Path("run").mkdir()
-    Path("run", "figures").symlink_to("..")
-    refused(files.check_links, Path("run"))
     refused(read_partition, file_of("partition.json", UNLIKE))
     refused(directory.create, "/proc/x", "m")
     refused(directory.tracking_uri, file_of("run/config.yaml", "experiment: {}").parent)
@@ -319,8 +315,6 @@ def test_of_calls_with_files(tmp_cwd: Path) -> None:
     refused(learnt_sha256, file_of("later/round-000001.json", '{"format": 99}').parent)
     refused(Journal(Path("j.jsonl")).start, uid="a b", experiment="e", name="n")
     refused(read_export, file_of("kept.csv", 'a,"b\n'))
-    changed = file_of(beside(Path("kept.csv")).name, f'{{"{"0" * 64}": {{}}}}')
-    refused(read_entries, changed.with_name("kept.csv"))
     refused(connect, "sqlite:////proc/x.db")
 
 

@@ -112,7 +112,6 @@ def test_what_is_not_split_so_is_named() -> None:
     refused(models.as_split, layer)
     refused(models.as_split, Users(features=layer, projector=nn.Linear(4, 4), classifier=other))
     refused(models.feature_dim, Users(features=layer, classifier=nn.Identity()))
-    refused(models.linear_classifier, models.SplitModel(nn.Flatten(), nn.Sequential(layer)))
 
 
 @pytest.fixture
