@@ -1,10 +1,12 @@
 """Checkpoints on disk: their order, what damage costs, and what a manifest may name."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +14,9 @@ from flray import trees
 from flray.federation import FederationSpec, checkpoint
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.federation.worker.diagnostics import encode, save_encoded
 from flray.files import write_atomically
-from flray.records import Journal
+from flray.records import Journal, directory
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
 from tests.helpers import Clock, built, cases
@@ -69,6 +72,24 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
         write_atomically(tmp_path / "a", "no bytes")  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_full_disk_tears_neither_the_partition_nor_diagnostics(tmp_path: Path) -> None:
+    """A torn partition.json would keep the run from being resumed, and torn diagnostics would stay."""
+
+    writers = [
+        lambda: directory.save_partition({"classes": ["0", "1"]}, tmp_path),
+        lambda: save_encoded(encode({"a": np.arange(9)}), tmp_path / directory.FINAL_DIAGNOSTICS),
+    ]
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for write in writers:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, most))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                write()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Samples
 from flray.algorithms.types import Predictor
 from flray.errors import FlrayError
+from flray.files import write_atomically
 from flray.models import as_split
 
 Diagnostics = dict[str, NDArray[Any]]
@@ -75,7 +76,7 @@ def encode(diagnostics: Mapping[str, NDArray[Any]]) -> str:
 
 def save_encoded(text: str, path: Path) -> None:
     """Write diagnostics encoded by `encode` as an ``.npz`` file."""
-    path.write_bytes(base64.b64decode(text))
+    write_atomically(path, base64.b64decode(text))
 
 
 def evenly_spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
