@@ -150,6 +150,7 @@ class FinishedTrials:
                     _copy(source, found, folder, point, sweep, config)
                     return found
             except (FlrayError, OSError) as error:
+                undo_half(folder)
                 self._notify(f"{found.name} is not taken over: {error}")
         return None
 

@@ -1,5 +1,6 @@
 """Nothing is run twice: what another sweep has finished is taken over, if it is the same and whole."""
 
+import errno
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from flray.samplers import Sampling
 from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.helpers import printed
-from tests.tuning.helpers import Seen, digests
+from tests.tuning.helpers import Seen, begin, begun, digests, leave
 
 THREE = {"fedavg": {}, "local": {"algorithm": "local"}, "fedbn": {"algorithm": "fedbn"}}
 
@@ -175,6 +176,34 @@ def test_a_kill_while_taking_over_leaves_nothing_by_half(
     assert seen.started == [] and digests(resumed) == digests(first)
     starts = [event for event in read_events(half.path) if event["type"] == "start"]
     assert len(starts) == 1 and starts[0]["uid"] == half.identity["uid"]
+
+
+def test_a_copy_that_fails_leaves_the_trial_as_it_was(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next resume would take it for half a copy, and throw away what it has computed since."""
+    config, (point, *_) = begun(content, tmp_path / "new")
+    begin(config, tmp_path / "old")
+    source = leave(tmp_path / "old", point, config, [{"score": 0.5}]).path
+    trial = TrialFolder(tmp_path / "new", point.number)
+    trial.create(point, config)
+    ended = {"sha256": "ab", "rounds": 1, "metric": "score"}
+    record: Any = {"status": "finished", "identity": {}, **ended, **reuse.file_digests(source)}
+    found = reuse.FinishedTrial(str(source), "old/001/0000", record)
+    monkeypatch.setattr(reuse.FinishedTrials, "same", lambda *_: iter([found]))
+    said: list[str] = []
+    others = reuse.FinishedTrials(str(tmp_path), said.append, empty=False)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialFolder, "end", full)
+        assert not others.take(trial, point, reuse.Sought({}, [], {}), trial.sweep, config)
+    assert "old/001/0000 is not taken over" in said[0]
+    assert trial.status == "waiting" and not trial.identity["taking_over"] and not trial.rounds()
+    assert others.take(trial, point, reuse.Sought({}, [], {}), trial.sweep, config) == found
+    assert (trial.status, trial.rounds()) == ("finished", {1: {"score": 0.5}})
 
 
 METHOD = """
