@@ -284,9 +284,10 @@ def resume_sweep(
         ):
             return SweepResult(folder)
         resume_checks.check_own(folder, config)
-        sweep.check(folder)
-        labels = check_code(folder, sweep.code, other_code)
-        labels |= resume_checks.check_cpu(folder, other_cpu)
+        with resume_checks.held(folder):
+            sweep.check(folder)
+            labels = check_code(folder, sweep.code, other_code)
+            labels |= resume_checks.check_cpu(folder, other_cpu)
         sweep.other_gpus = other_cpu
         with resume_hint(folder):
             return sweep.drive(folder, labels)

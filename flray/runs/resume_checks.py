@@ -1,8 +1,9 @@
 """Checks before a resume: unchanged settings but the number of rounds, the user's plug-ins, the same bits here."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flray import bits, registry
@@ -23,7 +24,7 @@ from flray.federation import FederationSpec
 from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
 from flray.metrics import is_test
-from flray.records import directory, read_events, read_partition, rounds_of
+from flray.records import directory, lock_journal, read_events, read_partition, rounds_of
 from flray.runs.code import Code
 
 
@@ -76,6 +77,23 @@ def begin(
     identity = directory.new_identity(config.experiment.resources.bits)
     settings = settings_text(config, which)
     directory.write(folder, which, {**identity, "code": code, "settings": settings, **more})
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep other processes from a run or sweep while the block records how it continues.
+
+    Raises
+    ------
+    FlrayError
+        If another process is writing it.
+    """
+    lock = lock_journal(folder / directory.JOURNAL)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def check_own(folder: Path, config: Config) -> None:

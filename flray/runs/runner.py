@@ -245,17 +245,18 @@ def resume(
     resume_checks.check_own(folder, config)
     check(experiment.tracking.uri)
     bits.require(experiment)
-    labels = check_code(folder, code_of(experiment), other_code)
-    labels |= resume_checks.check_cpu(folder, other_cpu)
-    spec = build_spec(experiment)
-    if other:
-        resume_checks.check_extendable(spec, before)
-        # From here on it is an interrupted run of as many rounds, whose models go on learning.
-        directory.save_config(folder, config)
-        (folder / directory.FINAL_DIAGNOSTICS).unlink(missing_ok=True)
-        settings = resume_checks.settings_text(config, "run")
-        directory.update(folder, status="interrupted", sha256=None, settings=settings)
-        labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
+    with resume_checks.held(folder):
+        labels = check_code(folder, code_of(experiment), other_code)
+        labels |= resume_checks.check_cpu(folder, other_cpu)
+        spec = build_spec(experiment)
+        if other:
+            resume_checks.check_extendable(spec, before)
+            # From here on it is an interrupted run of as many rounds, whose models go on learning.
+            directory.save_config(folder, config)
+            (folder / directory.FINAL_DIAGNOSTICS).unlink(missing_ok=True)
+            settings = resume_checks.settings_text(config, "run")
+            directory.update(folder, status="interrupted", sha256=None, settings=settings)
+            labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
     return _run_to_end(spec, folder, address, progress, labels, other_cpu)
 
 

@@ -312,6 +312,16 @@ def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds
     assert result.sha256 == whole.sha256 and len(result.history) == 3
 
 
+def test_what_another_process_writes_is_not_extended(tmp_cwd: Path) -> None:
+    """Else that process would end with fewer rounds than the settings have."""
+    folder = run(2).folder
+    names = (directory.CONFIG, "run.json", directory.JOURNAL)
+    before = [(folder / name).read_bytes() for name in names]
+    with Journal(folder / directory.JOURNAL):
+        refused(flray.resume, folder, rounds=4)
+    assert [(folder / name).read_bytes() for name in names] == before
+
+
 def test_the_last_round_counts_as_evaluated_if_it_was_run(tmp_cwd: Path) -> None:
     every = {"evaluation": {"every": 2}}
     stopped = run(3, stop={"metric": "train/loss", "target": 100}, **every)  # by the first round
