@@ -265,8 +265,8 @@ class RoundLoop:
             save_encoded(encode(found), path)
 
     def _take(self, result: RoundResult) -> None:
-        self._done, self._ended = result.number, result.last
         self._recorder.round(result.number, result.metrics)
+        self._done, self._ended = result.number, result.last
         self._progress.round(result, self._spec.primary_metric)
 
     def _checkpoint(self, leaving: bool) -> None:
@@ -292,9 +292,9 @@ class RoundLoop:
         """Save the last complete round; Ray finishes the current one first, in this process it is repeated later."""
         self._progress.tell("stopping")
         finished = self._federation.wait_for_round()
-        if finished is not None:
+        if finished is not None and finished.number > self._done:
             self._take(finished)
-        if self._federation.between_rounds and self._done > self._saved_round:
+        if finished is not None and self._done > self._saved_round:
             self._save()
         if self._saved_round == 0:
             self._progress.tell("no round has been saved yet; the run will begin anew")

@@ -21,6 +21,7 @@ from flray import api, registry
 from flray.algorithms.base import Algorithm
 from flray.config.loader import load
 from flray.federation.federation import Federation
+from flray.process import InterruptedRunError
 from flray.records import Journal, directory
 from flray.runs import resume_checks, runner
 from flray.runs.resume_checks import parse_rounds
@@ -102,6 +103,29 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     assert resumed.history[measured].equals(whole.history[measured])
     losses = list(zip(rounds, whole.history["train/loss"], strict=True))
     assert mlflow_points(store, "asked to end", "train/loss") == losses
+
+
+@pytest.mark.slow
+def test_a_round_that_is_saved_is_recorded_whenever_ctrl_c_comes(
+    tmp_cwd: Path, digits: dict[str, Any], ray_here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Ray, where the server saves a round that this process may not know of."""
+    record, pending = Journal.record_round, [2]
+
+    def interrupted(self: Journal, round_: int, *arguments: Any, **named: Any) -> bool:
+        if round_ in pending:
+            pending.remove(round_)
+            raise KeyboardInterrupt
+        return record(self, round_, *arguments, **named)
+
+    monkeypatch.setattr(Journal, "record_round", interrupted)
+    changes: dict[str, Any] = {"rounds": 3, "resources": {"actors": 1}}
+    with pytest.raises(InterruptedRunError):
+        runner.run({**digits, **changes})
+    run = tmp_cwd / "runs" / "digits" / "001"
+    newest = max((run / directory.CHECKPOINT).glob("round-*.json"))
+    assert newest.name == "round-000002.json" and recorded(run) == [1, 2]
+    assert list(runner.resume(run).history["round"]) == [1, 2, 3]
 
 
 WATCHED = """

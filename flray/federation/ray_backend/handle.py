@@ -134,8 +134,6 @@ class RayFederation:
         Called with lines that the user should see.
     """
 
-    between_rounds = True  # the server actor never stops in the middle of a round
-
     def __init__(self, spec: FederationSpec, plan: Plan, warn: Notify) -> None:
         self._plan, self._warn, self._warned = plan, warn, set[str]()
         ship_user_modules()
@@ -179,21 +177,20 @@ class RayFederation:
     def step(self) -> RoundResult:
         """Run one round."""
         self._under_way = self._server.call.remote("step")
-        finished = self.wait_for_round()
-        assert finished is not None
+        finished: RoundResult = self._get(self._under_way)
+        self._under_way = None
         return finished
 
     def wait_for_round(self) -> RoundResult | None:
-        """Wait for the current round and return it; None if it was returned already."""
-        reference, self._under_way = self._under_way, None
-        if reference is None:
-            return None
-        try:
-            finished: RoundResult = self._get(reference)
-        except KeyboardInterrupt:
-            self._under_way = reference
-            raise
-        return finished
+        """Wait for the current round, if one is under way, and return the server's last; None if it ran none.
+
+        The server knows better: an interrupt may have come before this process knew of a round or had
+        recorded it, and the next checkpoint has it in any case.
+        """
+        if self._under_way is not None:
+            self._get(self._under_way)
+            self._under_way = None
+        return self._last()
 
     save = _remote(ServerActor.save)
     restore = _remote(ServerActor.restore)
@@ -201,6 +198,7 @@ class RayFederation:
     sha256 = _remote(ServerActor.sha256)
     diagnostics = _remote(ServerActor.diagnostics)
     _asked_gpus = _remote(ServerActor.gpus)
+    _last = _remote(ServerActor.wait_for_round)
 
     def gpus(self) -> list[GpuIdentity]:
         """Return the kinds of GPU that the federation computes on; waits for its actors to start."""
