@@ -270,8 +270,8 @@ def verify(
         here = export.row_of(source, trial)
         verdicts.append(compare(row, here, entries, trial.provenance[1]))
         tell(verdicts[-1])
-    for folder in folders:
-        _remove(folder)
+    for name in {folder.parent for folder in folders}:  # rows of other data may have one
+        _remove(name)
     return verdicts
 
 
@@ -350,12 +350,12 @@ def _run(experiment: Experiment, progress: Progress | bool | None) -> Path:
     return runner.start(Config(experiment=experiment), progress=progress).folder
 
 
-def _remove(folder: Path) -> None:
-    """Remove a run and those of its name that nobody writes."""
-    for number in numbered(one.name for one in folder.parent.iterdir()):
+def _remove(name: Path) -> None:
+    """Remove the runs of a name that nobody writes."""
+    for number in numbered(one.name for one in name.iterdir()):
         with contextlib.suppress(FlrayError):
-            if (lock := lock_journal(folder.parent / number / JOURNAL)) is not None:
+            if (lock := lock_journal(name / number / JOURNAL)) is not None:
                 lock.release()
-            shutil.rmtree(folder.parent / number, ignore_errors=True)
+            shutil.rmtree(name / number, ignore_errors=True)
     with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+        name.rmdir()

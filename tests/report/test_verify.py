@@ -225,6 +225,15 @@ def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
     assert first(path).kind == "same"
 
 
+def test_rows_of_the_same_settings_and_other_data_are_one_run(edited: Edit) -> None:
+    path = edited()
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False).iloc[[0, 0]]
+    frame["data_sha256"] = [frame["data_sha256"].iloc[0], "0" * 64]
+    frame.to_csv(path, index=False)
+    assert [verdict.kind for verdict in verify(path)] == ["same", "unexplained"]
+    assert not list(Path("runs").iterdir())
+
+
 def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed("verify", str(edited()), "--rows", "1")
     assert "fedavg seed 0: the same bits" in out and "1 with the same bits" in out
