@@ -1,6 +1,7 @@
 """Export a run's journal to MLflow: every event once, in order, despite kills."""
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flray.errors import one_line
-from flray.files import foreign, origin, sync_file
+from flray.files import foreign, origin, read, sync_file
 from flray.files.tracking_address import database_path, redact, resolve_uri, without_secrets
 from flray.metrics import clean_name
 from flray.records import JOURNAL, Event, decode
@@ -18,6 +19,8 @@ from flray.tracking import client
 UID_TAG, _FOLDER_TAG, _PARENT_TAG = "flray.uid", "flray.folder", "mlflow.parentRunId"
 _FETCHED_TAG = "flray.fetched"
 """Marks a run whose values come from a folder that others may have written."""
+_WEIGHTS_TAG = "flray.weights"
+"""Of a logged model: the SHA-256 of its files of weights."""
 _IDENTITY_TAGS = (UID_TAG, _FOLDER_TAG, _PARENT_TAG, _FETCHED_TAG)
 # MLflow's limits of one request, and of the length of a value in characters.
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}
@@ -382,14 +385,26 @@ class MlflowExporter:
         self._call("log_inputs", self._run_id(cursor), datasets=[DatasetInput(found, tags)])
 
     def _log_model(self, cursor: client.Cursor, folder: Path, name: str) -> None:
-        """Upload a folder as a logged model of the run; after a kill the one that was begun is completed."""
+        """Upload a folder as a logged model of the run; after a kill the one that was begun is completed.
+
+        A run that was given more rounds has another one, and MLflow loads the newest of a name.
+        """
         from mlflow.entities import LoggedModelOutput
 
+        weights = hashlib.sha256()
+        for path in sorted(folder.rglob("*.safetensors")):
+            weights.update(read(path))
+        digest = weights.hexdigest()
         run, where = self._run_id(cursor), [cursor.experiment_id or ""]
         known = self._call("search_logged_models", where, filter_string=f"source_run_id = '{run}'")
-        made = next((model for model in known if model.name == name), None)
+        mine = (one for one in known if one.name == name)
+        # An older flray noted no digest.
+        made = next((one for one in mine if one.tags.get(_WEIGHTS_TAG, digest) == digest), None)
         if made is None:
-            made = self._call("create_logged_model", where[0], name=name, source_run_id=run)
+            tags = {_WEIGHTS_TAG: digest}
+            made = self._call(
+                "create_logged_model", where[0], name=name, source_run_id=run, tags=tags
+            )
         if made.status != "READY":
             self._call("log_model_artifacts", made.model_id, str(folder))
             self._call("finalize_logged_model", made.model_id, "READY")

@@ -197,8 +197,11 @@ def test_a_run_s_model_is_loaded_by_mlflow_alone(
         (again,) = client.search_logged_models([experiment.experiment_id])
         assert (again.model_id, again.status) == (made.model_id, "READY")
 
-    accuracy = (outputs.argmax(1) == data.y[data.test]).mean()
-    assert accuracy == pytest.approx(result.history["global/common/accuracy"].iloc[-1], abs=1e-9)
+    longer = runner.resume(result.folder, rounds=5)
+    assert len(client.search_logged_models([experiment.experiment_id])) == 2
+    for ended, logits in ((result, outputs), (longer, loaded(uri, run.info.run_id, tmp_cwd)[0])):
+        accuracy = (logits.argmax(1) == data.y[data.test]).mean()
+        assert accuracy == pytest.approx(ended.history["global/common/accuracy"].iloc[-1], abs=1e-9)
 
 
 @pytest.mark.slow
