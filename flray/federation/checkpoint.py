@@ -114,7 +114,7 @@ def save(federation: FederationState, folder: Path, keep: int = 2) -> Path:
     sync_folder(folder)
     write_atomically(path, json.dumps(manifest, indent=1).encode())
     federation.stored = stored
-    _remove_old(folder, keep)
+    _remove_old(path, keep)
     return path
 
 
@@ -311,11 +311,17 @@ def _named_files(path: Path) -> dict[str, str]:
         return {}
 
 
-def _remove_old(folder: Path, keep: int) -> None:
-    paths = manifests(folder)
-    for path in paths[:-keep]:
-        path.unlink(missing_ok=True)
-    needed = {name for path in paths[-keep:] for name in _named_files(path)}
+def _remove_old(newest: Path, keep: int) -> None:
+    """Remove manifests but the newest and those before it, and files that none of the rest names.
+
+    Manifests of later rounds are damaged, because otherwise the federation would have begun there.
+    """
+    folder, paths = newest.parent, manifests(newest.parent)
+    kept = paths[: paths.index(newest) + 1][-keep:]
+    for path in paths:
+        if path not in kept:
+            path.unlink(missing_ok=True)
+    needed = {name for path in kept for name in _named_files(path)}
     for path in [*folder.glob("*.safetensors"), *folder.glob(".*.tmp")]:
         if path.name not in needed:
             path.unlink(missing_ok=True)

@@ -42,6 +42,19 @@ def test_the_newest_checkpoint_has_the_highest_number(spec: FederationSpec, tmp_
     assert checkpoint.restore(federation_of(spec, 0), tmp_path) == 1_000_001
 
 
+def test_a_damaged_checkpoint_does_not_outlive_a_whole_one(
+    spec: FederationSpec, tmp_path: Path
+) -> None:
+    for done in (2, 4):
+        checkpoint.save(federation_of(spec, done), tmp_path)
+    max(tmp_path.glob("server-000004*")).write_bytes(b"torn")
+    federation = federation_of(spec, 0)
+    assert checkpoint.restore(federation, tmp_path) == 2
+    federation.server.round = 3
+    checkpoint.save(federation, tmp_path, keep=1)
+    assert checkpoint.restore(federation_of(spec, 0), tmp_path) == 3
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "3", '{"format": 1, "files": []}', '{"format": 1, "files": {"a": 1}}'],
