@@ -222,6 +222,9 @@ class Sweep:
         ):
             try:
                 self._run(folder, tracker)
+                # Those that were taken over since the beginning have not run here.
+                for child, parent in run_directories(folder)[1:] if tracker is not None else ():
+                    tracker.register(child, parent_dir=parent)
                 self._progress.end()
                 result = finish(folder, session.journal, self._progress.values)
                 add_report(folder, session.journal)

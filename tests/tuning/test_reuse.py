@@ -21,6 +21,7 @@ from flray.records.directory import checkpoints
 from flray.results.sweep import SweepResult
 from flray.runs import identity
 from flray.samplers import Sampling
+from flray.tracking.client import connect
 from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.helpers import printed
@@ -204,6 +205,23 @@ def test_a_copy_that_fails_leaves_the_trial_as_it_was(
     assert trial.status == "waiting" and not trial.identity["taking_over"] and not trial.rounds()
     assert others.take(trial, point, reuse.Sought({}, [], {}), trial.sweep, config) == found
     assert (trial.status, trial.rounds()) == ("finished", {1: {"score": 0.5}})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_here", "no_pictures")
+def test_trials_taken_over_in_a_later_batch_are_tracked(armed: dict[str, Any], store: str) -> None:
+    armed["arms"]["method"] = {"fedavg": {}, "local": {"algorithm": "local"}}
+    armed["sweep"]["seeds"] = [0, 1]
+    api.tune(armed)
+    armed["sweep"] |= {"until": {"at_least": 2, "at_most": 2}}
+    armed["experiment"]["tracking"] = {"uri": store, "experiment": "later"}
+    api.tune(armed, progress=(seen := Seen()))
+    assert seen.started == []
+    client = connect(store)
+    runs = client.search_runs([client.get_experiment_by_name("later").experiment_id])
+    kinds = [run.data.tags.get("flray.kind", "trial") for run in runs]
+    assert sorted(kinds) == ["setting"] * 2 + ["sweep"] + ["trial"] * 4
+    assert {run.info.status for run in runs} == {"FINISHED"}
 
 
 METHOD = """
