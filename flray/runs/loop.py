@@ -260,7 +260,8 @@ class RoundLoop:
     def _save_diagnostics(self, name: str, final: bool) -> None:
         """Save diagnostics of the initial or the final models, if they are wanted."""
         path = self._folder / name
-        wanted = self._spec.config.tracking.features and not path.exists()
+        # The final ones anew: those of a run with fewer rounds may be there, in its bucket say.
+        wanted = self._spec.config.tracking.features and (final or not path.exists())
         if wanted and (found := self._federation.diagnostics(final)):
             save_encoded(encode(found), path)
 

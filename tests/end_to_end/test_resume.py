@@ -346,6 +346,18 @@ def test_what_another_process_writes_is_not_extended(tmp_cwd: Path) -> None:
     assert [(folder / name).read_bytes() for name in names] == before
 
 
+def test_final_diagnostics_are_of_the_last_round(tmp_cwd: Path) -> None:
+    """Those of fewer rounds come back with the copy in a bucket, if the machine that went on is lost."""
+    folder = run(1, tracking={"uri": None, "features": True}).folder
+    file = folder / directory.FINAL_DIAGNOSTICS
+    before = file.read_bytes()
+    with pytest.raises(InterruptedRunError):
+        runner.resume(folder, rounds=3, progress=StopAfter(2))
+    file.write_bytes(before)
+    runner.resume(folder)
+    assert file.read_bytes() != before
+
+
 def test_the_last_round_counts_as_evaluated_if_it_was_run(tmp_cwd: Path) -> None:
     every = {"evaluation": {"every": 2}}
     stopped = run(3, stop={"metric": "train/loss", "target": 100}, **every)  # by the first round
