@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from flray import registry
 from flray.drawing import canvas
 from flray.errors import FlrayError, explained, one_line
+from flray.files import write_atomically
 from flray.metrics import is_at_most_one
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
@@ -403,7 +404,7 @@ def make(
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
             pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
-            pictures[-3].write_text(vectors[name], encoding="utf-8")
+            write_atomically(pictures[-3], vectors[name].encode(), keep_name=False)
             for path in pictures[-2:]:
                 canvas.save_figure(figure, path)
     contents = {
@@ -430,7 +431,7 @@ def _write(
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            (folder / name).write_text(content, encoding="utf-8")
+            write_atomically(folder / name, content.encode(), keep_name=False)
     return tuple(folder / name for name in contents)
 
 

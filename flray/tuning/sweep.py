@@ -18,6 +18,7 @@ from flray.config.experiment import Config, Experiment, choice_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster
+from flray.files import write_atomically
 from flray.records import Journal, directory, read_events
 from flray.records.mirror import mirrored
 from flray.results import ResultSet, Trial
@@ -383,7 +384,7 @@ def finish(
     Console(file=text, width=200, highlight=False, markup=False, emoji=False, soft_wrap=True).print(
         result.table()
     )
-    (folder / TABLE).write_text(text.getvalue(), encoding="utf-8")
+    write_atomically(folder / TABLE, text.getvalue().encode(), keep_name=False)
     show(result)
     for trial in trial_folders(folder):
         _list_trial(trial)
@@ -413,7 +414,7 @@ def finish(
 
 def _write(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
     for name, table in tables.items():
-        (folder / name).write_text(csv_text(table), encoding="utf-8", newline="")
+        write_atomically(folder / name, csv_text(table).encode(), keep_name=False)
 
 
 def _note(result: SweepResult) -> str:

@@ -5,6 +5,7 @@ import io
 import itertools
 import math
 import re
+import resource
 import tempfile
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -22,7 +23,7 @@ from rich.console import Console
 import flray
 from flray.cli import display
 from flray.drawing.grids import GridPanel
-from flray.errors import one_line
+from flray.errors import FlrayError, one_line
 from flray.records import Journal, directory
 from flray.reporting import make, sections
 from flray.reporting.build import GREEK, markdown, render_latex, render_page, render_summary
@@ -96,6 +97,22 @@ def test_the_page_is_whole_by_itself(sweep: Path, capsys: pytest.CaptureFixture[
     shown = f"picture: {figure} (others beside it, each also as SVG and PDF)", f"report: {page}"
     assert capsys.readouterr().out.splitlines()[-2:] == [*shown]
     assert figure.is_file() and page.is_file()
+
+
+def test_a_full_disk_leaves_the_tables_and_pages_of_before(sweep: Path) -> None:
+    with Journal(sweep / directory.JOURNAL) as journal:
+        finish(sweep, journal)
+        make(sweep, sweep / "report")
+        before = {path: path.read_bytes() for path in sweep.rglob("*") if path.is_file()}
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        for write in (lambda: finish(sweep, journal), lambda: make(sweep, sweep / "report")):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, most))
+            try:
+                with pytest.raises((OSError, FlrayError), match="too large"):
+                    write()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        assert {path: path.read_bytes() for path in sweep.rglob("*") if path.is_file()} == before
 
 
 def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> None:
