@@ -250,6 +250,10 @@ def resume(
         If the user stopped it again.
     """
     folder = directory.find(str(what), base)
+    if folder.resolve().parent.name == directory.TRIALS:
+        raise FlrayError(
+            f"{folder}: a trial goes on with its sweep: flray resume {folder.parent.parent}"
+        )
     shared: dict[str, Any] = {
         "address": address,
         "plugins": plugins,

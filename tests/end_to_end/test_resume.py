@@ -28,9 +28,11 @@ from flray.runs.resume_checks import parse_rounds
 from flray.runs.runner import Result
 from flray.tracking.client import connect
 from flray.tuning.space import resolve_sweep
+from flray.tuning.trial_store import TrialFolder
 from tests.clusters import Gates
 from tests.helpers import INLINE, StopAfter, inline, printed, small, steady, written
 from tests.messages import mistyped, refused
+from tests.tuning.helpers import begun
 
 
 def recorded(run: Path) -> list[int]:
@@ -231,6 +233,15 @@ def test_changed_settings_are_refused(tmp_cwd: Path, digits: dict[str, Any], sta
     rewrite(result.folder, lambda experiment: experiment["resources"].update(allowed))
     rewrite(result.folder, lambda experiment: experiment["checkpoint"].update(keep=3))
     assert runner.resume(result.folder).sha256 == result.sha256
+
+
+def test_a_trial_goes_on_with_its_sweep_alone(tmp_cwd: Path) -> None:
+    """By itself it would end without a score, and a tuning would pass it over."""
+    config, (point,) = begun({"experiment": small(), "sweep": {"seeds": [0]}}, tmp_cwd)
+    trial = TrialFolder(tmp_cwd, point.number)
+    trial.create(point, config)
+    refused(flray.resume, trial.path)
+    assert trial.status == "waiting"
 
 
 def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
