@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import flray
 from flray.cli.main import invoke
 from flray.config.experiment import selects_on_test
 from flray.config.loader import load
 from flray.data.datasets.table import table
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
+from flray.records import directory
 from tests.helpers import built, small, written
 from tests.messages import mistyped, refused
 
@@ -94,6 +96,22 @@ def test_a_table_may_be_called_so_in_capitals_and_says_what_counts_as_empty(tmp_
     refused(table, Path(), path="T.CSV", label="y")
     frame.replace("None", "no").to_csv("T.CSV", index=False)
     assert table(Path(), path="T.CSV", label="y").classes == ("no", "some")
+
+
+def test_a_path_below_the_home_folder_makes_no_folder_of_that_name(
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_cwd / "home"))
+    data = {"name": "digits-sklearn", "samples": 40}
+    tracking = {"uri": "sqlite:///~/tracked/mlflow.db"}
+    run = flray.run(small(data=data, output="~/runs", tracking=tracking)).folder
+    assert run == tmp_cwd / "home/runs/experiment/001"
+    assert (tmp_cwd / "home/tracked/mlflow.db").is_file() and not Path("~").exists()
+    assert directory.find("experiment", "~/runs") == run
+    for start in (f"~/runs/experiment/{run.name}", "experiment/001"):
+        assert load({"experiment": small(output="~/runs", start=start)}).experiment.start
+    Path("home/own.py").touch()
+    assert load(BASE, ["plugins=[~/own.py]"]).experiment.plugins == (str(tmp_cwd / "home/own.py"),)
 
 
 def test_a_folder_that_cannot_be_written_is_said_with_the_option(tmp_cwd: Path) -> None:

@@ -25,6 +25,7 @@ from pydantic import Field
 from flray import registry
 from flray.config.components import CallbackChoice
 from flray.errors import ConfigError, FlrayError, explained
+from flray.files.tracking_address import at_home
 from flray.registry import register_callback, require_package
 
 
@@ -103,7 +104,7 @@ class TensorBoard:
     ) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        place = run.folder / "tensorboard" if folder is None else Path(folder) / run.uid
+        place = run.folder / "tensorboard" if folder is None else Path(at_home(folder)) / run.uid
         self._writer = SummaryWriter(str(place), purge_step=run.rounds_done + 1)
 
     @staticmethod
@@ -116,7 +117,7 @@ class TensorBoard:
             "name another folder, or null for one in the run's own",
             FlrayError,
         ):
-            Path(folder or ".").mkdir(parents=True, exist_ok=True)
+            Path(at_home(folder or ".")).mkdir(parents=True, exist_ok=True)
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """Write a round."""

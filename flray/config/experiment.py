@@ -9,7 +9,7 @@ from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from flray.config import components, sections
@@ -17,6 +17,7 @@ from flray.config.sections import Section
 from flray.config.start import Start
 from flray.config.sweep import Domain, PaperTable, Sweep
 from flray.config.yaml_files import Plain
+from flray.files.tracking_address import at_home
 from flray.metrics import AUTO, VALIDATION, is_test
 
 MOST_ROUNDS = 10**9
@@ -28,6 +29,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+Folder = Annotated[str, Field(min_length=1), AfterValidator(at_home)]
 
 
 class Local(Section):
@@ -235,7 +237,7 @@ class Experiment(Section):
     tracking: Tracking = Field(default_factory=Tracking)
     callbacks: tuple[components.CallbackChoice, ...] = ()
     """called once after each round, for example [tensorboard] (flray list callbacks)"""
-    output: str = Field("runs", min_length=1)
+    output: Folder = "runs"
     """folder for runs and sweeps"""
     plugins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """your own Python files that register components"""
@@ -247,7 +249,7 @@ class Experiment(Section):
         given = value if isinstance(value, Mapping) else {}
         start, output = given.get("start"), given.get("output")
         if isinstance(start, str) and isinstance(output, str) and not Path(start).is_dir():
-            run = Path(output) / start
+            run = Path(at_home(output)) / start
             return {**given, "start": str(run)} if run.is_dir() else value
         return value
 

@@ -26,6 +26,7 @@ from flray.config.sections import Section
 from flray.config.yaml_files import read_yaml
 from flray.errors import ConfigError, DataError, FlrayError, brief
 from flray.files import FILE_BYTES, MAPPING, WEIGHTS_BYTES, check_name, numbered, read, read_json
+from flray.files.tracking_address import at_home
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -107,7 +108,7 @@ def _resolver(
         try:
             if not isinstance(value, str):
                 raise ValueError
-            return find(value)
+            return find(at_home(value))
         except PydanticCustomError:
             raise
         except FlrayError as error:
@@ -237,7 +238,8 @@ def _components() -> dict[tuple[str, str], Any]:
 
 
 def _locate(text: str, base: Path | None) -> Path:
-    candidates = [folder / text for folder in (base, Path.cwd()) if folder is not None]
+    own = at_home(text)
+    candidates = [folder / own for folder in (base, Path.cwd()) if folder is not None]
     try:
         path = next((c for c in candidates if c.is_file()), None)
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, unquote, unquote_plus, urlsplit
 
@@ -29,6 +30,8 @@ _SECRET = re.compile(
     "(?!(sslkey(logfile)?|passfile|keyspace|auth(plugin|entication|source)|keepalives(idle)?|requireauth)$).*(pass|pwd|token|secret|key|cred|sig|auth|jwt|sas$|odbcconnect|pw$)"
 )
 _PASSWORD = re.compile(r"(?:pwd|password)\s*=\s*\{?([^;}]+)", re.IGNORECASE)
+at_home: Callable[[str], str] = os.path.expanduser
+"""Returns a path whose ~ is the home folder, as a shell has it: otherwise a folder of that name would be made."""
 
 
 def redact(text: str) -> str:
@@ -152,7 +155,7 @@ def database_path(uri: str) -> Path | None:
         raise FlrayError(
             f"tracking address {redact(uri)!r}: an sqlite address reads sqlite:///PATH/mlflow.db"
         )
-    return Path(path)
+    return Path(at_home(path))
 
 
 def check(uri: str | None) -> None:

@@ -32,7 +32,7 @@ from flray.config.experiment import Config
 from flray.config.yaml_files import dump, read_yaml
 from flray.errors import FlrayError, explained, nearest
 from flray.files import storage, write_atomically
-from flray.files.tracking_address import redact, resolve_uri
+from flray.files.tracking_address import at_home, redact, resolve_uri
 
 FolderKind = Literal["run", "sweep"]
 RunStatus = Literal["waiting", "running", "interrupted", "finished", "stopped", "failed"]
@@ -185,7 +185,7 @@ def find(text: str, base: str | Path = "runs") -> Path:
 def _find(text: str, base: str | Path) -> Path:
     if storage.is_remote(base):
         _download_run(text, str(base))
-        base = _local_base(base)
+    base = _local_base(base)
     for candidate in (Path(text), Path(base) / text):
         # Not a valid file name, or a folder without permission.
         with explained((OSError, ValueError), f"{candidate}: cannot be read", kind=FlrayError):
@@ -226,7 +226,9 @@ def remote_uri(folder: Path, output: str | Path) -> str | None:
 
 
 def _local_base(base: str | Path) -> Path:
-    return storage.local_cache_of(str(base)) if storage.is_remote(base) else Path(base)
+    if storage.is_remote(base):
+        return storage.local_cache_of(str(base))
+    return Path(at_home(str(base)))
 
 
 def _remote_numbers(base: str, name: str) -> list[str]:
