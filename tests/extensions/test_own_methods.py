@@ -79,7 +79,7 @@ def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
     [fedavg, {participation: {sampler: power-of-choice}},
      participation.sampler=power-of-choice (all clients take part)],
     [pooled, {participation: {dropout: 0.5}}, participation.dropout=0.5 (pooled has no cohort)],
-    [fedavg, {stop: {target: 2, min_delta: 0.1}}, stop.min_delta=0.1 (stop.patience is null)]""",
+    [fedavg, {stop: {target: 1, min_delta: 0.1}}, stop.min_delta=0.1 (stop.patience is null)]""",
 )
 def test_a_run_says_which_settings_have_no_effect(name: str, settings: Any, line: str) -> None:
     told: list[str] = []
