@@ -366,9 +366,10 @@ def errors_of(
     config: Config, setting: Values, error: ConfigError | ConfigErrors
 ) -> list[ConfigError]:
     """Return the errors of a setting that cannot be run, which name it and the part of the file that it is from."""
-    where = f"{'space' if config.space else 'arms'} ({arms.label(setting)})"
+    label = arms.label(setting)  # none without arms and space
+    where = f"{'space' if config.space else 'arms'} ({label}): " if label else ""
     each = error.errors if isinstance(error, ConfigErrors) else [error]
-    return [ConfigError(f"{where}: {one.path}", one.found, one.allowed) for one in each]
+    return [ConfigError(f"{where}{one.path}", one.found, one.allowed) for one in each]
 
 
 def draw_of_data(config: Config, setting: Values, position: int) -> Values:
