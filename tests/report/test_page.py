@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
 import flray
+from flray import registry
 from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.errors import FlrayError, one_line
@@ -384,6 +385,8 @@ COMMAND = re.compile("|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=T
 
 @examples
 def test_latex_sets_a_name_as_it_is(name: str) -> None:
+    # A method is set as papers write it. Hypothesis draws texts of the code too.
+    assume(name.partition(" ")[0] not in registry.algorithms.names())
     text = render_latex(table_of(name))
     lines = text.split("\n")
     assert all(line == one_line(line) for line in lines)
