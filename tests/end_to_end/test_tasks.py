@@ -71,6 +71,7 @@ def test_from_the_command_line(tmp_cwd: Path, store: str) -> None:
     assert "round 2/2  global/common/dice 0." in shown
     assert "global/common: dice_disc " in shown and ", hausdorff95_cup " in shown
     (run,) = Path("runs/fundus").iterdir()
+    printed("sync", str(run))  # under load more is left than a run waits for
     names = ("curves", "curves-hausdorff95", "clients", "partition")
     assert {p.name for p in (run / "figures").iterdir()} == {f"{name}.png" for name in names}
     client = connect(store)
