@@ -111,8 +111,15 @@ def tmp_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a database of MLflow, which takes seconds to make; tests name their experiments."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    """The address of a database of MLflow; tests name their experiments.
+
+    It is made here, because that takes longer than a run waits for MLflow if the machine is busy.
+    """
+    from flray.tracking.client import connect
+
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    connect(uri)
+    return uri
 
 
 @pytest.fixture
