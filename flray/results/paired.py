@@ -280,7 +280,8 @@ def compare(
         if seeds:
             one = replace(one, farthest=float(np.abs(own - own.mean(axis=1, keepdims=True)).max()))
         if shared := _crossed(seeds, levels or {}):
-            found.append(_with_failures(_clustered(one, differences, shared), values, failed or {}))
+            one = _clustered(one, differences, shared, before)
+            found.append(_with_failures(one, values, failed or {}))
             continue
         looked = rule or (Rule(math.nan, sequential.ALPHA, before) if before else None)
         looked = replace(looked, at_most=None) if looked is not None and before else looked
@@ -332,7 +333,7 @@ def _difference(
     if count > 1:
         std = spread(differences)
         if std > 0:
-            own, corrected, p = _t_test(mean, std / math.sqrt(count), count - 1, pairs)
+            own, corrected, p = _test(mean, std / math.sqrt(count), count - 1, pairs)
             effect = mean / std * _hedges(count - 1)
     return Difference(
         first,
@@ -387,12 +388,17 @@ def _crossed(seeds: Sequence[Any], levels: Levels) -> dict[str, NDArray[np.int64
 
 
 def _clustered(
-    one: Difference, differences: NDArray[np.float64], levels: Mapping[str, NDArray[np.int64]]
+    one: Difference,
+    differences: NDArray[np.float64],
+    levels: Mapping[str, NDArray[np.int64]],
+    before: int,
 ) -> Difference:
     """Return a comparison whose interval holds for other draws of all levels.
 
     The variance of the mean is the sum of the variances that the sums over each level's members
     show; for crossed levels that is at least the true one. Degrees of freedom after Satterthwaite.
+    If `before` of the differences were looked at before, it is the latest of a confidence sequence of
+    as many independent differences.
     """
     count, rest = len(differences), differences - one.mean
     parts = [
@@ -405,7 +411,7 @@ def _clustered(
     if one.std == 0 or total <= 1e-24:
         return replace(one, std=0.0, verdict="", repeated=repeated)
     freedom = total**2 / float((variances**2 / [size - 1 for size, _ in parts]).sum())
-    own, corrected, p = _t_test(one.mean, math.sqrt(total), freedom, one.pairs)
+    own, corrected, p = _test(one.mean, math.sqrt(total), freedom, one.pairs, before > 0)
     return replace(
         one,
         low=own[0],
@@ -414,20 +420,30 @@ def _clustered(
         high_corrected=corrected[1],
         p=p,
         p_signs=math.nan,
-        freedom=freedom,
+        freedom=math.nan if before else freedom,
         corrected=min(p * one.pairs, 1.0),
         verdict=sequential.verdict_of(*corrected, one.lower),
+        first_look=before,
         repeated=repeated,
     )
 
 
-def _t_test(
-    mean: float, error: float, freedom: float, pairs: int
+def _test(
+    mean: float, error: float, freedom: float, pairs: int, looked: bool = False
 ) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """Return a mean's interval, the interval that is corrected for all pairs, and the p-value of a mean of zero."""
-    levels = 1 - sequential.ALPHA / np.array([2, 2 * pairs])
-    own, corrected = (error * scipy.special.stdtrit(freedom, levels)).tolist()
-    p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error))
+    """Return a mean's interval, the interval that is corrected for all pairs, and the p-value of a mean of zero.
+
+    They are those of a t-test, or of a confidence sequence; its interval is NaN if it has no ends.
+    """
+    levels, count = sequential.ALPHA / np.array([1, pairs]), freedom + 1
+    if looked:
+        std = error * math.sqrt(count)
+        halves = [float(half_width(std, count, level)) for level in levels]
+        p = sequential.p_value(mean, std, count)
+    else:
+        halves = (error * scipy.special.stdtrit(freedom, 1 - levels / 2)).tolist()
+        p = float(2 * scipy.special.stdtr(freedom, -abs(mean) / error))
+    own, corrected = (half if math.isfinite(half) else math.nan for half in halves)
     return (mean - own, mean + own), (mean - corrected, mean + corrected), p
 
 

@@ -115,14 +115,14 @@ def _statistic(
     return weighted
 
 
-def p_value(mean: float, std: float, count: int, looks: Looks = EVER) -> float:
+def p_value(mean: float, std: float, count: float, looks: Looks = EVER) -> float:
     """Return the p-value of a mean difference of zero, which holds for all looks together, at most 1.
 
     Parameters
     ----------
     mean, std : float
         Mean and deviation of the differences; without any spread the result is 1.
-    count : int
+    count : float
         The number of differences.
     looks : Looks
         When there are looks.

@@ -277,6 +277,26 @@ def test_a_pair_was_looked_at_before_where_both_were() -> None:
         assert fixed.first_look == 0 and fixed.decided
 
 
+def test_draws_of_the_data_that_were_added_after_a_look_are_tested_so() -> None:
+    means = np.array([2.0, 2.4, 1.7, 2.1, 2.6, 1.5])
+    runs = {(2 * draw + run): mean + 0.3 * run for draw, mean in enumerate(means) for run in (0, 1)}
+    values, levels = (
+        {"a": runs, "b": dict.fromkeys(runs, 0.15)},
+        {DRAWS: {s: str(s // 2) for s in runs}},
+    )
+    (fixed,) = compare(values, levels=levels)
+    (looked,) = compare(values, levels=levels, looks={"a": {seed: seed > 5 for seed in runs}})
+    assert fixed.first_look == 0 and looked.first_look == 6
+    half = float(half_width(means.std(ddof=1), 6, ALPHA))
+    assert (looked.low, looked.high) == pytest.approx((means.mean() - half, means.mean() + half))
+    assert looked.p > fixed.p and "6 draws of the data, 12 runs, looked at before at 6" in sentence(
+        looked, "points"
+    )
+    few = {seed: value for seed, value in runs.items() if seed < 4}
+    (open_,) = compare({**values, "a": few}, levels=levels, looks={"a": {3: 1}})
+    assert open_.repeated and not open_.decided and math.isnan(open_.low)
+
+
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
     first, seen, last = conclude(Studies([studied({"a": A, "b": B})]))
     least = detectable_difference(math.sqrt(13 / 3), 3)
