@@ -9,6 +9,7 @@ from flray import devices, functional, registry, rng, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Replies, Server, Stage, View
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.common.public_exchange import public_subset
+from flray.algorithms.common.samples import batches_per_epoch
 from flray.data.augment import augment_batch
 from flray.models import select
 from flray.registry import Preset, hyper, register_algorithm
@@ -192,12 +193,10 @@ class FedMatch(Algorithm):
         """Return the public samples that go with a labelled batch: one pass over them per epoch."""
         assert client.public is not None
         chosen = public_subset(client.seed, len(client.public), self.hp.public_size)
-        local, count = client.settings(batch.phase), client.num_samples
-        dropped = local.drop_last and count >= local.batch_size
-        steps = count // local.batch_size if dropped else -(-count // local.batch_size)
-        epoch, number = divmod(batch.step, steps)
-        order = torch.randperm(len(chosen), generator=client.generator("public", epoch))
-        x, _ = client.public.take(chosen[order][number::steps])
+        local, norm = client.settings(batch.phase), client.resident.batch_norm
+        steps = batches_per_epoch(client.num_samples, local.batch_size, norm, local.drop_last)
+        order = torch.randperm(len(chosen), generator=client.generator("public", batch.epoch))
+        x, _ = client.public.take(chosen[order][batch.step % steps :: steps])
         return x
 
     def report(self, client: Client) -> Message:

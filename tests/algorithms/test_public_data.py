@@ -358,6 +358,32 @@ def test_fedmatch_each_step_changes_its_own_part_alone() -> None:
             assert before[1] == after[1] and before[2] != after[2] and before[3] == after[3]
 
 
+PUBLIC: list[Tensor] = []
+
+
+@register_algorithm("spreading-fedmatch")
+class Spreading(FedMatch):
+    """Notes the public samples of every step."""
+
+    def public_batch(self, client: Client, batch: Batch) -> Tensor:
+        PUBLIC.append(super().public_batch(client, batch))
+        return PUBLIC[-1]
+
+
+@pytest.mark.parametrize(("size", "steps"), [(12, 3), (13, 3), (14, 4)])
+def test_fedmatch_every_epoch_spreads_all_public_samples_over_its_steps(
+    size: int, steps: int
+) -> None:
+    """With batch norm an epoch of 13 samples has no step for the last one."""
+    PUBLIC.clear()
+    clients = tiny.gaussian_clients((size,))
+    federation = tiny.run("spreading-fedmatch", clients, local={"lr": 0.01, "epochs": 2})
+    wanted = sorted(federation.spec.data.public.tolist())
+    assert len(PUBLIC) == 2 * steps
+    for epoch in (PUBLIC[:steps], PUBLIC[steps:]):
+        assert sorted(torch.cat(epoch).tolist()) == wanted
+
+
 def test_fedmatch_the_nearest_clients_help_until_others_are_sent() -> None:
     five = tiny.gaussian_clients((8,) * 5)
     federation = tiny.fresh({"name": "fedmatch", "interval": 2}, five, local={"lr": 0.01})
