@@ -13,8 +13,9 @@ from flray import registry, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.public_exchange import public_subset
 from flray.algorithms.common.samples import Batch
+from flray.algorithms.feddf import FedDF
 from flray.algorithms.fedmatch import FedMatch
-from flray.algorithms.types import Stage
+from flray.algorithms.types import Message, Stage
 from flray.models import SplitModel
 from flray.registry import register_algorithm
 from tests.algorithms import helpers as tiny
@@ -85,6 +86,32 @@ def test_feddf_stages_between_peers_compute_what_one_loop_does(options: dict[str
         weights = [w - 0.1 * tiny.softmax_gradient(w, a, b) for w, (a, b) in pairs]
         for i, w in enumerate(weights):
             tiny.close(tiny.kept(federation, i)[V], w)
+
+
+FRESH: list[bool] = []
+
+
+@register_algorithm("interrupted-feddf")
+class Interrupted(FedDF):
+    """Notes whether a client's public steps begin without memory; the client fails after the first round's."""
+
+    def public_step(self, client: Client, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        if client.id == 1:
+            FRESH.append(not optimizer.state)
+        super().public_step(client, loss, optimizer)
+
+    def train(self, client: Client) -> Message:
+        if (client.id, client.round) == (1, 0):
+            raise RuntimeError("interrupted")
+        return super().train(client)
+
+
+def test_a_client_that_failed_begins_the_next_round_with_a_fresh_optimiser() -> None:
+    FRESH.clear()
+    peers = {"name": "interrupted-feddf", "mode": "peer", "public_batch_size": 10}
+    skip = {"on_client_error": "skip"}
+    tiny.run(peers, rounds=2, faults=skip, **tiny.full(momentum=0.5))
+    assert FRESH == [True, False, True, False, False]
 
 
 def test_feddf_distillation_leaves_statistics_and_the_clients_models_alone() -> None:

@@ -193,7 +193,8 @@ class PublicCollaboration(PublicExchange):
             return
         kept = self.hp.public_optimizer == "kept"
         optimizer = client.optimizer(Phase("public", local=self.public_settings(client)))
-        if kept:
+        # A client that failed within a round still has that round's memory at its next first batch.
+        if kept and client.message["batch"]:
             load_optimizer_state(optimizer, client.parameters, client.state.get("optimizer", {}))
         outputs = self.public_outputs(client, self.public_batch(client, client.message["batch"]))
         self.public_step(client, self.public_loss(client, outputs, reduced), optimizer)
