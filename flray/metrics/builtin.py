@@ -6,6 +6,7 @@ options. It is called together with the task's metrics: for every client, and fo
 models.
 """
 
+import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -47,7 +48,10 @@ def calibration_error(
 ) -> float:
     """Return the expected calibration error (Guo et al. 2017, Eq. 3): mean gap of confidence and accuracy by bins."""
     logits = outputs.astype(np.float64)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
+    largest = logits.max(1, keepdims=True)
+    if not np.isfinite(largest).all():
+        return math.inf  # training has diverged, which a mean over clients must show
+    shares = np.exp(logits - largest)
     shares /= shares.sum(1, keepdims=True)
     confidence, correct = shares.max(1), outputs.argmax(1) == targets
     place = np.minimum(np.ceil(confidence * bins).astype(int) - 1, bins - 1)

@@ -375,6 +375,8 @@ def test_builtin_metrics_are_those_of_other_libraries() -> None:
     gap = (2 * abs(0.5 - 0.9) + 1 * abs(1.0 - 0.6)) / 3
     got = call("calibration-error", np.array([0, 1, 0]), np.log(shares), bins=10)
     assert got == pytest.approx(gap, abs=1e-12)
+    shares[1] = np.nan
+    assert call("calibration-error", np.array([0, 1, 0]), np.log(shares)) == np.inf
     assert lower_is_better("personal/local/calibration-error/worst")
     assert not lower_is_better("global/common/macro-f1")
 
