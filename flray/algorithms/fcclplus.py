@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from flray import functional
-from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server, Stage
-from flray.algorithms.common.aggregation import average_outputs
+from flray.algorithms.base import Batch, Client, Message, Phase, Server, Stage
 from flray.algorithms.common.client_parts import call_at
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.variants import either, refuse_overridden, require
@@ -213,13 +212,6 @@ class FCCLPlus(PublicCollaboration):
         yield from (stage for stage in super().exchanges(server) if stage.name not in left_out)
         if self.averages_last:
             yield Stage("adopt")
-
-    def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Reduce the outputs, or average the models."""
-        super().aggregate(server, stage, replies)
-        if self.averages_last and stage.name == "train":
-            merged = average_outputs(replies, "weights")
-            server.state.update({"merged": merged} if merged else {})
 
     def adopt(self, client: Client) -> Message:
         """Take over the averaged model, and send nothing."""

@@ -105,10 +105,10 @@ def _split(layout: FlatLayout, entries: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
-    """Return the plain mean of one entry over all replies, whatever their architectures; nothing without replies."""
+    """Return the plain mean of one entry over all replies, whatever their architectures; nothing if none has it."""
     mean = WeightedMean()
     for reply in replies:
-        mean.add(reply[entry], 1.0)
+        mean.add(reply.get(entry, {}), 1.0)
     return mean.result() if mean.partial()["count"] else {}
 
 

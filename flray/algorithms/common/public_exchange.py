@@ -141,16 +141,14 @@ class PublicExchange(Algorithm):
         yield Stage("train")
 
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
-        """Reduce the outputs, or average the models."""
+        """Reduce the outputs, or average the models if the stage sent them."""
         drop_stage_state(server)
         if stage.name == "collaborate":
             reduced = self.reduce(server, replies)
             if reduced:
                 server.state.update(reduced=reduced, batch=stage.index)
-        elif stage.name == "merge":
-            merged = average_outputs(replies, "weights")
-            if merged:
-                server.state["merged"] = merged
+        elif merged := average_outputs(replies, "weights"):
+            server.state["merged"] = merged
 
     def refine(self, server: Server) -> None:
         """Forget the round's outputs."""
