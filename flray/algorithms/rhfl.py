@@ -57,15 +57,14 @@ class RHFL(PublicCollaboration):
 
     def collaborate(self, client: Client) -> Message:
         """Send probabilities; before the first public batch also the mean private loss."""
-        reply = {
-            "probabilities": torch.softmax(super().collaborate(client)["outputs"]["logits"], dim=1)
-        }
-        return reply if client.stage_index else {**reply, "loss": self.private_loss(client)}
-
-    @torch.no_grad()
-    def private_loss(self, client: Client) -> Tensor:
-        """Return the mean SCE over the private samples, in eval mode."""
-        return functional.symmetric_cross_entropy(*client.outputs(), self.hp.a, self.hp.b)
+        logits = super().collaborate(client)["outputs"]["logits"]
+        reply = {"probabilities": torch.softmax(logits, dim=1)}
+        if client.stage_index == 0:
+            outputs, labels = client.outputs()
+            reply["loss"] = functional.symmetric_cross_entropy(
+                outputs, labels, self.hp.a, self.hp.b
+            )
+        return reply
 
     def public_loss(self, client: Client, outputs: Outputs, reduced: Tree) -> Tensor:
         """Return the confidence-weighted divergence from the peers."""
