@@ -1,7 +1,7 @@
 """Fed-CO2: an online and an offline model cooperate, inside a client and through classifiers between clients."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -30,12 +30,6 @@ class FedCO2(Algorithm):
     """
 
     class Params(VariantParams):
-        skewed_labels: ClassVar[Mapping[str, tuple[object, object]]] = {
-            "weights": ("uniform", "samples"),
-            "statistics": ("personal", "averaged"),
-        }
-        """Values for label skew in the paper and in the released code; for feature skew both have the first ones."""
-
         form: Literal["feature_skew", "label_skew"] = hyper(
             "feature_skew",
             "label_skew leaves out both transfers of knowledge: only predictions are fused",
@@ -79,10 +73,15 @@ class FedCO2(Algorithm):
         def resolved(self) -> Self:
             """Fill in the values that follow from form and variant."""
             skewed = self.form == "label_skew"
-            released = int(skewed and self.variant == "released")
+            averages = skewed and self.variant == "released"
             transfers = "none" if skewed else "both"
-            own = {name: values[released] for name, values in self.skewed_labels.items()}
-            return super().resolved().filled(intra=transfers, inter=transfers, **own)
+            own = super().resolved()
+            return own.filled(
+                intra=transfers,
+                inter=transfers,
+                weights="samples" if averages else "uniform",
+                statistics="averaged" if averages else "personal",
+            )
 
     hp: Params
     needs = frozenset({"split", "homogeneous", "classification"})
