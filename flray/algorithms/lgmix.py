@@ -12,6 +12,7 @@ from flray import functional, trees
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Server, Stage
 from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.common.variants import VariantParams, either, require
+from flray.functional.numerics import map_floating
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
 
@@ -159,7 +160,8 @@ class LGMix(Algorithm):
             ratio = float(functional.trace_ratio(*client.scratch["traces"].cpu()))
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
-        return {"weights": _add_update(u, start, trained)}
+        sent = map_floating(lambda end, u, start: u + (end - start), trained, u=u, start=start)
+        return {"weights": dict(sent)}
 
     # --- client: mixing ---------------------------------------------------------------------------
 
@@ -180,10 +182,10 @@ class LGMix(Algorithm):
             )
         client.log("lgmix/lambda", share)
         local, common = _difference(state["trained"], state["own"]), _difference(u, state["before"])
-        mixed = functional.mix_updates(_floating_entries(state["own"]), local, common, share)
+        mixed = functional.mix_updates(state["own"], local, common, share)
         larger = state["trained"] if share >= 0.5 else u
         client.state = {
-            "own": {name: mixed.get(name, value) for name, value in larger.items()},
+            "own": {n: mixed[n] if w.is_floating_point() else w for n, w in larger.items()},
             "ratios": torch.tensor([*earlier, state["ratio"]], dtype=torch.float64),
         }
         return {}
@@ -195,7 +197,8 @@ class LGMix(Algorithm):
         u = server.models[architecture]
         stepped = {
             name: torch.lerp(u[name], value, self.hp.server_lr)
-            for name, value in _floating_entries(mean).items()
+            for name, value in mean.items()
+            if value.is_floating_point()
         }
         super().apply(server, architecture, {**mean, **stepped})
 
@@ -224,22 +227,5 @@ def _last_inputs(*models: nn.Module) -> Iterator[list[Tensor]]:
         yield seen
 
 
-def _floating_entries(weights: Mapping[str, Tensor]) -> Weights:
-    return {name: value for name, value in weights.items() if value.is_floating_point()}
-
-
 def _difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Weights:
-    return {
-        name: value.double() - old[name].double() for name, value in _floating_entries(new).items()
-    }
-
-
-def _add_update(
-    origin: Mapping[str, Tensor], start: Mapping[str, Tensor], end: Mapping[str, Tensor]
-) -> Weights:
-    """Return ``origin + (end - start)``, in float64 and rounded once; counters as in `end`."""
-    update = _difference(end, start)
-    return {
-        name: (origin[name].double() + update[name]).to(value.dtype) if name in update else value
-        for name, value in end.items()
-    }
+    return {name: value.double() - old[name].double() for name, value in new.items()}
