@@ -6,12 +6,12 @@ Heterogeneity in Federated Learning". FCCL+'s local term FNTD and Fed-CO2's mutu
 `flray.functional.loss_terms`.
 """
 
+import copy
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flray.functional import numerics
 from flray.functional.numerics import batch_mean, masked_mean, unit
@@ -188,21 +188,11 @@ def peer_classifier_loss(
 
 
 def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
-    if not any(module.training for module in head.modules()) and not any(
-        p.requires_grad for p in head.parameters()
+    if any(module.training for module in head.modules()) or any(
+        parameter.requires_grad for parameter in head.parameters()
     ):
-        logits: Tensor = head(features)
-        return logits
-    modes = [(module, module.training) for module in head.modules()]
-    constants = {
-        name: value.detach() for name, value in (*head.named_parameters(), *head.named_buffers())
-    }
-    try:
-        head.eval()
-        logits = functional_call(head, constants, (features,))
-    finally:
-        for module, training in modes:
-            module.training = training
+        head = copy.deepcopy(head).eval().requires_grad_(False)
+    logits: Tensor = head(features)
     return logits
 
 
