@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flray.functional import numerics
+from flray.functional.loss_terms import distillation_loss
 from flray.functional.numerics import batch_mean, masked_mean, unit
 
 
@@ -137,9 +138,7 @@ def instance_similarity_loss(similarity: Tensor, mean_similarity: Tensor) -> Ten
     numerics.check_shapes(
         similarity=(similarity, "B B-1"), mean_similarity=(mean_similarity, "B B-1")
     )
-    log_own = torch.log_softmax(similarity, dim=1)
-    log_mean = torch.log_softmax(mean_similarity.detach(), dim=1)
-    return batch_mean((log_mean.exp() * (log_mean - log_own)).sum(1))
+    return distillation_loss(similarity, mean_similarity)
 
 
 def peer_classifier_loss(
