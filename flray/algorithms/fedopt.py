@@ -11,8 +11,6 @@ from flray.registry import Params, hyper, register_algorithm
 from flray.trees import Weights
 
 Form = Literal["avgm", "adagrad", "adam", "yogi"]
-SERVER_LR: dict[Form, float] = {"avgm": 1.0, "adagrad": 0.1, "adam": 0.1, "yogi": 0.1}
-BETA1: dict[Form, float] = {"avgm": 0.9, "adagrad": 0.0, "adam": 0.9, "yogi": 0.9}
 
 
 class FedOptParams(Params):
@@ -52,7 +50,11 @@ class FedOptParams(Params):
     def resolved(self) -> "FedOptParams":
         """Fill in the form's own values."""
         form = self.server_optimizer
-        return self.filled(server_lr=SERVER_LR[form], beta1=BETA1[form], initial=self.tau**2)
+        return self.filled(
+            server_lr=1.0 if form == "avgm" else 0.1,
+            beta1=0.0 if form == "adagrad" else 0.9,
+            initial=self.tau**2,
+        )
 
 
 @register_algorithm("fedopt")
