@@ -46,10 +46,11 @@ def with_relu(
     """
     before = name or f"conv{index}"
     layers[before] = layer
-    normed = norm_layer(norm, layer.weight.shape[0], images=isinstance(layer, nn.Conv2d))
     if norm != "none":
         before = f"norm{index}"
-        layers[before] = normed
+        layers[before] = norm_layer(
+            norm, layer.weight.shape[0], images=isinstance(layer, nn.Conv2d)
+        )
     layers[f"relu{index}"] = nn.ReLU()
     return before
 
