@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flray import functional, rng
 from flray.algorithms.base import Client, Message, Phase
-from flray.algorithms.common.public_exchange import ExchangeParams, PublicExchange
+from flray.algorithms.common.public_exchange import ExchangeParams, Outputs, PublicExchange
 from flray.algorithms.common.samples import Samples
 from flray.registry import Preset, hyper, register_algorithm
 
@@ -65,11 +65,8 @@ class FedMD(PublicExchange):
         self.begin_stage(client)
         return {"outputs": {"scores": client.outputs(self.subset(client))[0]}}
 
-    def apply_reduced(self, client: Client) -> None:
-        """Digest the consensus, if the server sent one."""
-        reduced = client.message.get("reduced")
-        if not reduced:
-            return
+    def apply_reduced(self, client: Client, reduced: Outputs) -> None:
+        """Digest the consensus."""
         digest = Phase(
             "digest",
             epochs=self.hp.digest_epochs,

@@ -77,8 +77,8 @@ class PublicExchange(Algorithm):
         """Begin the stage, then return the outputs on its samples."""
 
     @abstractmethod
-    def apply_reduced(self, client: Client) -> None:
-        """Learn from the reduced outputs of the stage before, if the server sent any."""
+    def apply_reduced(self, client: Client, reduced: Outputs) -> None:
+        """Learn from the reduced outputs of the stage before."""
 
     def local_settings(self, client: Client) -> dict[str, object]:
         """Return the settings of ``local`` that the method changes on private data. Default: none."""
@@ -99,7 +99,8 @@ class PublicExchange(Algorithm):
         self.receive(client)
         if "personal" not in client.state:
             self.pretrain(client)
-        self.apply_reduced(client)
+        if reduced := client.message.get("reduced"):
+            self.apply_reduced(client, reduced)
 
     def pretrain(self, client: Client) -> None:
         """Train on private data before the client's first round."""
@@ -184,11 +185,8 @@ class PublicCollaboration(PublicExchange):
         client.load(buffers)
         return {"outputs": outputs}
 
-    def apply_reduced(self, client: Client) -> None:
-        """Step on the public batch whose reduced outputs the server sent, if it sent any."""
-        reduced = client.message.get("reduced")
-        if not reduced:
-            return
+    def apply_reduced(self, client: Client, reduced: Outputs) -> None:
+        """Step on the public batch whose reduced outputs the server sent."""
         kept = self.hp.public_optimizer == "kept"
         optimizer = client.optimizer(Phase("public", local=self.public_settings(client)))
         # A client that failed within a round still has that round's memory at its next first batch.
