@@ -24,6 +24,7 @@ from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan
 from flray.federation.ray_backend.session import PREFIX, folder_of_sessions, ray_session
 from flray.federation.worker.client_runner import InlineExecutor
+from flray.files.tracking_address import at_home
 from flray.process import usable_cpus
 from flray.records import directory
 
@@ -69,7 +70,7 @@ def _data() -> Iterator[tuple[str, str]]:
 
 def _security() -> Iterator[tuple[str, str]]:
     mode = os.environ.get("RAY_AUTH_MODE", "")
-    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    token = Path(at_home(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"))
     held = str(token) if token.is_file() else "none"
     held = "in the environment" if os.environ.get("RAY_AUTH_TOKEN") else held
     yield "Ray's token", held + (f" (RAY_AUTH_MODE={mode})" if mode else "")

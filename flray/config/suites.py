@@ -10,6 +10,7 @@ from flray.config.loader import set_path
 from flray.config.sections import SETS_VALIDATION_APART
 from flray.config.sweep import Sweep
 from flray.config.yaml_files import Plain
+from flray.files.tracking_address import at_home
 
 ROUNDS, SAMPLES, PER_CLIENT, BATCH = 2, 120, 30, 16
 PUBLIC = 64
@@ -227,7 +228,7 @@ def _stand_in(choice: Plain, absent: Collection[str]) -> Plain:
     given = {"name": choice} if isinstance(choice, str) else choice
     if not isinstance(given, Mapping) or given.get("name") not in absent:
         return choice
-    if given.get("path") and Path(str(given["path"])).expanduser().exists():
+    if given.get("path") and Path(at_home(str(given["path"]))).exists():
         return choice
     kept = {key: given[key] for key in _OF_ANY_FORM & given.keys() if given[key] is not None}
     return {"name": STAND_IN, "of": given["name"], **kept}

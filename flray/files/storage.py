@@ -18,7 +18,7 @@ from platformdirs import user_cache_path
 
 from flray.errors import FlrayError, explained
 from flray.files import FILE_BYTES, check_name, hold_lock, read_at_most, write_atomically
-from flray.files.tracking_address import redact
+from flray.files.tracking_address import at_home, redact
 
 
 def is_remote(place: str | Path) -> bool:
@@ -204,7 +204,7 @@ def cache_folder() -> Path:
 
     ``$XDG_CACHE_HOME/flray`` or ``~/.cache/flray`` on Linux, ``~/Library/Caches/flray`` on macOS.
     """
-    usual, before = user_cache_path("flray"), Path("~/.cache/flray").expanduser()
+    usual, before = user_cache_path("flray"), Path(at_home("~/.cache/flray"))
     return before if before.is_dir() and not usual.is_dir() else usual
 
 
@@ -212,7 +212,7 @@ def local_cache_of(uri: str) -> Path:
     """Return the local working folder of an address."""
     _check_keys(uri)
     work = os.environ.get("FLRAY_WORK")
-    base = Path(work).expanduser() if work else cache_folder() / "work"
+    base = Path(at_home(work)) if work else cache_folder() / "work"
     parts = urlsplit(uri)
     digest = hashlib.sha256(uri.rstrip("/").encode()).hexdigest()[:8]
     return base / f"{parts.netloc}-{digest}"

@@ -31,7 +31,10 @@ _SECRET = re.compile(
 )
 _PASSWORD = re.compile(r"(?:pwd|password)\s*=\s*\{?([^;}]+)", re.IGNORECASE)
 at_home: Callable[[str], str] = os.path.expanduser
-"""Returns a path whose ~ is the home folder, as a shell has it: otherwise a folder of that name would be made."""
+"""Returns a path whose ~ is the home folder, as a shell has it: otherwise a folder of that name would be made.
+
+Of a user who does not exist the path stays as it is, where ``Path.expanduser`` raises.
+"""
 
 
 def redact(text: str) -> str:

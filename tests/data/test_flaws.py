@@ -174,6 +174,13 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
     refused(Store(path).items)
 
 
+@pytest.mark.parametrize("name", ["folder", "cifar-10", "camelyon17", "table", "cifar10-jpeg"])
+def test_the_home_folder_of_nobody_is_a_path_like_any_other(name: str) -> None:
+    label = {"label": "y"} if name == "table" else {}
+    path = "~nobody-of-this-name/x.csv"
+    refused(load_dataset, name, {"path": path, **label}, Path("cache"))
+
+
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "z.png").open("wb") as file:
         file.truncate(2**40)

@@ -384,7 +384,7 @@ def camelyon17(
     A patch that is not there is noticed when it is decoded; that it changed later, only with the
     table.
     """
-    place = Path(path).expanduser() if path else root / "archives" / "camelyon17"
+    place = CAMELYON17.place(root, path)
     homes = [home for home in (place, place / "camelyon17_v1.0") if (home / METADATA).is_file()]
     if not homes:
         raise DataError(

@@ -17,6 +17,7 @@ from flray.data.sources import image_sets, images
 from flray.data.types import Array, Arrays, DataSet, Rows
 from flray.errors import DataError, explained, nearest
 from flray.files import FILE_BYTES, check_cells, parse_json, read
+from flray.files.tracking_address import at_home
 from flray.process import quiet_logs
 from flray.registry import register_dataset, require_package
 
@@ -125,7 +126,7 @@ class _Held:
     def __init__(
         self, path: str, config: str | None, revision: str | None, cache: Path, first: str
     ) -> None:
-        self.path, self.folder, self.config = path, Path(path).expanduser(), config
+        self.path, self.folder, self.config = path, Path(at_home(path)), config
         self.cache, self.revision, self.first = cache, revision, first
         self.here = self.folder.exists()
         if self.here and not self.folder.is_dir():

@@ -41,6 +41,7 @@ from flray.data.sources.archives import (
 from flray.data.types import Array, Arrays, DataSet, Domain, Images, Origin
 from flray.errors import DataError
 from flray.files import ARRAYS_BYTES, read_at_most, read_npz
+from flray.files.tracking_address import at_home
 from flray.registry import register_dataset
 
 
@@ -280,8 +281,8 @@ def digits4(
     arrays = DIGITS4.load(root, path)
     made = _dataset(arrays, [d for d in chosen if d != "syn"], seed, samples, size)
     if "syn" in chosen:
-        folder = Path(path).expanduser() if path else root / "archives" / "digits4"
-        made.append(_syn(image_sets.Store(folder / "syn"), root, size, seed, samples))
+        store = image_sets.Store(DIGITS4.place(root, path) / "syn")
+        made.append(_syn(store, root, size, seed, samples))
     return assemble("digits4", made, DIGITS)
 
 
@@ -398,7 +399,7 @@ def cifar10_jpeg(
     ],
 ) -> DataSet:
     """Return all of CIFAR-10 after lossy compression, 3x32x32: results on it are not results on CIFAR-10."""
-    file = Path(path).expanduser()
+    file = Path(at_home(path))
     files = Files("cifar10-jpeg", "who made the file", [[file.name]], _decode_jpeg, 10)
     return one_domain("cifar10-jpeg", files.load(root, str(file.parent)), CIFAR10, seed, samples)
 

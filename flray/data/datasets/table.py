@@ -18,6 +18,7 @@ from flray.data.datasets.own import Labelling, Positive, TableTask
 from flray.data.types import Array, DataSet, Domain, Flags, Floats
 from flray.errors import DataError, explained, nearest
 from flray.files import ARRAYS_BYTES, check_cells, check_size, open_file
+from flray.files.tracking_address import at_home
 from flray.registry import register_dataset, tasks
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def table(
         If the file cannot be read, a column is missing, repeats the label, looks like an identifier,
         or holds something else than is needed.
     """
-    file = Path(path).expanduser()
+    file = Path(at_home(path))
     frame = _read(file)
     named = [label] if isinstance(label, str) else list(label)
     uses = [*(("label", name) for name in named), ("by", by), ("part", part)]

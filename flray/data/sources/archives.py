@@ -30,6 +30,7 @@ from flray.data.sources.cache import decoded, sha256_file
 from flray.data.types import Arrays
 from flray.errors import DataError, explained
 from flray.files import move_into_place, open_file
+from flray.files.tracking_address import at_home
 from flray.registry import datasets
 
 Progress = Callable[[str], None]
@@ -71,9 +72,13 @@ class Source:
         """Whether `flray data get` downloads it; otherwise the user puts its files in place."""
         return False
 
+    def place(self, root: Path, path: str | None = None) -> Path:
+        """Return the place of the files: the given one, or the usual one in a data cache."""
+        return Path(at_home(path)) if path else root / "archives" / self.name
+
     def present(self, root: Path) -> bool:
         """Whether it is at the usual place of a data cache."""
-        return (root / "archives" / self.name).exists()
+        return self.place(root).exists()
 
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch it if that is possible and need be, and decode it.
@@ -167,7 +172,7 @@ class Files(Source):
     def get(self, root: Path, progress: Progress) -> None:
         """Fetch the files, unless they are there, and decode them."""
         if self.downloads and not self.present(root):
-            self._download(root / "archives" / self.name, progress)
+            self._download(self.place(root), progress)
         self.load(root)
 
     def _download(self, folder: Path, progress: Progress) -> None:
@@ -185,7 +190,7 @@ class Files(Source):
 
     def _find(self, root: Path, path: str | None) -> tuple[Path, Sequence[str]]:
         """Return the folder that has a complete set of files, and the set; without one the usual folder and nothing."""
-        own = Path(path).expanduser() if path else root / "archives" / self.name
+        own = self.place(root, path)
         for folder in (own, *(() if path else map(Path, self.elsewhere))):
             for names in self.layouts:
                 if all((folder / name).is_file() for name in names):

@@ -23,6 +23,7 @@ from flray.files import (
     sync_folder,
     write_atomically,
 )
+from flray.files.tracking_address import at_home
 
 MANIFEST = "manifest.json"
 
@@ -35,7 +36,7 @@ def data_root() -> Path:
     place = os.environ.get("FLRAY_DATA")
     if not place:
         return storage.cache_folder()
-    return storage.local_cache_of(place) if storage.is_remote(place) else Path(place).expanduser()
+    return storage.local_cache_of(place) if storage.is_remote(place) else Path(at_home(place))
 
 
 def sha256_file(path: Path) -> str:

@@ -312,7 +312,7 @@ def find_store(root: Path, source: Source, path: str | None, layout: str) -> Sto
     DataError
         If they are missing; the message names the set, its origin, the place for it and its layout.
     """
-    place = Path(path).expanduser() if path else root / "archives" / source.name
+    place = source.place(root, path)
     inside = [place]
     if place.is_dir():
         inside = [entry for entry in place.iterdir() if not _is_litter(entry.name)]
