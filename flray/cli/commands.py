@@ -115,9 +115,7 @@ def doctor_command(gpu: bool = False, as_json: AsJson = False) -> None:
         if as_json:
             display.print_json(found)
         raise typer.Exit(0 if all(one["passed"] for one in found) else 1)
-    table = display.make_table("flray doctor", "what", "found")
-    for row in diagnose():
-        table.add_row(*row)
+    table = display.make_table("flray doctor", ("what", "found"), diagnose())
     display.show_table(table, as_json)
 
 

@@ -40,18 +40,16 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             "runs are NAME/NUMBER/trials/NUMBER"
         )
     a, b = (directory.place_of(folder) for folder in (first, second))
-    settings = make_table("settings that differ", "setting", a, b)
-    for path, left, right in _differing(first, second):
-        settings.add_row(path, left, right)
+    settings = make_table("settings that differ", ("setting", a, b), _differing(first, second))
     sets = load_folder(first), load_folder(second)
     before = [trial.metric for one in sets for trial in one.trials]
     for one, trials in zip(sets, judge_alike(*(one.trials for one in sets)), strict=True):
         one.trials = trials
     alike = before != [trial.metric for one in sets for trial in one.trials]
     metrics = dict.fromkeys(one.metric for one in sets) if kinds[0] == "sweep" else ()
-    values = make_table(", ".join(metrics), "value", a, b, "difference", "95 % interval")
-    for row in _run_values(*sets) if kinds[0] == "run" else _sweep_values(*sets):
-        values.add_row(*row)
+    measured = _run_values(*sets) if kinds[0] == "run" else _sweep_values(*sets)
+    headings = ("value", a, b, "difference", "95 % interval")
+    values = make_table(", ".join(metrics), headings, measured)
     if as_json:
         rows = {"settings": table_rows(settings), "values": table_rows(values)}
         print_json({**rows, "metrics": [*metrics]})

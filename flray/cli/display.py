@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -52,9 +52,14 @@ def print_json(found: object) -> None:
         print(NO_TEXT.sub(lambda control: f"\\u{ord(control[0]):04x}", line))
 
 
-def make_table(title: str, *headings: str) -> Table:
-    """Return an empty table with its title on the left."""
-    return Table(*headings, title=title or None, title_justify="left")
+def make_table(
+    title: str, headings: Iterable[str] = (), rows: Iterable[Iterable[str]] = ()
+) -> Table:
+    """Return a table of some rows, with its title on the left."""
+    table = Table(*headings, title=title or None, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show_table(table: Table, as_json: bool) -> None:
@@ -172,10 +177,8 @@ def show_plan(trials: Sequence[PlannedTrial], as_json: bool = False, suggested: 
             "it have reached, and what other sweeps have finished is taken over then"
         )
         return
-    table = Table("trial", "setting", "taken over from")
-    for trial in trials:
-        table.add_row(trial.number, one_line(trial.label), one_line(trial.taken_over))
-    console.print(table)
+    rows = [(one.number, one_line(one.label), one_line(one.taken_over)) for one in trials]
+    console.print(make_table("", ("trial", "setting", "taken over from"), rows))
     taken = sum(bool(trial.taken_over) for trial in trials)
     console.print(f"{len(trials)} trials: {taken} taken over, {len(trials) - taken} to be run")
     for line in dict.fromkeys(trial.course for trial in trials if trial.course):

@@ -44,7 +44,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
     if name is None:
         methods = what == "algorithms"
         heads = ("method", "shared", "needs", "evaluated") if methods else ("what it is",)
-        table = make_table(f"{what} (details: flray list {what} NAME)", "name", *heads)
+        table = make_table(f"{what} (details: flray list {what} NAME)", ("name", *heads))
         for entry in entries.names():
             item = entries.outline(entry)
             cells = _method_cells(item) if methods else (_first_line(item),)
@@ -60,7 +60,7 @@ def show_list(what: str, name: str | None, as_json: bool = False) -> None:
         (found,) = [one for one in list_datasets() if one.name == name]
         console.print(f"source: {found.source}")
         console.print("it is here" if found.present else f"to have it: {found.todo}")
-    table = make_table("", "option", "default", "allowed", "meaning", "source")
+    table = make_table("", ("option", "default", "allowed", "meaning", "source"))
     known = PartitionChoice if what == "partitions" else entries  # with the seed of a partition
     options = known.params(name).model_json_schema()
     for option, field in options.get("properties", {}).items():
@@ -116,10 +116,8 @@ def show_settings(section: str | None, as_json: bool = False) -> None:
         raise FlrayError(
             f"no setting or section {section!r}{nearest(str(section), known)} (flray list settings shows all)"
         )
-    table = make_table("settings (KEY=VALUE behind a command, or in a file)", *Setting._fields)
-    for row in rows:
-        table.add_row(*row)
-    show_table(table, as_json)
+    title = "settings (KEY=VALUE behind a command, or in a file)"
+    show_table(make_table(title, Setting._fields, rows), as_json)
 
 
 def show_metrics(file: str | None, as_json: bool = False) -> None:
@@ -152,10 +150,7 @@ def show_metrics(file: str | None, as_json: bool = False) -> None:
         print_json({name: words for rows in parts.values() for name, words in rows.items()})
         return
     for title, rows in parts.items():
-        table = make_table(title, "name", "what it is")
-        for name, words in rows.items():
-            table.add_row(name, words)
-        console.print(table)
+        console.print(make_table(title, ("name", "what it is"), rows.items()))
 
 
 def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
