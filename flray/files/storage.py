@@ -95,12 +95,13 @@ def names(uri: str) -> set[str]:
 
 def read(uri: str) -> bytes | None:
     """Return the content of a single small file at an address, or None if it is missing."""
-    with _opened(uri) as (found, path):
-        try:
-            with found.open_input_stream(path) as source:
-                return read_at_most(source, uri, FILE_BYTES)
-        except FileNotFoundError:
-            return None
+    with (
+        _opened(uri) as (found, path),
+        contextlib.suppress(FileNotFoundError),
+        found.open_input_stream(path) as source,
+    ):
+        return read_at_most(source, uri, FILE_BYTES)
+    return None
 
 
 def write(uri: str, data: bytes) -> None:
@@ -187,16 +188,16 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
     with hold_lock(folder.parent / f".{folder.name}.lock"):  # another process may be at it
         if folder.exists():
             return True
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+        ) as place:
+            temporary = Path(place)
             if not download(uri, temporary):
                 return False
             if mark is not None:
                 (temporary / mark).touch()
             temporary.rename(folder)
             return True
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def cache_folder() -> Path:
