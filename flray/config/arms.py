@@ -134,8 +134,6 @@ def resolve_arm_path(
     The keys of an arm are paths themselves; if the arm sets a parent of the path,
     it resolves inside that.
     """
-    if len(parents) < 4:
-        return parents, last
     inner = ".".join([*parents[3:], last])
     arm: Plain = content
     for parent in parents[:3]:

@@ -393,7 +393,7 @@ def _is_choice(path: str, domain: Mapping[str, Any]) -> bool:
     if is_place(path):
         return False
     values = next(iter(domain.values()))
-    if path not in ("algorithm", "algorithm.name") or len(values) < 2:
+    if path not in ("algorithm", "algorithm.name"):
         return len(values) > 1
     names = [one["name"] if isinstance(one, Mapping) else one for one in values]
     return len(set(names)) < len(names)

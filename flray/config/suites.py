@@ -75,7 +75,8 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
 def _small_arm(arm: Mapping[str, Plain], absent: Collection[str]) -> dict[str, Plain]:
     """Return the settings of an arm, or parts of the experiment, in a smoke run."""
     changes = {p: v for p, v in arm.items() if not _fixed_clients(p) and p != arms.SPACE}
-    changes.update(_shorten_training(changes.get("algorithm")))
+    if "algorithm" in changes:
+        changes |= _shorten_training(changes["algorithm"])
     if "partition" in changes:
         changes["partition"] = _partition_with_two(changes["partition"])
     if isinstance(changes.get("public"), Mapping):
@@ -249,8 +250,6 @@ def _fixed_clients(path: str) -> bool:
 
 def _shorten_training(algorithm: Plain) -> dict[str, Plain]:
     """Return smaller values for the options of a method that would make it long."""
-    if algorithm is None:
-        return {}
     given = algorithm if isinstance(algorithm, Mapping) else {"name": algorithm}
     known = registry.algorithms.params(str(given.get("name"))).model_fields
     return {

@@ -360,10 +360,8 @@ def _apply_shift(
 
     fit = tail(division.fit, "long_tail", "long-tail")
     test = tail(division.test, "test_long_tail", "long-tail/test")
-    if shift.sizes:
-        fit = fit[
-            splits.private_sizes(domains[fit], [d.name for d in dataset.domains], seed, shift.sizes)
-        ]
+    names = [d.name for d in dataset.domains]
+    fit = fit[splits.private_sizes(domains[fit], names, seed, shift.sizes)]
     return replace(division, fit=fit, test=test)
 
 

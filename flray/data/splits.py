@@ -317,8 +317,6 @@ def used_share(rows: Rows, seed: int, client: int, ratio: float) -> Rows:
     ratio : float
         In (0, 1].
     """
-    if ratio == 1:
-        return rows
     order = numpy_generator(seed, "partition", client=client, extra="ratio").permutation(rows)
     return np.sort(order[: max(1, round(ratio * len(rows)))])
 

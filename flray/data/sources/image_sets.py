@@ -341,14 +341,13 @@ def split(table: Table, share: float, spec: ImageSet, store: Store | None = None
         To compare files: those of the same bytes count as one and go to the same part, so that no
         image is in both. Not compared without.
     """
-    units = None if store is None else content_groups(store, table.items)
+    units = np.arange(len(table.items)) if store is None else content_groups(store, table.items)
     test = choose_test(
         spec.name, spec.domains, table.domains, table.labels, share, spec.seed, units
     )
-    if units is not None:  # of the same bytes in several classes or domains
-        _, same = np.unique(units, return_inverse=True)
-        test = (np.bincount(same, test) > np.bincount(same) / 2)[same]
-    return replace(table, test=test)
+    # Files of the same bytes may lie in several classes or domains.
+    _, same = np.unique(units, return_inverse=True)
+    return replace(table, test=(np.bincount(same, test) > np.bincount(same) / 2)[same])
 
 
 def image_dataset(spec: ImageSet, table: Table, store: Store, root: Path) -> DataSet:
