@@ -360,28 +360,22 @@ def choose_on_validation(config: Config) -> Config:
         or split in sections.SETS_VALIDATION_APART
         or (isinstance(split, tuple) and split[1] > 0)
     )
-    if not kept or _vary(config, ("split", "evaluation")):
-        given = "validation" in evaluation.model_fields_set or experiment.split != "official"
-        if given or _vary(config, ("split", "evaluation")):
-            metric = AUTO
-        else:
-            evaluation = evaluation.model_copy(update={"validation": VALIDATION_SHARE})
-            experiment = experiment.model_copy(update={"evaluation": evaluation})
+    given = "validation" in evaluation.model_fields_set or split != "official"
+    changed = [
+        *config.space,
+        *(path for one in config.arms.values() for arm in one.values() for path in arm),
+        *(path for rule in config.sweep.where for path in rule.settings),
+    ]
+    if any(is_place(path, ("split", "evaluation")) for path in changed) or (given and not kept):
+        metric = AUTO
+    elif not kept:
+        evaluation = evaluation.model_copy(update={"validation": VALIDATION_SHARE})
+        experiment = experiment.model_copy(update={"evaluation": evaluation})
     change: dict[str, object] = {"metric": metric}
     if config.sweep.tune is not None:
         change = {"tune": config.sweep.tune.model_copy(update=change)}
     sweep = config.sweep.model_copy(update=change)
     return config.model_copy(update={"experiment": experiment, "sweep": sweep})
-
-
-def _vary(config: Config, parts: tuple[str, ...]) -> bool:
-    """Return whether arms, their combinations or the space change one of some parts of the experiment."""
-    paths = [
-        *config.space,
-        *(path for one in config.arms.values() for arm in one.values() for path in arm),
-        *(path for rule in config.sweep.where for path in rule.settings),
-    ]
-    return any(is_place(path, parts) for path in paths)
 
 
 def is_place(path: str, parts: Collection[str] = PLACES) -> bool:
