@@ -129,9 +129,8 @@ def data_get(name: Annotated[str, typer.Argument(autocompletion=datasets)]) -> N
         a data set, for example digits5-local
     """
     from flray.data.inventory import get
-    from flray.data.sources.cache import data_root
 
-    get(name, data_root())
+    get(name)
 
 
 @command(data_commands, "list", "flray data list")

@@ -177,10 +177,7 @@ def inexact_values(given: Plain, made: Plain, path: tuple[str, ...] = ()) -> Ite
 
 
 def _format_value(value: Plain) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__}>"
+    text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

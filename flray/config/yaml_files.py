@@ -185,9 +185,8 @@ def read_yaml(path: Path) -> dict[str, Plain]:
     FlrayError
         If the file is missing, is not YAML, or holds something other than a mapping.
     """
-    text = read_text(path)
     try:
-        content = copy.deepcopy(_parse_once(text))
+        content = copy.deepcopy(_parse_once(read_text(path)))
     except ValueError as error:
         place, separator, rest = str(error).partition(": ")
         if separator and place.startswith("line "):

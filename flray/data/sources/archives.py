@@ -136,12 +136,10 @@ class Files(Source):
                 f"data set {self.name} is not there: {folder} lacks {', '.join(missing[:3])}{more}. It "
                 f"comes from {self.where}; {how}put the files there (or give their folder as data.path)"
             )
-        digest = hashlib.sha256()
-        for name in names:
-            facts = (folder / name).stat()
-            digest.update(os.fsencode(f"{folder / name}|{facts.st_size}|{facts.st_mtime_ns}"))
-        place = root / self.name / digest.hexdigest()[:16]
-        return decoded(place, self.name, lambda _: self._decode(folder, names))
+        found = [(folder / name, (folder / name).stat()) for name in names]
+        stamps = "".join(f"{file}|{one.st_size}|{one.st_mtime_ns}" for file, one in found)
+        key = hashlib.sha256(os.fsencode(stamps)).hexdigest()[:16]
+        return decoded(root / self.name / key, self.name, lambda _: self._decode(folder, names))
 
     def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
         with explained(
