@@ -75,7 +75,6 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _keep_alive: list[Any] = []
 
 
@@ -104,7 +103,7 @@ def _declare_operators() -> None:
         return
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
-        library.define(f"{operator}{_SCHEMA}")
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _keep_alive.append(library)
 
 

@@ -22,11 +22,13 @@ from flray.errors import FlrayError, nearest
 from flray.metrics import MEASURES_IN_WORDS
 from flray.registry import Preset, Registry
 
-_OF_FOLDERS = ("office-caltech10", "office31", "office-home", "pacs", "vlcs")
 RETIRED: Mapping[str, Mapping[str, Plain]] = {
     "camelyon17": {"by": "image"},
     "domainnet": {"classes": "ten", "incomplete": False},
-    **{name: {"rename": {}, "incomplete": False} for name in _OF_FOLDERS},
+    **{
+        name: {"rename": {}, "incomplete": False}
+        for name in ("office-caltech10", "office31", "office-home", "pacs", "vlcs")
+    },
 }
 """Former options of data sets with the value that they had unless they were set: runs that began with it continue."""
 

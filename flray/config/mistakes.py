@@ -98,11 +98,13 @@ def _explain_one(item: Plain, root: type[BaseModel]) -> tuple[str, str, str]:
     return path, _format_value(value), words
 
 
-_PAIR = "a list of two numbers is needed, the low one and the high one"
 _OF_FIXED_LENGTH = {
     "split": "three shares are needed, for training, validation and test, for example [0.6, 0.2, 0.2]",
     "betas": "two numbers are needed, for example [0.9, 0.999]",
-    **dict.fromkeys(("uniform", "loguniform", "randint"), _PAIR),
+    **dict.fromkeys(
+        ("uniform", "loguniform", "randint"),
+        "a list of two numbers is needed, the low one and the high one",
+    ),
 }
 """Lists that have as many values as is said, by the last steps of their paths."""
 

@@ -126,8 +126,9 @@ def _by_name(value: Plain) -> Plain:
     return {"name": value} if isinstance(value, str) else value
 
 
-_AshaOrName = Asha | Literal["asha"] | None
-Scheduler = Annotated[Asha | None, BeforeValidator(_by_name, json_schema_input_type=_AshaOrName)]
+Scheduler = Annotated[
+    Asha | None, BeforeValidator(_by_name, json_schema_input_type=Asha | Literal["asha"] | None)
+]
 Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
@@ -262,9 +263,6 @@ class Sweep(Section):
         return self
 
 
-PaperName = Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
-
-
 class PaperTable(Section):
     """Ties a sweep with arms to a table of a paper.
 
@@ -273,7 +271,7 @@ class PaperTable(Section):
     unless `printed` gives another value; its ``client`` and ``metric`` are those of the cell.
     """
 
-    name: PaperName
+    name: Literal["fedco2", "fcclplus", "fedskc", "lgmix"]
     """the paper"""
     table: str = Field(pattern=r"^(table|fig)\d+[a-z]?$")
     """the table or figure, for example table1"""

@@ -202,7 +202,6 @@ def register_tree(tree: ClassFolders, title: str, usual: int) -> ClassFolders:
     return register_source(tree)
 
 
-_SETS = facts(__file__)
 OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS, DOMAINNET = (
     register_tree(
         ClassFolders(
@@ -215,7 +214,7 @@ OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS, DOMAINNET = (
         one["title"],
         one["size"],
     )
-    for name, one in _SETS.items()
+    for name, one in facts(__file__).items()
 )
 
 

@@ -32,7 +32,6 @@ OneOrMore = Annotated[
 Share = Annotated[float, Field(gt=0, lt=1, description="share of each class of a domain for test")]
 _WHOSE = {"all": "all", "domain": "their domain's"}
 Facts = dict[str, Any]
-Gaps = Literal["refuse", "mean", "median", "zero"]
 MOST_WORDS = 100
 """Most different words of a column: each of them becomes a column."""
 _NUMERIC = "biufc"  # kinds of numpy's types, and of pandas' own
@@ -69,7 +68,7 @@ def table(
         list[str], Field(description="columns of dates (2026-11-26), learnt from as days")
     ] = [],  # noqa: B006
     gaps: Annotated[
-        Gaps,
+        Literal["refuse", "mean", "median", "zero"],
         Field(
             description="empty cells of numbers and dates; mean, median: those of the training rows; "
             "an empty word is none of its column's words"
@@ -185,9 +184,15 @@ def table(
     if scale == "standard" and target == "numbers":
         _tell(labels, _standardise([(one.train_y, one.test_y) for one in domains]))
     capped = tuple(cap_samples(_single(domain), samples, seed) for domain in domains)
-    columns_of = {"inputs": facts, "labels": labels}
     return DataSet(
-        "table", capped, classes, (0.0,), (1.0,), task, encoding="; ".join(told), columns=columns_of
+        "table",
+        capped,
+        classes,
+        (0.0,),
+        (1.0,),
+        task,
+        encoding="; ".join(told),
+        columns={"inputs": facts, "labels": labels},
     )
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from flray.config.start import GivenSplit, SplitFile
 from flray.data.types import FederatedData, Labels, Rows, digest_of
@@ -17,20 +17,17 @@ from flray.files import MAPPING
 from flray.registry import register_partition, require_package
 from flray.rng import numpy_generator
 
-_FIELD = "experiment.partition.path"
 _Numbers: TypeAlias = list[Annotated[int, Field(ge=0, lt=2**62)]]
 _Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w .:-]{0,99}$")]
 
 
-class _Client(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Client(BaseModel, extra="forbid", strict=True):
     train: Annotated[_Numbers, Field(min_length=1)]
     val: _Numbers = []
     test: _Numbers | None = None
 
 
-class _Split(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _Split(BaseModel, extra="forbid", strict=True):
     dataset: str | None = None
     samples: int | None = None
     labels: str | None = None
@@ -114,7 +111,9 @@ def file(
 def _parse(known: SplitFile) -> _Split:
     """Return a file's content in its full form."""
     try:
-        content = MAPPING.validate_python(json.loads(known.read(_FIELD), object_pairs_hook=_once))
+        content = MAPPING.validate_python(
+            json.loads(known.read("experiment.partition.path"), object_pairs_hook=_once)
+        )
         if not isinstance(content.get("clients"), dict):
             content = {"clients": {name: {"train": rows} for name, rows in content.items()}}
         return _Split.model_validate(content)

@@ -222,8 +222,14 @@ def check_proportions(store: Store, images: Sequence[Item], masks: Sequence[Item
 Size = Annotated[
     int, Field(ge=8, le=1024, description="height and width in pixels to which images are resized")
 ]
-_SHARE = "share of each class of each domain that is set apart for test, as the seed decides"
-TestShare = Annotated[float, Field(gt=0, lt=1, description=_SHARE)]
+TestShare = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=1,
+        description="share of each class of each domain that is set apart for test, as the seed decides",
+    ),
+]
 Mapped = Annotated[
     bool | None,
     Field(
