@@ -151,8 +151,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        outlined = self._outlined()  # first: it may import, which fills the entries
-        return sorted({*self._entries, *outlined})
+        # The outlines first: to ask for them may import, which fills the entries.
+        return sorted({*self._outlined(), *self._entries})
 
     def outline(self, name: str) -> Any:
         """Return the component called `name`; before the built-in ones are imported, its outline.

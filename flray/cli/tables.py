@@ -159,8 +159,7 @@ def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
     from flray.federation.building import build_spec
     from flray.federation.evaluation import available_metrics
 
-    config = choose_on_validation(load(file))
-    spec = build_spec(config.experiment)
+    spec = build_spec(choose_on_validation(load(file)).experiment)
     found = {metrics.AUTO: spec.primary_metric}
     if len(spec.data.validation):
         found[metrics.VALIDATION] = metrics.score_metric(metrics.VALIDATION, spec.primary_metric)
