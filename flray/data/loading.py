@@ -204,13 +204,18 @@ def load_once(
     key = (own, f"{name} {sorted(options.items())} {public} {subset}")
     if key not in _loaded:
         _loaded.clear()
-        dataset = load_dataset(name, options)
-        if subset is not None:
-            dataset = take_subset(dataset, subset)
-        if public is not None:
-            dataset = with_public(dataset, public.name, public.options)
-        _loaded[key] = dataset
+        _loaded[key] = load_chosen(name, options, public, subset)
     return _loaded[key]
+
+
+def load_chosen(
+    name: str, options: Mapping[str, Any], public: PublicChoice | None, subset: int | None
+) -> DataSet:
+    """Return a data set as an experiment chooses it, given as in `load_once`; nothing of it is kept."""
+    dataset = load_dataset(name, options)
+    if subset is not None:
+        dataset = take_subset(dataset, subset)
+    return dataset if public is None else with_public(dataset, public.name, public.options)
 
 
 def with_public(dataset: DataSet, name: str, options: Mapping[str, Any]) -> DataSet:

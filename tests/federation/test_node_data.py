@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flray import registry
 from flray.config.loader import load
 from flray.data import loading
 from flray.data.loading import load_dataset
@@ -57,6 +58,24 @@ def test_a_node_without_the_data_is_named(
     refused(node_samples, config, "0" * 64)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "empty"))
     refused(node_samples, config, "1" * 64)
+
+
+def test_a_part_of_the_data_and_public_samples_are_the_same(digits: dict[str, Any]) -> None:
+    public = {"name": "photos", "samples": 20, "crops": 40}
+    content = {**settings(digits, data="node"), "subset": 50, "public": public}
+    config = load({"experiment": content}).experiment
+    data = build_spec(config).data
+    found = node_samples(config, data.fingerprint)
+    assert np.array_equal(found.x, data.x) and np.array_equal(found.y, data.y)
+    assert data.public is not None and np.array_equal(found.public, data.public)
+
+
+def test_a_data_set_that_is_not_registered_there_is_named(
+    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load({"experiment": settings(digits, data="node")}).experiment
+    monkeypatch.delitem(registry.datasets._entries, "mnist")
+    refused(node_samples, config, "0" * 64)
 
 
 @pytest.mark.slow

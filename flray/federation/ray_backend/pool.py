@@ -18,12 +18,13 @@ import ray
 import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flray import bits, registry
+from flray import bits
 from flray.config.experiment import Experiment
+from flray.data.loading import load_chosen
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
 from flray.data.types import Array, Pooled
 from flray.devices import GpuIdentity, distinct, gpu_identity
-from flray.errors import DataError
+from flray.errors import DataError, FlrayError
 from flray.federation import FederationSpec
 from flray.federation.messages import Ref, TaskBlock
 from flray.federation.ray_backend import private
@@ -75,7 +76,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
         with hold_lock(folder.parent / ".lock"):
             if not folder.exists():
                 _write_copy(folder, name, config, fingerprint)
-    except DataError as error:
+    except FlrayError as error:  # such as a data set of a plug-in, which is not registered here
         raise DataError(
             f"node {socket.gethostname()}: {error}; or let the head hand the data out (resources.data=head)"
         ) from None
@@ -92,7 +93,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
 
 
 def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -> None:
-    dataset = registry.datasets.call(name, data_root(), **config.data.options)
+    dataset = load_chosen(name, config.data.options, config.public, config.subset)
     if dataset.fingerprint != fingerprint:
         raise DataError(
             f"data set {name} differs from the head's (fingerprint {dataset.fingerprint[:12]}, "
