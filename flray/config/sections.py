@@ -231,7 +231,7 @@ class Resources(Section):
     with it"""
     data: Literal["head", "node"] = "head"
     """head: the driver reads the data and each node gets one copy in shared memory; node: each node reads them itself,
-    once, from its FLRAY_DATA (a folder, or s3://... or gs://...)"""
+    once, from its FLRAY_DATA (a folder; or, for mnist, usps and digits5-local, s3://... or gs://...)"""
     bits: Literal["native", "portable"] = "native"
     """native: each process computes with the best instructions of its CPU, so the last bits depend on the kind of CPU;
     portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they do not, at a price. On a GPU they depend on the
