@@ -264,6 +264,7 @@ class Registry:
         """Register the user's components of another process."""
         self.load()
         self._entries.update(entries)
+        self._builtin = self._builtin - entries.keys()  # as there, where it was registered
 
     def _outlined(self) -> Mapping[str, Any]:
         """Return the outlines of the built-in components; none once these are imported."""
