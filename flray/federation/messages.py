@@ -182,7 +182,6 @@ class TaskOutcome:
         Its process so far; nothing where the task failed.
     """
 
-    client: int
     failure: Failure | None = None
     small: Packed | None = None
     entries: tuple[str, ...] = ()
@@ -210,11 +209,6 @@ class TaskInput(NamedTuple):
     state: Ref = None
     entry: str = ""
     parts: tuple[tuple[str, float, Ref], ...] = ()
-
-    @property
-    def cost(self) -> float:
-        """Expected length, for scheduling."""
-        return self.client_task.cost
 
     def with_references(self, change: Callable[[Ref], Ref]) -> "TaskInput":
         """Return the task with each of its references changed."""
@@ -268,7 +262,7 @@ class TaskBlock(NamedTuple):
     @property
     def cost(self) -> float:
         """Expected length, for scheduling."""
-        return sum(job.cost for job in self.jobs)
+        return sum(job.client_task.cost for job in self.jobs)
 
     def with_references(self, change: Callable[[Ref], Ref]) -> "TaskBlock":
         """Return the block with each of its tasks' references changed."""
@@ -337,8 +331,8 @@ class TaskBlockResult(NamedTuple):
     @classmethod
     def failed(cls, block: TaskBlock, failure: Failure) -> "TaskBlockResult":
         """Return the result of a failed block."""
-        outcomes = [TaskOutcome(job.client_task.client, failure) for job in block.jobs]
-        return cls.of(block, outcomes, states=[None] * len(outcomes))
+        count = len(block.jobs)
+        return cls.of(block, [TaskOutcome(failure)] * count, states=[None] * count)
 
     @property
     def references(self) -> tuple[Ref, ...]:
@@ -427,16 +421,12 @@ class ClientReply:
         return trees.flat_entry(self._fetch(self._bulk), entry) if entry in self._large else None
 
 
-def split_small(tree: dict[str, Any], limit: int = 65536) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a reply into entries sent with the outcome and entries sent by reference.
+MOST_SMALL_BYTES = 65536
+"""Bytes of an entry of a reply that is sent with the outcome, and not by reference."""
 
-    Parameters
-    ----------
-    tree : dict
-        The reply.
-    limit : int
-        Entries with more bytes than this are large.
-    """
+
+def split_small(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a reply into entries sent with the outcome and entries sent by reference."""
     sizes = {name: trees.tensor_bytes({name: value}) for name, value in tree.items()}
-    small = {name: value for name, value in tree.items() if sizes[name] <= limit}
+    small = {name: value for name, value in tree.items() if sizes[name] <= MOST_SMALL_BYTES}
     return small, {name: value for name, value in tree.items() if name not in small}

@@ -33,7 +33,7 @@ from tests.messages import refused
 
 
 def a_reply(client: int, tree: dict[str, Any]) -> ClientReply:
-    outcome = messages.TaskOutcome(client, entries=("weights",))
+    outcome = messages.TaskOutcome(entries=("weights",))
     packed = trees.pack({"weights": tree})
     result = messages.TaskResult(ClientTask("stage", client, 0, "a"), outcome, packed)
     return ClientReply(result, client + 3, lambda bulk: bulk)

@@ -370,7 +370,7 @@ class ShortExecutor(InlineExecutor):
         A block is as many of them as share a step, and at least two, so that weights are summed.
         """
         jobs = [job for block in blocks for job in block.jobs]
-        by_length = sorted(jobs, key=lambda job: job.cost)
+        by_length = sorted(jobs, key=lambda job: job.client_task.cost)
         longest = {job.client_task.architecture: job for job in by_length}
         summed = any(block.summed for block in blocks)
         most = max((len(block.jobs) for block in blocks), default=0)
@@ -386,9 +386,7 @@ class ShortExecutor(InlineExecutor):
         answering = sorted(jobs, key=lambda job: id(job) not in own)[:PROBE_REPLIES]
         for job in sorted(answering, key=lambda job: job.client_task.client):
             (result,) = done[job.client_task.architecture].results
-            outcome = replace(result.outcome, client=job.client_task.client)
-            result = result._replace(client_task=job.client_task, outcome=outcome)
-            yield TaskBlockResult((result,))
+            yield TaskBlockResult((result._replace(client_task=job.client_task),))
 
     def _short(self, job: TaskInput) -> TaskInput:
         """Return a job reduced to few steps of local training, and to its share of any other phase."""

@@ -89,7 +89,6 @@ class ClientRunner:
                     evaluate = getattr(self, f"_{task.kind}")
                     predictions = devices.again_without_cache(lambda: evaluate(job))
             outcome = messages.TaskOutcome(
-                task.client,
                 entries=("sum",) if added is not None else (),
                 predictions=predictions,
                 seconds=time.perf_counter() - started,
@@ -98,7 +97,7 @@ class ClientRunner:
             return outcome, added, None
         except Exception as error:
             self._end_if_exhausted(error)
-            return _failed(task, error, time.perf_counter() - started)
+            return _failed(error, time.perf_counter() - started)
 
     def _end_if_exhausted(self, error: Exception) -> None:
         """Apply the `exhausted` policy to a device error."""
@@ -166,7 +165,7 @@ class ClientRunner:
         except Exception as error:
             self._end_if_exhausted(error)
             seconds = (time.perf_counter() - started) / len(jobs)
-            yield from (_failed(job.client_task, error, seconds) for job in jobs)
+            yield from (_failed(error, seconds) for _ in jobs)
             return
         for job, client, weights in zip(jobs, clients, values, strict=True):
             begun = time.perf_counter() - share
@@ -175,7 +174,7 @@ class ClientRunner:
                 reply = self.spec.algorithm.report(client)
                 yield self._answer(job.client_task, client, reply, begun, sums)
             except Exception as error:
-                yield _failed(job.client_task, error, time.perf_counter() - begun)
+                yield _failed(error, time.perf_counter() - begun)
 
     def _trained(self, jobs: Sequence[messages.TaskInput]) -> tuple[list[Client], Any]:
         clients = [self._client(job) for job in jobs]
@@ -217,7 +216,6 @@ class ClientRunner:
         state = packed[-1] if client.state else None
         loss, tracked = client.numbers()
         outcome = messages.TaskOutcome(
-            client=client_task.client,
             small=packed_small,
             entries=tuple(large),
             stateful=state is not None,
@@ -364,9 +362,8 @@ class ClientRunner:
         }
 
 
-def _failed(client_task: messages.ClientTask, error: Exception, seconds: float) -> RunnerOutput:
-    failure = messages.describe_failure(error)
-    return messages.TaskOutcome(client_task.client, failure=failure, seconds=seconds), None, None
+def _failed(error: Exception, seconds: float) -> RunnerOutput:
+    return messages.TaskOutcome(messages.describe_failure(error), seconds=seconds), None, None
 
 
 class InlineExecutor(messages.Executor):
