@@ -200,14 +200,9 @@ class FederationSpec:
         )
 
     @property
-    def keeps_statistics(self) -> bool:
-        """Whether some clients have such statistics."""
-        return bool(self.with_statistics)
-
-    @property
     def has_common(self) -> bool:
         """Whether the global model can be tested as it is, or else only with a client's own statistics."""
-        return "global" in self.algorithm.views and not self.keeps_statistics
+        return "global" in self.algorithm.views and not self.with_statistics
 
     @property
     def has_one_common(self) -> bool:

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 
 from flray.algorithms.base import Algorithm, Stage
-from flray.config.experiment import Experiment
 from flray.errors import ConfigError, nearest
 from flray.federation import FederationSpec, messages
 from flray.federation.state import MAX_CLIENT_METRICS, FederationState
@@ -126,12 +125,17 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
     ):
         return
     near = nearest(name, known) or nearest(f"{spec.algorithm.views[0]}/{name}", known)
+    keeps = (
+        "the second share of split"
+        if isinstance(spec.config.split, tuple)
+        else "evaluation.validation"
+    )
     held = (
         NO_COMMON
         if parts[0] == "global" and "global" in spec.algorithm.views and not spec.has_common
         else ""
         if any("/validation/" in one for one in known)
-        else f"; validation values need samples kept for it ({_kept_by(spec.config)})"
+        else f"; validation values need samples kept for it ({keeps})"
         if "validation" in name
         else ""
     )
@@ -141,12 +145,6 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         f"{spec.config.algorithm.name} measures no such thing{near}; there are "
         f"{', '.join(known)}, and auto takes {spec.primary_metric}{held}; flray list metrics says what each is",
     )
-
-
-def _kept_by(config: Experiment) -> str:
-    """Return the setting that keeps samples for validation."""
-    in_shares = isinstance(config.split, tuple)
-    return "the second share of split" if in_shares else "evaluation.validation"
 
 
 def _global(federation: FederationState) -> dict[str, float]:

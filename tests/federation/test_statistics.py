@@ -51,8 +51,8 @@ def test_the_global_model_has_each_clients_own_statistics(method: str) -> None:
 
 def test_metrics_are_named_accordingly() -> None:
     average = spec_of("fedavg", gaussian_clients())
-    assert average.has_common and not average.keeps_statistics
-    assert not spec_of("fedbn").has_common and spec_of("fedbn").keeps_statistics
+    assert average.has_common and not average.with_statistics
+    assert not spec_of("fedbn").has_common and spec_of("fedbn").with_statistics
     plain = spec_of("fedavg", model={"name": "two-layer", "norm": False}, **LOCAL)
     assert plain.primary_metric == "global/common/accuracy"
     assert "global/common/accuracy" in federation_of(plain).step().metrics
