@@ -133,7 +133,6 @@ class Federation(FederationState):
         """Reset to the state before round 1."""
         super().reset()
         self._last: RoundResult | None = None
-        self.between_rounds = True
 
     def step(self) -> RoundResult:
         """Run one round, evaluation included.
@@ -165,7 +164,7 @@ class Federation(FederationState):
 
     def _draw(self) -> Cohort:
         """Begin a round by choosing its clients."""
-        self.between_rounds, self.server.metrics, self.number = False, {}, self.server.round + 1
+        self._last, self.server.metrics, self.number = None, {}, self.server.round + 1
         self.record = RoundMetrics(self.server)
         with self.record.timed("ask"):
             cohort = draw_cohort(self)
@@ -228,7 +227,6 @@ class Federation(FederationState):
         inline = isinstance(self.executor, InlineExecutor)
         metrics = self.record.summary() | self.usage.since_last_round(inline=inline)
         self._last = RoundResult(self.server.round, metrics, self.has_ended())
-        self.between_rounds = True
         return self._last
 
     def evaluate(self) -> dict[str, float]:
@@ -237,7 +235,7 @@ class Federation(FederationState):
 
     def wait_for_round(self) -> RoundResult | None:
         """Return the last round, or None if it was interrupted: nothing runs in the background here."""
-        return self._last if self.between_rounds else None
+        return self._last
 
     def restart(self) -> None:
         """Restart after a loss; the caller restores the last checkpoint."""
