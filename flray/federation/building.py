@@ -123,7 +123,7 @@ def check_unseen(spec: FederationSpec) -> None:
 
 
 def check_stop(spec: FederationSpec) -> None:
-    """Refuse a value to stop at that the metric never has, such as 90 for 90 %.
+    """Refuse a metric to stop by that is never measured, and a value that it never has, such as 90 for 90 %.
 
     Raises
     ------
@@ -134,6 +134,7 @@ def check_stop(spec: FederationSpec) -> None:
     if stop is None:
         return
     metric = spec.primary_metric if stop.metric == AUTO else stop.metric
+    check_metric(spec, metric, "experiment.stop.metric")
     for name, value in (("target", stop.target), ("min_delta", stop.min_delta)):
         if value is not None and value > 1 and is_at_most_one(metric):
             meant = f"; {value / 100:g} is {value:g} %" if value <= 100 else ""
@@ -274,8 +275,6 @@ def validate(spec: FederationSpec) -> None:
     if algorithm.pools and config.aggregation.buffers == "local":
         why = f"{name} trains one model on all samples, so no client has statistics of its own"
         refuse("aggregation.buffers", f"{why}; average")
-    if config.stop is not None and config.stop.metric != AUTO:
-        check_metric(spec, config.stop.metric, "experiment.stop.metric")
     check_stop(spec)
     if counted := algorithm.needs_epochs():
         why = f"{name} counts epochs ({counted}); set"
@@ -320,12 +319,12 @@ def validate(spec: FederationSpec) -> None:
 def augmentations(config: Experiment) -> dict[str, Any]:
     """Return the augmentations that are set, of private and of public images, by setting."""
     method = registry.algorithms.params(config.algorithm.name)(**config.algorithm.options)
-    found = {
-        f"experiment.{place}.{name}": getattr(section, name, None)
+    return {
+        f"experiment.{place}.{name}": how
         for place, section in (("local", config.local), ("algorithm", method))
         for name in AUGMENTS
+        if (how := getattr(section, name, None)) is not None
     }
-    return {where: how for where, how in found.items() if how is not None}
 
 
 def dataset_for(config: Experiment) -> DataSet:
@@ -362,10 +361,10 @@ def build_spec(config: Experiment, shared: SharedDataset | None = None) -> Feder
         raise registry.blame_component(error, own) from error
 
 
-def divide(config: Experiment, dataset: DataSet, **known: Any) -> FederatedData:
-    """Return a data set in the parts of an experiment's clients; `known` as in `flray.data.federated.federate`."""
+def divide(config: Experiment, shared: SharedDataset) -> FederatedData:
+    """Return a data set in the parts of an experiment's clients."""
     return federate(
-        dataset,
+        shared.outline,
         config.partition.name,
         config.partition.arguments,
         config.partition.seed(config.seed),
@@ -373,16 +372,13 @@ def divide(config: Experiment, dataset: DataSet, **known: Any) -> FederatedData:
         split=config.split,
         shift=config.shift,
         unseen=config.participation.unseen,
-        **known,
+        pooled=shared.samples,
+        fingerprint=shared.fingerprint,
     )
 
 
 def _build(config: Experiment, shared: SharedDataset | None) -> FederationSpec:
-    if shared is None:
-        data = divide(config, dataset_for(config))
-    else:
-        known = {"pooled": shared.samples, "fingerprint": shared.fingerprint}
-        data = divide(config, shared.outline, **known)
+    data = divide(config, shared or SharedDataset.of(dataset_for(config)))
     check_callbacks(config.callbacks)
     data = with_normalisation(data, config.normalisation)
     check_clients([client.name for client in data.everyone])

@@ -9,7 +9,7 @@ from flray.config.components import ModelChoice
 from flray.config.experiment import Experiment
 from flray.data.loading import load_once
 from flray.data.types import ClientIndices, FederatedData, digest_of
-from flray.federation import building, work_share
+from flray.federation import SharedDataset, building, work_share
 from flray.models import select
 
 
@@ -22,7 +22,7 @@ def divide(experiment: Experiment) -> FederatedData:
         If the data are missing, or cannot be divided so.
     """
     found = load_once(experiment.data.name, experiment.data.options, None, experiment.subset)
-    return building.divide(experiment, found)
+    return building.divide(experiment, SharedDataset.of(found))
 
 
 def digests(data: FederatedData) -> list[dict[str, str]]:
