@@ -9,6 +9,7 @@ not written again, unless most states in its file did. So at most half of the st
 outdated.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -21,6 +22,7 @@ from pydantic import BaseModel, StringConstraints
 from safetensors import SafetensorError
 
 from flray import trees
+from flray.data.types import FederatedData
 from flray.errors import DataError, FlrayError
 from flray.federation.state import FederationState, Notify, StoredFile, StoredState
 from flray.files import FILE_BYTES, parse_json, read, sync_folder, write_atomically
@@ -170,11 +172,12 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     FlrayError
         If the data or the partition are not those of the checkpoint.
     """
-    newest_first = manifests(folder)[::-1]
     damage: list[DamagedCheckpointError] = []
-    for path in newest_first:
+    for path in reversed(manifests(folder)):
         try:
-            manifest, tree, states, among = _load_verified(federation, path)
+            manifest = _load_manifest(path)
+            _check_data(path, manifest, federation.spec.data)
+            tree, states, among = _load_trees(path, manifest)
         except DamagedCheckpointError as error:
             damage.append(error)
             continue
@@ -196,19 +199,13 @@ def restore(federation: FederationState, folder: Path, warn: Notify = lambda lin
     return 0
 
 
-def _load_verified(
-    federation: FederationState, path: Path
-) -> tuple[_Manifest, dict[str, Any], dict[int, Packed], dict[str, int]]:
-    """Verify and load a checkpoint; see `_load_trees`."""
-    manifest = _load_manifest(path)
-    data = federation.spec.data
+def _check_data(path: Path, manifest: _Manifest, data: FederatedData) -> None:
     for what, ours in (("data", data.fingerprint), ("partition", data.partition_fingerprint)):
         if (theirs := getattr(manifest, what)) != ours:
             raise FlrayError(
                 f"{path}: the {what} differ from those the run began with (fingerprint "
                 f"{ours[:12]}, then {theirs[:12]}); bring them back, or start a new run"
             )
-    return manifest, *_load_trees(path, manifest)
 
 
 def _load_trees(
@@ -303,14 +300,6 @@ def _read(path: Path, digest: str) -> bytes:
     return data
 
 
-def _named_files(path: Path) -> dict[str, str]:
-    """Return a manifest's files with their checksums; none if it is damaged."""
-    try:
-        return dict(_load_manifest(path).files)
-    except (OSError, FlrayError):
-        return {}
-
-
 def _remove_old(newest: Path, keep: int) -> None:
     """Remove manifests but the newest and those before it, and files that none of the rest names.
 
@@ -321,7 +310,10 @@ def _remove_old(newest: Path, keep: int) -> None:
     for path in paths:
         if path not in kept:
             path.unlink(missing_ok=True)
-    needed = {name for path in kept for name in _named_files(path)}
+    needed: set[str] = set()
+    for path in kept:
+        with contextlib.suppress(OSError, FlrayError):  # a damaged one needs none
+            needed |= _load_manifest(path).files.keys()
     for path in [*folder.glob("*.safetensors"), *folder.glob(".*.tmp")]:
         if path.name not in needed:
             path.unlink(missing_ok=True)
