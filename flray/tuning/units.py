@@ -139,9 +139,8 @@ def units(config: Config) -> list[Unit]:
     found = []
     for named in arms.combine_arms(config):
         space: dict[str, Domain | None] = dict(shared)
-        for path, name in named.items():
-            axis = path.removeprefix(arms.PREFIX)
-            space |= _own_space(f"arms.{axis}.{name}", config.arms[axis][str(name)])
+        for _, own_space in _own_spaces(config, named):
+            space |= own_space
         for combination in itertools.product(*compared.values()):
             setting = {**named, **dict(zip(compared, combination, strict=True))}
             own = {path: domain for path, domain in space.items() if domain is not None}
@@ -203,27 +202,18 @@ def _is_compared(path: str) -> bool:
     return is_place(path) or name in arms.registry_paths()
 
 
-def _own_space(where: str, arm: Mapping[str, Any]) -> dict[str, Domain | None]:
-    if arms.SPACE not in arm:
-        return {}
-    try:
-        return _OWN_SPACE.validate_python(arm[arms.SPACE])
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"][:1])
-        raise ConfigError(
-            f"{where}.{arms.SPACE}{f'.{path}' if path else ''}",
-            repr(first["input"])[:80],
-            first["msg"],
-        ) from None
-
-
-def _own_spaces(config: Config, unit: Unit) -> Iterator[tuple[str, dict[str, Domain | None]]]:
-    """Yield the spaces of a unit's arms, each with its path in the file."""
+def _own_spaces(config: Config, setting: Values) -> Iterator[tuple[str, dict[str, Domain | None]]]:
+    """Yield the spaces of a setting's arms, each with its path in the file."""
     for axis, one in config.arms.items():
-        name = str(unit.setting[f"{arms.PREFIX}{axis}"])
-        where = f"arms.{axis}.{name}"
-        yield f"{where}.{arms.SPACE}", _own_space(where, one[name])
+        name = str(setting[f"{arms.PREFIX}{axis}"])
+        where = f"arms.{axis}.{name}.{arms.SPACE}"
+        try:
+            space = _OWN_SPACE.validate_python(one[name].get(arms.SPACE, {}))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = "".join(f".{part}" for part in first["loc"][:1])
+            raise ConfigError(f"{where}{path}", repr(first["input"])[:80], first["msg"]) from None
+        yield where, space
 
 
 def _applicable(
@@ -242,7 +232,7 @@ def _check(config: Config, found: Sequence[Unit]) -> None:
     known = {path for unit in found for path in unit.space}
     spaces: dict[str, Mapping[str, Domain | None]] = {arms.SPACE: config.space}
     for unit in found:
-        spaces |= dict(_own_spaces(config, unit))
+        spaces |= dict(_own_spaces(config, unit.setting))
     for where, space in spaces.items():
         for path, domain in space.items():
             if path not in known and domain is not None and not _is_compared(path):
@@ -285,7 +275,7 @@ def _check_own_values(config: Config, found: Sequence[Unit]) -> None:
     """
     errors: dict[str, ConfigError] = {}
     for unit in found:
-        for where, space in _own_spaces(config, unit):
+        for where, space in _own_spaces(config, unit.setting):
             for path, domain in space.items():
                 if domain is None or unit.space.get(path) != domain:
                     continue
