@@ -101,23 +101,20 @@ class Standing:
         )
 
     def _best(self, metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
-        return _best(-1 if is_lower_better_in(self._settings, metric) else 1, settings)
+        """Return the best of settings by the mean of their scores, with its interval."""
+        sign = -1 if is_lower_better_in(self._settings, metric) else 1
+        (title, _), scores = max(
+            settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
+        )
+        mean = statistics.fmean(scores)
+        if len(scores) == 1 or not math.isfinite(mean):
+            return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
+        from scipy import special  # start-up: not before a setting has two seeds
 
-
-def _best(sign: int, settings: Mapping[tuple[str, str], list[float]]) -> str:
-    """Return the best of settings by the mean of their scores, with its interval."""
-    (title, _), scores = max(
-        settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
-    )
-    mean = statistics.fmean(scores)
-    if len(scores) == 1 or not math.isfinite(mean):
-        return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
-    from scipy import special  # start-up: not before a setting has two seeds
-
-    half = statistics.stdev(scores) / math.sqrt(len(scores))
-    half *= float(special.stdtrit(len(scores) - 1, 0.975))
-    interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
-    return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
+        half = statistics.stdev(scores) / math.sqrt(len(scores))
+        half *= float(special.stdtrit(len(scores) - 1, 0.975))
+        interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
+        return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
 
 
 class TuneTrial(Protocol):
