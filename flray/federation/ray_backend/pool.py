@@ -269,7 +269,7 @@ class ActorPool:
         config: Experiment,
         actors: int,
         gpus: float,
-        group: object = None,
+        group: object,
         first_bundle: int = 0,
         samples: ObjectRef | None = None,
     ) -> None:
@@ -325,13 +325,14 @@ class ActorPool:
 
     def _start(self, bundle: int) -> tuple[Any, ObjectRef]:
         """Return a new actor and a reference that is ready once it has started."""
-        cpus = self.config.resources.cpus_per_actor
-        options: dict[str, object] = {"num_cpus": cpus, "num_gpus": self._gpus, "max_restarts": 0}
-        if self._group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=bundle
-            )
-        actor: Any = ray.remote(ClientActor).options(**options).remote(*self._made_of())
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        maker: Any = ray.remote(ClientActor).options(
+            num_cpus=self.config.resources.cpus_per_actor,
+            num_gpus=self._gpus,
+            max_restarts=0,
+            scheduling_strategy=place,
+        )
+        actor = maker.remote(*self._made_of())
         return actor, actor.describe.remote()
 
     def _made_of(self) -> tuple[object, ...]:
