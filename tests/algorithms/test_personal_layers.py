@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from flray import registry, trees
 from flray.algorithms.client import Client
 from flray.algorithms.common.samples import Batch
-from flray.models import select
+from flray.models import SplitModel, select
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 from tests.helpers import cases
@@ -138,6 +138,28 @@ def test_copa_one_client_is_local(model: dict[str, object]) -> None:
     whole = {**copa.server.model, **tiny.kept(copa, 0)}
     assert trees.sha256(whole) == trees.sha256(tiny.kept(local, 0))
     assert copa.evaluate() == local.evaluate()
+
+
+class Scaled(nn.Linear):
+    """A linear layer whose outputs are scaled by a constant that is no part of its state."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale  # type: ignore[operator]
+
+
+@registry.register_model("scaled-classifier")
+def scaled_classifier(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return SplitModel(nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU()), Scaled(5, num_classes))
+
+
+@pytest.mark.parametrize("name", ["copa", "fedco2"])
+def test_classifiers_that_travel_have_their_constants(name: str) -> None:
+    federation = tiny.run(name, model="scaled-classifier", rounds=2)
+    assert federation.evaluate()["personal/local/accuracy"] > 0.4
 
 
 def test_copa_two_rounds_by_hand() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,25 +78,13 @@ def classifier_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def heads_of(client: Client) -> list[nn.Module]:
     """Return all clients' classifiers, in client order, frozen and in eval mode, over the message's own tensors."""
     heads: Mapping[str, Mapping[str, Tensor]] = client.message.get("heads", {})
-    skeleton = _shapes_of(as_split(client.model).classifier)  # so that no head is copied
+    own, entries = as_split(client.model).classifier, client.resident.entries
     modules: list[nn.Module] = []
     for index in sorted(map(int, heads)):
-        module = copy.deepcopy(skeleton)
-        state = {
-            name.removeprefix("classifier."): value for name, value in heads[str(index)].items()
-        }
-        module.load_state_dict(state, assign=True)
-        modules.append(module.requires_grad_(False).eval())
+        # For deepcopy these are the copies of the own tensors, so that it copies none.
+        theirs: dict[int, Any] = {id(entries[n]): value for n, value in heads[str(index)].items()}
+        modules.append(copy.deepcopy(own, theirs).eval())
     return modules
-
-
-def _shapes_of(module: nn.Module) -> nn.Module:
-    """Return a copy of a module whose tensors have no values."""
-    empty: dict[int, Tensor] = {
-        id(one): nn.Parameter(one.to("meta"), requires_grad=False) for one in module.parameters()
-    }
-    empty |= {id(one): one.to("meta") for one in module.buffers()}
-    return copy.deepcopy(module, {**empty})
 
 
 def features_of(client: Client) -> tuple[Tensor, Tensor]:
