@@ -18,6 +18,7 @@ from flray.config.components import Augment
 from flray.config.experiment import Experiment
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
+from flray.trees import Weights
 
 FINAL_LR = 0.1
 """Where the released code's linear decay would end after one round more, as a share of the learning rate."""
@@ -244,9 +245,10 @@ class FCCLPlus(PublicCollaboration):
                 client, client.state["pretrained"], "pretrained"
             )
         if self.hp.local_term == "ewc":
-            teacher = client.scratch["teacher"]
-            client.scratch["anchor"] = {name: w.detach() for name, w in teacher.named_parameters()}
-            client.scratch["fisher"] = diagonal_fisher(client, teacher.eval())
+            teacher = client.scratch["teacher"].eval()
+            anchor = {name: teacher.get_parameter(name).detach() for name in client.parameters}
+            fisher = diagonal_fisher(client, teacher, anchor)
+            client.scratch.update(anchor=anchor, fisher=fisher)
 
     def frozen(self, client: Client, weights: Mapping[str, Tensor] | None, role: str) -> nn.Module:
         """Return a frozen model in the teachers' mode; without weights, the client's current ones."""
@@ -320,17 +322,16 @@ class FCCLPlus(PublicCollaboration):
         return {"weights": client.snapshot()} if self.averages_last else {}
 
 
-def diagonal_fisher(client: Client, model: nn.Module) -> dict[str, Tensor]:
+def diagonal_fisher(client: Client, model: nn.Module, at: Weights) -> dict[str, Tensor]:
     """Return the mean over private samples of the squared gradients of log p(y | x) at a frozen model's parameters."""
-    constants = {name: w.detach() for name, w in model.named_parameters()}
     buffers = dict(model.named_buffers())
 
     def surprise(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits = call_at(model, {**parameters, **buffers}, x.unsqueeze(0))
         return F.cross_entropy(logits, y.unsqueeze(0))
 
-    sums = {name: torch.zeros_like(w) for name, w in constants.items()}
+    sums = {name: torch.zeros_like(w) for name, w in at.items()}
     for x, y in client.train.in_order(FISHER_BATCH):
-        for name, gradients in vmap(grad(surprise), (None, 0, 0))(constants, x, y).items():
+        for name, gradients in vmap(grad(surprise), (None, 0, 0))(at, x, y).items():
             sums[name] += gradients.square().sum(0)
     return {name: total / len(client.train) for name, total in sums.items()}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flray import registry
 from flray.federation.federation import Federation
+from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
 from tests.algorithms.released import ROUNDS
@@ -188,6 +189,19 @@ def test_stages_compute_what_all_participants_in_one_loop_do(options: dict[str, 
 )
 def test_whole_loops_of_the_released_code(options: dict[str, Any]) -> None:
     compare(**options)
+
+
+@registry.register_model("frozen-layer")
+def frozen_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    body = nn.Sequential(nn.Linear(shape[0], 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 4))
+    return SplitModel(body, nn.Linear(4, num_classes))
+
+
+def test_what_a_network_holds_fixed_has_no_elastic_weight() -> None:
+    federation = tiny.run({"name": "fcclplus", "local_term": "ewc"}, model="frozen-layer", rounds=2)
+    start, own = tiny.start(federation), tiny.kept(federation, 0)
+    moved = [name for name, value in own.items() if not torch.equal(value, start[name])]
+    assert moved == [name for name in own if not name.startswith("features.0.")]
 
 
 def test_every_public_sample_is_seen_once_per_pass_by_all() -> None:
