@@ -143,7 +143,18 @@ Overrides = Annotated[
         autocompletion=settings,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="as JSON, for scripts")]
+
+
+def _json_alone(wanted: bool) -> bool:
+    """Leave the output to the JSON, if that is wanted: messages go to the error stream."""
+    if wanted:
+        from flray.cli import display
+
+        display.to_stderr(True)
+    return wanted
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON, for scripts", callback=_json_alone)]
 RunName = Annotated[
     str,
     typer.Argument(

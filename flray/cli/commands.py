@@ -107,7 +107,6 @@ def doctor_command(gpu: bool = False, as_json: AsJson = False) -> None:
     from flray.cli.doctor import check_gpu, diagnose
 
     if gpu:
-        display.to_stderr(as_json)
         found = []
         for check, good, text in check_gpu():
             display.console.print(f"{'PASS' if good else 'FAIL'}  {check}: {text}")
@@ -214,7 +213,6 @@ def report_command(
     from flray.cli import display
     from flray.reporting.build import report_values
 
-    display.to_stderr(as_json)
     made = reporting.report(
         target, to=to, target=reach, uri=uri, base=output, keep=keep, reference=reference
     )
@@ -249,8 +247,6 @@ def verify_command(
         as JSON, for scripts
     """
     from flray.cli import display
-
-    display.to_stderr(as_json)
     from flray.results.verify import verify
 
     def tell(verdict: "Verdict") -> None:

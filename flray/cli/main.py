@@ -45,8 +45,6 @@ def run_command(
     from flray.cli import display
     from flray.config import loader
 
-    display.to_stderr(as_json)
-
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     loader.check_single(config, file)
     from flray.runs import runner
@@ -87,7 +85,6 @@ def tune_command(
     from flray.cli import display
     from flray.config import loader, yaml_files
 
-    display.to_stderr(as_json)
     refuse_together("--detect", detect is not None, ("--plan", plan), ("--smoke", smoke))
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
@@ -168,7 +165,6 @@ def resume_command(
     from flray.cli import display
     from flray.runs import resume_checks, runner
 
-    display.to_stderr(as_json)
     sweep_progress = display.SweepProgress()
     result = api.resume(
         target,
