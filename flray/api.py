@@ -20,7 +20,6 @@ from flray.results.load import load_folder
 from flray.results.study import forecast
 from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
-from flray.runs.code import check_code
 from flray.runs.progress import Progress, SweepProgress, shown
 from flray.runs.runner import Result
 from flray.tuning.space import resolve_sweep
@@ -290,7 +289,7 @@ def resume_sweep(
         resume_checks.check_own(folder, config)
         with resume_checks.held(folder):
             sweep.check(folder)
-            labels = check_code(folder, sweep.code, other_code)
+            labels = resume_checks.check_code(folder, sweep.code, other_code)
             labels |= resume_checks.check_cpu(folder, other_cpu)
         sweep.other_gpus = other_cpu
         with resume_hint(folder):

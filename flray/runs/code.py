@@ -51,42 +51,6 @@ def named(code: Code) -> Code:
     return {**code, "files": names} if names else code
 
 
-def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
-    """Refuse to resume a run or sweep under other code than it began with.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the run or sweep.
-    code : dict
-        The code here, see `flray.runs.identity.code_of`.
-    allowed : bool
-        Whether the user allows it; recorded in its description.
-
-    Returns
-    -------
-    dict
-        Labels that say so; empty if the code is the same, or an older flray did not record it.
-
-    Raises
-    ------
-    FlrayError
-        Naming what differs.
-    """
-    noted = directory.read(folder)
-    differ = code_differences(noted.get("code") or code, code)
-    if not differ:
-        return {}
-    line = f"{folder} began with other code ({describe_difference(differ)})"
-    if not allowed:
-        raise FlrayError(
-            f"{line}: its digest would be no other run's; put it back, or go on under this code "
-            f"with flray resume {folder} --other-code"
-        )
-    directory.update(folder, other_code=[*noted.get("other_code", ()), code])
-    return {"code.other": ", ".join(differ)}
-
-
 def describe_difference(differ: Differences) -> str:
     """Return the differences between two codes in words."""
     return ", ".join(

@@ -25,7 +25,7 @@ from flray.files import FILE_BYTES, check_settings, foreign, read, storage
 from flray.files.tracking_address import redact
 from flray.metrics import is_test
 from flray.records import directory, lock_journal, read_events, read_partition, rounds_of
-from flray.runs.code import Code
+from flray.runs.code import Code, code_differences, describe_difference
 
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
@@ -99,8 +99,7 @@ def held(folder: Path) -> Iterator[None]:
 def check_own(folder: Path, config: Config) -> None:
     """Refuse to resume with another user's settings for output or tracking; see `check_settings`."""
     output = config.experiment.output
-    whole = folder.resolve()
-    from_there = storage.is_remote(output) and whole.is_relative_to(
+    from_there = storage.is_remote(output) and folder.resolve().is_relative_to(
         storage.local_cache_of(output).resolve()
     )
     check_settings(
@@ -202,6 +201,42 @@ def check_unchanged(folder: Path, config: Config) -> None:
             f"{folder / directory.CONFIG}: {shown}{more}; put it back, or {anew} (free to change are: "
             f"{', '.join(RESUMABLE_SETTINGS)}{besides}; of resources not bits and cpus_per_actor)"
         )
+
+
+def check_code(folder: Path, code: Code, allowed: bool) -> dict[str, str]:
+    """Refuse to resume a run or sweep under other code than it began with.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the run or sweep.
+    code : dict
+        The code here, see `flray.runs.identity.code_of`.
+    allowed : bool
+        Whether the user allows it; recorded in its description.
+
+    Returns
+    -------
+    dict
+        Labels that say so; empty if the code is the same, or an older flray did not record it.
+
+    Raises
+    ------
+    FlrayError
+        Naming what differs.
+    """
+    noted = directory.read(folder)
+    differ = code_differences(noted.get("code") or code, code)
+    if not differ:
+        return {}
+    line = f"{folder} began with other code ({describe_difference(differ)})"
+    if not allowed:
+        raise FlrayError(
+            f"{line}: its digest would be no other run's; put it back, or go on under this code "
+            f"with flray resume {folder} --other-code"
+        )
+    directory.update(folder, other_code=[*noted.get("other_code", ()), code])
+    return {"code.other": ", ".join(differ)}
 
 
 def check_cpu(folder: Path, allowed: bool) -> dict[str, str]:

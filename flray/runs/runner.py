@@ -34,7 +34,6 @@ from flray.process import resume_hint
 from flray.records import directory, history_of, read_events, read_partition
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
-from flray.runs.code import check_code
 from flray.runs.identity import code_of, save_provenance
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress, RunProgress, shown
@@ -217,7 +216,7 @@ def resume(
     other_cpu : bool
         Resume even if this CPU, or the GPUs here, compute other bits than those the run started on.
     other_code : bool
-        Resume even if the code is not the one that it began with; see `flray.runs.code.check_code`.
+        Resume even if the code is not the one that it began with; see `flray.runs.resume_checks.check_code`.
     rounds : int, optional
         Another number of rounds than it began with, as many as are done at least, to the bits of a
         run that had as many from the start.
@@ -246,7 +245,7 @@ def resume(
     check(experiment.tracking.uri)
     bits.require(experiment)
     with resume_checks.held(folder):
-        labels = check_code(folder, code_of(experiment), other_code)
+        labels = resume_checks.check_code(folder, code_of(experiment), other_code)
         labels |= resume_checks.check_cpu(folder, other_cpu)
         spec = build_spec(experiment)
         if other:
