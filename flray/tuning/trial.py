@@ -163,8 +163,7 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             # The GPU of the trial's own bundle, if it has one; client actors have theirs.
             device = granted_device()
             opened = Federation(spec, self._executor, self._lines.append, device)
-            on_gpus = any(bundle.get("GPU") for bundle in self._bundles)
-            self._gpus = opened.gpus() if on_gpus else []
+            self._gpus = opened.gpus()
             check_kinds(self._gpus, experiment.resources.gpu_model, experiment.local.precision)
             self._opened = opened
             self._restore_newest()
