@@ -21,7 +21,7 @@ from flray.federation import FederationSpec, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import NO_GPU_NOW, held_by_others, own_node
-from flray.federation.ray_backend.placement import PoolPlanner, check_address, uses_ray
+from flray.federation.ray_backend.placement import PoolPlanner, uses_ray
 from flray.federation.ray_backend.session import (
     chosen_address,
     connected,
@@ -160,9 +160,7 @@ def start(
     """Run a federation from a checked configuration; see `run`."""
     forget_of_user()
     experiment, progress = config.experiment, shown(progress, RunProgress)
-    if uses_ray(experiment):
-        address = chosen_address(address, progress.tell)
-    check_address(experiment, address)
+    address = _cluster(experiment, address, progress)
     bits.require(experiment)
     spec = build_spec(experiment)
     starts = uses_ray(experiment) and address is None and not connected()
@@ -230,9 +228,7 @@ def resume(
     forget_of_user()
     config = resume_checks.load_config(folder, plugins)
     progress = shown(progress, RunProgress)
-    if uses_ray(config.experiment):
-        address = chosen_address(address, progress.tell)
-    check_address(config.experiment, address)
+    address = _cluster(config.experiment, address, progress)
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds
     if rounds is not None:
@@ -257,6 +253,18 @@ def resume(
             directory.update(folder, status="interrupted", sha256=None, settings=settings)
             labels = {**labels, "rounds.extended": f"{before} to {experiment.rounds}"}
     return _run_to_end(spec, folder, address, progress, labels, other_cpu)
+
+
+def _cluster(experiment: Experiment, address: str | None, progress: Progress) -> str | None:
+    """Return the address of the cluster to join, which only an experiment on Ray may have."""
+    if uses_ray(experiment):
+        return chosen_address(address, progress.tell)
+    if address is not None:
+        raise FlrayError(
+            f"--address {address}: resources.executor is {experiment.resources.executor}, which runs all "
+            "clients in this process; set it to ray, or leave the address out"
+        )
+    return None
 
 
 def _run_to_end(

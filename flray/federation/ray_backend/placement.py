@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from flray.config.experiment import Experiment
-from flray.errors import ConfigError, FlrayError
+from flray.errors import ConfigError
 from flray.federation import FederationSpec
 from flray.federation.ray_backend.nodes import (
     MODEL_RESOURCE,
@@ -439,18 +439,3 @@ class PoolPlanner:
 def uses_ray(config: Experiment) -> bool:
     """Return whether an experiment's clients are Ray actors."""
     return config.resources.executor == "ray"
-
-
-def check_address(config: Experiment, address: str | None) -> None:
-    """Reject a cluster's address for an experiment that does not use Ray.
-
-    Raises
-    ------
-    FlrayError
-        Naming the setting.
-    """
-    if address is not None and not uses_ray(config):
-        raise FlrayError(
-            f"--address {address}: resources.executor is {config.resources.executor}, which runs all "
-            "clients in this process; set it to ray, or leave the address out"
-        )
