@@ -5,13 +5,12 @@ the server more than adding up a small reply. Therefore one call carries several
 actor runs them one after another and returns separate replies.
 """
 
-import heapq
 import math
 import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import ray
@@ -147,22 +146,18 @@ class TaskScheduler:
 
     def _fill_queues(self) -> None:
         """Fill every actor's queue, the least busy first."""
-        workers = self._pool.ready_workers()
-        queues = [(len(worker.waiting), place) for place, worker in enumerate(workers)]
-        heapq.heapify(queues)
         depth, self._bounded = self._pool.config.resources.queued, False
-        while self._open and queues and queues[0][0] < depth:
+        for length, worker in product(range(depth), self._pool.ready_workers()):
+            if not self._open or len(worker.waiting) > length:
+                continue
             positions = self._next_call()
             if not positions:
                 self._bounded = True
                 return
             for position in positions:
                 self._open.remove(position)
-            length, place = queues[0]
-            worker = workers[place]
             outcome, bulk, *states = _send(worker.actor, [self._blocks[p] for p in positions])
             worker.waiting.append(InFlight(positions, outcome, bulk, states))
-            heapq.heapreplace(queues, (length + 1, place))
 
     def _next_call(self) -> list[int]:
         """Return the blocks of the next call: the first within the reordering bound, and short ones behind it."""
