@@ -32,8 +32,8 @@ class Failure:
     ----------
     what : str
         ``ValueError: text``, or why no result arrived.
-    kind : {"error", "timeout", "actor_died"}
-        Its code raised, no result arrived in time, or its process died repeatedly.
+    kind : {"error", "timeout"}
+        Its code raised or its process died repeatedly, or no result arrived in time.
     where : str
         File and line; empty where unknown.
     trace : str
@@ -41,7 +41,7 @@ class Failure:
     """
 
     what: str
-    kind: Literal["error", "timeout", "actor_died"] = "error"
+    kind: Literal["error", "timeout"] = "error"
     where: str = ""
     trace: str = ""
 
