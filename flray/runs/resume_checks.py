@@ -88,12 +88,10 @@ def held(folder: Path) -> Iterator[None]:
     FlrayError
         If another process is writing it.
     """
-    lock = lock_journal(folder / directory.JOURNAL)
-    try:
+    with contextlib.ExitStack() as stack:
+        if (lock := lock_journal(folder / directory.JOURNAL)) is not None:
+            stack.callback(lock.release)
         yield
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def check_own(folder: Path, config: Config) -> None:
