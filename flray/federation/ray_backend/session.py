@@ -77,7 +77,8 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
                     if attempt == 2:
                         raise RayNotStartedError(
                             f"Ray is slow to start on this machine ({brief(error)}), and was tried twice; give the "
-                            "command again when less runs here; a single run needs no Ray with resources.executor=inline"
+                            "command again when less runs here; a single run needs no Ray with "
+                            "resources.executor=inline"
                         ) from None
                     processes.end()
                     processes = _Processes(folder)
