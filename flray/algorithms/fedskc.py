@@ -9,6 +9,7 @@ from torch import Tensor
 from flray import functional
 from flray.algorithms.base import Algorithm, Batch, Client, Server
 from flray.algorithms.common.aggregation import average
+from flray.algorithms.common.client_parts import refuse_diverged
 from flray.algorithms.common.variants import VariantParams, either, refuse_overridden, require
 from flray.algorithms.types import Message, Phase, Replies, Reply, Stage
 from flray.config.experiment import Experiment
@@ -215,6 +216,7 @@ class FedSKC(Algorithm):
     ) -> dict[int, float]:
         """Return each client's weight: e_k of GDA, or FedAvg's."""
         discrepancy = functional.knowledge_discrepancy(vectors, present, merged).double()
+        refuse_diverged(server.config, "the distances of class knowledge", discrepancy)
         sizes = torch.tensor([reply.num_samples for reply in replies])
         e = functional.discrepancy_weights(sizes, discrepancy, sample_scale=self.hp.sample_scale)
         for reply, d_k, e_k in zip(replies, discrepancy, e, strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flray import functional, trees
 from flray.algorithms.base import Algorithm, Client, Message, Phase, Server, Stage
+from flray.algorithms.common.client_parts import refuse_diverged
 from flray.algorithms.common.samples import Batch, mean_over_positions
 from flray.algorithms.common.variants import VariantParams, either, require
 from flray.functional.numerics import map_floating
@@ -157,7 +158,9 @@ class LGMix(Algorithm):
         trained = client.snapshot(client.resident.shared)
         ratio = self.hp.ratio
         if ratio is None:
-            ratio = float(functional.trace_ratio(*client.scratch["traces"].cpu()))
+            traces = client.scratch["traces"].cpu()
+            refuse_diverged(client.config, "the traces of features", traces)
+            ratio = float(functional.trace_ratio(*traces))
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
         sent = map_floating(lambda end, u, start: u + (end - start), trained, u=u, start=start)

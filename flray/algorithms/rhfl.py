@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flray import functional
 from flray.algorithms.base import Batch, Client, Message, Phase, Replies, Server
+from flray.algorithms.common.client_parts import refuse_diverged
 from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration, PublicParams
 from flray.algorithms.common.variants import either
 from flray.registry import Preset, hyper, register_algorithm
@@ -95,6 +96,7 @@ class RHFL(PublicCollaboration):
         if losses:
             known = server.state.get("losses", {})
             now = torch.stack(list(losses.values()))
+            refuse_diverged(server.config, "the losses on private data", now)
             before = [known.get(name, loss) for name, loss in losses.items()]
             confidence = functional.confidence_weights(
                 now, torch.stack(before) if known else None, self.hp.eta

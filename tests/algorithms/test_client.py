@@ -412,3 +412,8 @@ def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
     assert digests[0] == digests[1] == digests[2]
     assert digests[3] == digests[4]
     assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("name", ["fedskc", "lgmix", "rhfl"])
+def test_methods_that_compute_nothing_of_a_diverged_model_say_so(name: str) -> None:
+    refused(tiny.run, name, rounds=3, local={"lr": 1e30})

@@ -10,6 +10,8 @@ from torch.func import functional_call
 
 from flray import functional
 from flray.algorithms.base import Batch, Client, Reply, Server
+from flray.config.experiment import Experiment
+from flray.errors import RunFailedError
 from flray.models import as_split
 
 
@@ -128,3 +130,27 @@ def keep_class_means(
             means, counts, weighting, previous
         )
     server.state[entry] = bank
+
+
+def refuse_diverged(config: Experiment, what: str, values: Tensor) -> None:
+    """End training that has diverged, where a method has nothing to compute from such numbers.
+
+    Parameters
+    ----------
+    config : Experiment
+        The experiment.
+    what : str
+        What the numbers are, in the plural.
+    values : Tensor
+        The numbers.
+
+    Raises
+    ------
+    RunFailedError
+        If one of them is not finite.
+    """
+    if not bool(torch.isfinite(values).all()):
+        raise RunFailedError(
+            f"{config.algorithm.name}: {what} are not finite, training has diverged: lower local.lr, or set "
+            "local.clip_norm, for example to 1"
+        )
