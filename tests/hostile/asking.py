@@ -14,8 +14,8 @@ from typing import Any
 
 from flray.cli.main import invoke
 
-LIMIT, WAIT = 10, 60
-"""Seconds of work, and seconds on a busy machine, after which an answer counts as none."""
+LIMIT, WAIT = 10, 240
+"""Seconds of work, and seconds on a machine however busy, after which an answer counts as none."""
 
 
 class LateError(BaseException):
