@@ -15,7 +15,8 @@ from flray.data.datasets.table import table
 from flray.data.federated import federate
 from flray.data.loading import load_dataset
 from flray.records import directory
-from tests.helpers import built, small, written
+from flray.tracking.client import connect
+from tests.helpers import built, printed, small, written
 from tests.messages import mistyped, refused
 
 BASE = {"experiment": small()}
@@ -103,10 +104,11 @@ def test_a_path_below_the_home_folder_makes_no_folder_of_that_name(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_cwd / "home"))
     data = {"name": "digits-sklearn", "samples": 40}
-    tracking = {"uri": "sqlite:///~/tracked/mlflow.db"}
+    tracking, database = {"uri": "sqlite:///~/mlflow.db"}, f"sqlite:///{tmp_cwd}/home/mlflow.db"
+    connect(database)  # which takes longer than a run waits if the machine is busy
     run = flray.run(small(data=data, output="~/runs", tracking=tracking)).folder
     assert run == tmp_cwd / "home/runs/experiment/001"
-    assert (tmp_cwd / "home/tracked/mlflow.db").is_file() and not Path("~").exists()
+    assert f" of 1 run sent to {database}" in printed("sync", str(run)) and not Path("~").exists()
     assert directory.find("experiment", "~/runs") == run
     for start in (f"~/runs/experiment/{run.name}", "experiment/001"):
         assert load({"experiment": small(output="~/runs", start=start)}).experiment.start
