@@ -52,6 +52,11 @@ def test_without_tests_they_follow_the_training_samples() -> None:
     assert [len(client.val) for client in apart.clients] == [10, 10, 10]
 
 
+def test_clients_bear_the_names_that_folders_and_tables_have() -> None:
+    name = "St. Mary's & Süd (2)"
+    assert [client.name for client in given({name: [0, 41], "b": [45]}).clients] == [name, "b"]
+
+
 TWICE = ('{"a": [0], "b": [1], "a": [2]}', '{"clients": {"a": {"train": [0], "train": [1]}}}')
 
 

@@ -18,7 +18,7 @@ from flray.registry import register_partition, require_package
 from flray.rng import numpy_generator
 
 _Numbers: TypeAlias = list[Annotated[int, Field(ge=0, lt=2**62)]]
-_Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[\w .:-]{0,99}$")]
+_Name: TypeAlias = Annotated[str, Field(pattern=r"^\w[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]{0,99}$")]
 
 
 class _Client(BaseModel, extra="forbid", strict=True):
@@ -124,8 +124,8 @@ def _parse(known: SplitFile) -> _Split:
             where, why = ".".join(map(str, first["loc"])) or where, first["msg"]
         raise DataError(
             f"{known.file}: {where}: {one_line(why)}; needed is a JSON file such as "
-            '{"clients": {"a": {"train": [0, 1], "test": [8]}}}: names of at most 100 letters, digits, '
-            "spaces and _ - . :, and numbers of samples from 0"
+            '{"clients": {"a": {"train": [0, 1], "test": [8]}}}: names of at most 100 characters that begin '
+            "with a letter or digit and have no / or \\, and numbers of samples from 0"
         ) from None
 
 
