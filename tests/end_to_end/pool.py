@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from flray.federation import FederationSpec
 from flray.federation.federation import Federation, inline_federation
@@ -48,6 +49,7 @@ class Pool:
     def __init__(self, actors: int) -> None:
         self.actors = actors
         self.executor: RayExecutor | None = None
+        self.group: PlacementGroup | None = None
 
     def executor_for(self, spec: FederationSpec) -> RayExecutor:
         # Next to no CPU, so that several pools find room on the same Ray.
@@ -55,7 +57,8 @@ class Pool:
         config = spec.config.model_copy(update={"resources": resources})
         put = ray.put(spec)
         if self.executor is None:
-            self.executor = RayExecutor(put, config, self.actors, 0)
+            self.group = placement_group([{"CPU": 0.1}] * self.actors)
+            self.executor = RayExecutor(put, config, self.actors, 0, self.group)
         else:
             self.executor.reset(put, config)
         return self.executor
@@ -79,8 +82,9 @@ class Pool:
         return there, {*ours}
 
     def close(self) -> None:
-        if self.executor is not None:
+        if self.executor is not None and self.group is not None:
             self.executor.close()
+            remove_placement_group(self.group)
 
 
 class Pools(dict[int, Pool]):
