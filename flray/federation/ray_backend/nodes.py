@@ -466,10 +466,15 @@ def survey_nodes(spec: FederationSpec, nodes: Sequence[Node]) -> ResourceSurvey:
             f"{spec.config.local.batch_size}",
             f"{full}; lower it, end what else runs there, or leave that GPU out (CUDA_VISIBLE_DEVICES)",
         )
+    return joined(results)
+
+
+def joined(surveys: Sequence[ResourceSurvey]) -> ResourceSurvey:
+    """Return several nodes' surveys as one, whose footprint is the largest of theirs."""
     return ResourceSurvey(
-        max(found.memory for found in results),
-        max(found.gpu for found in results),
-        tuple(gpu for found in results for gpu in found.gpus),
+        max(one.memory for one in surveys),
+        max(one.gpu for one in surveys),
+        tuple(gpu for one in surveys for gpu in one.gpus),
     )
 
 
