@@ -133,7 +133,7 @@ def keep_class_means(
 
 
 def refuse_diverged(config: Experiment, what: str, values: Tensor) -> None:
-    """End training that has diverged, where a method has nothing to compute from such numbers.
+    """End training that has diverged, if a method cannot compute anything from such numbers.
 
     Parameters
     ----------
