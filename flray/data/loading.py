@@ -211,7 +211,7 @@ def load_once(
 def load_chosen(
     name: str, options: Mapping[str, Any], public: PublicChoice | None, subset: int | None
 ) -> DataSet:
-    """Return a data set as an experiment chooses it, given as in `load_once`; nothing of it is kept."""
+    """Return a data set as an experiment chooses it, given as in `load_once`, without a copy for the next caller."""
     dataset = load_dataset(name, options)
     if subset is not None:
         dataset = take_subset(dataset, subset)
