@@ -91,8 +91,8 @@ def _run_values(first: ResultSet, second: ResultSet) -> Iterator[tuple[str, ...]
     (one,), (other,) = first.trials, second.trials
     same = one.fingerprints.get("partition") == other.fingerprints.get("partition") is not None
     left, right = (
-        summarise_history(trial.history, trial.metric, trial.protocol, trial.last).values
-        for trial in (one, other)
+        summarise_history(t.history, t.metric, t.protocol, t.last, t.lower).values
+        for t in (one, other)
     )
     views = {view: view for view in VIEWS}
     if one.metric != other.metric:

@@ -305,7 +305,7 @@ class Reported:
 
 
 def summarise_history(
-    history: pd.DataFrame, metric: str, protocol: Protocol, last: int
+    history: pd.DataFrame, metric: str, protocol: Protocol, last: int, lower: bool | None = None
 ) -> Reported:
     """Return the reported value of every metric of a run.
 
@@ -319,8 +319,10 @@ def summarise_history(
         As in `reported_rounds`.
     last : int
         As in `trajectory`.
+    lower : bool, optional
+        As in `reported_rounds`.
     """
-    rounds = reported_rounds(history, metric, protocol, last)
+    rounds = reported_rounds(history, metric, protocol, last, lower)
     by_round = history.set_index("round")
     values = {str(name): rounds.value(by_round[name]) for name in by_round.columns}
     return Reported({n: v for n, v in values.items() if not math.isnan(v)}, rounds.text)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flray.cli.comparison import _run_values
 from flray.reporting.build import markdown
 from flray.reporting.sections import client_quantile, client_values, learning_curve
 from flray.results.build_studies import build_studies
@@ -62,6 +63,8 @@ def test_the_round_and_the_worst_client_follow_the_files_word_too(edited: Edited
         trial.history["global/local/gap/client/c"] = trial.history["global/common/gap"]
     first = source.trials[0]
     assert first.reported.rounds == (1,)
+    compared = {row[0]: row[1] for row in _run_values(*2 * [of_trials([first])])}
+    assert compared["global/common/gap"] == f"{first.history['global/common/gap'].iloc[0]:.4f}"
     assert row_of(source, first)["worst"] == pytest.approx(45.0)  # client a; b has 35
     panel = next(client_values(group_trials(source)))
     assert {column for _, column in panel.marked} == {0}
