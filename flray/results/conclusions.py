@@ -165,14 +165,15 @@ def _without_failures(one: Difference, unit: str) -> str:
     interval = f"{one.repeated}, {one.seeds} runs" if one.repeated else f"{one.seeds} seeds"
     if one.sequential and math.isnan(one.margin):
         interval += f", looked at before at {one.first_look}"
-    if not math.isnan(low):
-        interval = (
-            f"{_level(one)} {_number(one, low, unit)} to {_number(one, high, unit)}, {interval}"
-        )
+    if math.isnan(low):
+        interval += ", too few for an interval"
+    else:
+        ends = f"{_number(one, low, unit)} to {_number(one, high, unit)}"
+        interval = f"{_level(one)} {ends}, {interval}"
     if one.decided:
-        ends = sorted((-end if one.lower else end) for end in one.given_decision)
-        if ends[0] < low - _NOTICED * (high - low) or ends[1] > high + _NOTICED * (high - low):
-            told = " to ".join(_number(one, end, unit) for end in ends)
+        least, most = sorted((-end if one.lower else end) for end in one.given_decision)
+        if least < low - _NOTICED * (high - low) or most > high + _NOTICED * (high - low):
+            told = f"{_number(one, least, unit)} to {_number(one, most, unit)}"
             interval += f"; given the decision {told}"
         how = f", lower by {amount}" if one.lower else f" by {amount}"
         alone = "; by the t-test alone: the sign-flip test does not decide"

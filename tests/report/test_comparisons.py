@@ -295,6 +295,7 @@ def test_draws_of_the_data_that_were_added_after_a_look_are_tested_so() -> None:
     few = {seed: value for seed, value in runs.items() if seed < 4}
     (open_,) = compare({**values, "a": few}, levels=levels, looks={"a": {3: 1}})
     assert open_.repeated and not open_.decided and math.isnan(open_.low)
+    assert ", too few for an interval)" in sentence(open_, "points")
 
 
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
