@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flray import trees
 from flray.algorithms.types import Stage
 from flray.devices import GpuIdentity
-from flray.errors import MethodError, RunFailedError, memory_is_short
+from flray.errors import FlrayError, MethodError, RunFailedError, memory_is_short
 from flray.trees import FlatTree, Packed
 
 # The second has a name of its own since torch 2.8; before, it is any RuntimeError.
@@ -86,8 +86,11 @@ def error_summary(error: BaseException) -> str:
 def describe_failure(error: BaseException) -> Failure:
     """Return an error as a failure, located at the innermost line outside installed libraries.
 
-    If memory ran out, the line that asked for it does not help, so the failure has no traceback.
+    If memory ran out, the line that asked for it does not help, so the failure has no traceback. Nor has
+    an error of flray's own that says what to do, unless a method's code is at fault.
     """
+    if isinstance(error, FlrayError) and not isinstance(error, MethodError):
+        return Failure(str(error))
     short = isinstance(error, torch.OutOfMemoryError) or memory_is_short(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [
