@@ -248,6 +248,8 @@ def shown(*arguments: str) -> Any:
 def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = shown("ls")
     assert [row["run"] for row in rows] == ["small/001", "small/002"]
+    monkeypatch.setenv("HOME", str(runs[0].parents[2]))
+    assert shown("ls", "--output=~/runs") == rows and not Path("~").exists()
     assert rows[0]["status"] == "finished" and rows[0]["done"] == "2 of 2 rounds"
     assert rows[0]["what"] == "fedavg on digits-sklearn"
     value, metric = rows[1]["value"].split()

@@ -281,12 +281,19 @@ def invoke(
                 display.to_stderr(False)  # another command of this process may print its own way
 
 
+def _at_home(word: str) -> str:
+    """Return an option whose value is in the home folder, which shells leave as it is: ``--to=~/x``."""
+    option, found, rest = word.partition("=~/")
+    return f"{option}={Path.home() / rest}" if found and word.startswith("--") else word
+
+
 def _invoke(arguments: list[str], command: str | None, typed: str, alone: bool) -> int:
     try:
         parser = typer.main.get_command(app)
         if command is not None:
             parser = parser.commands[command]  # type: ignore[attr-defined]
-        ended = parser.main(arguments, prog_name=typed, standalone_mode=False)
+        words = list(map(_at_home, arguments))
+        ended = parser.main(words, prog_name=typed, standalone_mode=False)
         if ended == 130:  # typer's own word for Ctrl-C
             raise KeyboardInterrupt
         return ended if isinstance(ended, int) else 0
