@@ -70,11 +70,11 @@ while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
 PYTHON
 fi
 
-# A job that was queued again goes on with the newest sweep of its experiment's name.
+# A job that was queued again goes on with the newest sweep of its experiment's name, if it began one.
 work=(flray tune "$@")
 if [ "$1" = --resume ]; then
   work=(flray resume "$2")
-elif [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+else
   read -r name output < <(python - "$@" <<'PYTHON'
 import sys
 from flray.config.loader import load
@@ -82,7 +82,13 @@ experiment = load(sys.argv[1], sys.argv[2:]).experiment
 print(experiment.name, experiment.output)
 PYTHON
 )
-  work=(flray resume "$name" --output "$output")
+  newest() { find "$output/$name" -mindepth 1 -maxdepth 1 -name '[0-9]*' 2>/dev/null | sort -V | tail -n 1; }
+  before="flray-$SLURM_JOB_ID.before"
+  if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
+    newest > "$before"
+  elif [[ "$output" == *://* ]] || [ "$(newest)" != "$(cat "$before" 2>/dev/null)" ]; then
+    work=(flray resume "$name" --output "$output")
+  fi
 fi
 "${work[@]}" --address "$head_ip:$port" &
 pid=$!
@@ -97,5 +103,7 @@ fi
 if $again && [ "$code" -eq 143 ]; then
   finish
   scontrol requeue "$SLURM_JOB_ID"
+else
+  rm -f "flray-$SLURM_JOB_ID.before"
 fi
 exit "$code"

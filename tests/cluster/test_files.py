@@ -210,15 +210,16 @@ SLURM_STUBS = {
     "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
     "ray": """if [ "$1" = status ]; then [ -e "$LOG" ]; exit; fi
 echo "$(stat -c %a "$RAY_TMPDIR") $*" >> "$LOG"; exec sleep 600""",
-    "flray": 'echo 1 > "$RAY_TMPDIR/socket"',
+    "flray": 'echo 1 > "$RAY_TMPDIR/socket"; echo "$@" >> "$LOG.flray"',
     # what waits for the nodes, as they join
     "python": """[ "$1" = -c ] && exec echo token
+[[ "$2" == *.yaml ]] && exec echo demo runs
 until [ "$(grep -c . "$LOG")" = 2 ]; do sleep 0.1; done""",
 }
 
 
-def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
-    """Ray's /tmp/ray is its first user's, and Ray would count on all memory of the node."""
+def test_a_slurm_job_has_a_folder_and_memory_and_sweep_of_its_own(tmp_path: Path) -> None:
+    """Ray's /tmp/ray is its first user's; Ray would count on all memory of the node; a name has older sweeps."""
     log = checkout(tmp_path, "cluster/slurm.sh", "cluster/node/environment", **SLURM_STUBS)
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "setup.sh").write_text("")
@@ -229,8 +230,23 @@ def test_a_slurm_job_has_a_folder_and_memory_of_its_own(tmp_path: Path) -> None:
     folder = Path(f"/tmp/flray-{job}")
     how: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 120}
     script = tmp_path / "cluster" / "slurm.sh"
-    done = subprocess.run(["bash", script, "sweep.yaml"], env={**os.environ, **given}, **how)
-    assert done.returncode == 0, done.stderr
+
+    def run(**more: str) -> str:
+        """Return the command that it gives to flray."""
+        log.unlink(missing_ok=True)
+        environment = {**os.environ, **given, **more}
+        done = subprocess.run(["bash", script, "sweep.yaml"], env=environment, **how)
+        assert done.returncode == 0, done.stderr
+        return Path(f"{log}.flray").read_text().splitlines()[-1].partition(" --address")[0]
+
+    (tmp_path / "runs" / "demo" / "001").mkdir(parents=True)  # of an earlier job
+    assert run() == "tune sweep.yaml" and not list(tmp_path.glob("flray-*"))
+    for number, wanted in (("001", "tune sweep.yaml"), ("002", "resume demo --output runs")):
+        (tmp_path / "runs" / "demo" / number).mkdir(exist_ok=True)
+        (tmp_path / f"flray-{job}.before").write_text(
+            "runs/demo/001\n"
+        )  # as its first start left it
+        assert run(SLURM_RESTART_COUNT="1") == wanted
     head, worker = log.read_text().splitlines()
     assert f"--ray-client-server-port={25000 + int(job) % 5000}" in head
     assert "--head" in head and f"--address=192.0.2.1:{20000 + int(job) % 5000}" in worker
