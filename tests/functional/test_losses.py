@@ -226,6 +226,18 @@ def test_saturated_logits_and_empty_batches_are_finite() -> None:
     assert fn.non_target_distillation_loss(empty, empty, torch.empty(0).long()).item() == 0.0
 
 
+@pytest.mark.parametrize("classes", [10, 31, 65])  # of FCCL+'s data sets
+def test_fntd_with_the_square_of_the_temperature_pulls_as_kd_does(classes: int) -> None:
+    """On logits that moved from their teacher's; without the square it would be a ninth of that."""
+    labels = torch.arange(256) % classes
+    teacher = 2 * normal(256, classes) + 2 * F.one_hot(labels, classes)
+    student = (teacher + normal(256, classes, seed=1)).requires_grad_()
+    fntd = 3**2 * fn.non_target_distillation_loss(student, teacher, labels, 3.0)
+    kd = fn.scaled_distillation_loss(student, teacher, 3.0)
+    (one,), (other,) = grad(fntd, student), grad(kd, student)
+    assert 0.5 < one.norm() / other.norm() < 2
+
+
 def test_symmetric_cross_entropy_parts() -> None:
     sure = f64([[50.0, -50.0]])
     near(fn.symmetric_cross_entropy(sure, torch.tensor([0]), 0.0), 1e-7 * 9.2103, rel=1e-4)
