@@ -87,7 +87,7 @@ def describe_failure(error: BaseException) -> Failure:
     """Return an error as a failure, located at the innermost line outside installed libraries.
 
     If memory ran out, the line that asked for it does not help, so the failure has no traceback. Nor has
-    an error of flray's own that says what to do, unless a method's code is at fault.
+    an error of flray's own, which names its remedy, unless a method's code is at fault.
     """
     if isinstance(error, FlrayError) and not isinstance(error, MethodError):
         return Failure(str(error))
