@@ -194,8 +194,8 @@ def test_sentences() -> None:
     undecided = compare(few, rule=rule)[0]
     assert undecided.verdict == "" and math.isnan(undecided.low)
     assert sentence(undecided, "points") == (
-        "a and b: not decided, a 9.9 points above (2 seeds); about 2 more seeds (2 to 4) for a "
-        "difference of 9.9 points"
+        "a and b: not decided, a 9.9 points above (2 seeds, too few for an interval); about 2 more "
+        "seeds (2 to 4) for a difference of 9.9 points"
     )
     wide = sentence(compare(few, rule=replace(rule, margin=12.0))[0], "points")
     assert wide.endswith("for a difference of 12.0 points")  # that which was asked about
