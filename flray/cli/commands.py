@@ -181,7 +181,6 @@ def report_command(
     target: Annotated[str, typer.Argument(metavar="SWEEP", autocompletion=runs)],
     to: Path | None = None,
     reach: float | None = None,
-    uri: str | None = None,
     output: OutputFolder = "runs",
     keep: Annotated[Path | None, typer.Option(metavar="FILE.csv")] = None,
     reference: Annotated[str | None, typer.Option(metavar="SETTING")] = None,
@@ -192,14 +191,12 @@ def report_command(
     Parameters
     ----------
     target : str
-        a sweep's or run's folder, NAME/NUMBER, NAME for the newest, with --uri an MLflow experiment, or
-        a file that --keep wrote (its tables alone)
+        a sweep's or run's folder, NAME/NUMBER, NAME for the newest, or a file that --keep wrote (its
+        tables alone)
     to : Path, optional
         folder to write to; default: report/ in the sweep's folder
     reach : float, optional
         value for rounds-to-target, of an accuracy in percent; default: 90 % of the best setting's
-    uri : str, optional
-        read from this MLflow address instead of from a folder
     output : str
         folder of runs and sweeps
     keep : Path, optional
@@ -214,7 +211,7 @@ def report_command(
     from flray.reporting.build import report_values
 
     made = reporting.report(
-        target, to=to, target=reach, uri=uri, base=output, keep=keep, reference=reference
+        target, to=to, target=reach, base=output, keep=keep, reference=reference
     )
     if as_json:
         display.print_json(report_values(made))

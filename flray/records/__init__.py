@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 
 JOURNAL = "journal.jsonl"
-PHASE, TUNED, REPETITION = "flray.phase", "flray.tuned", "flray.repetition"
-"""Tags: ``tuning`` or ``comparison``; names of the tuned settings, with commas between them; the number of the
-tuning, from 0."""
-VARIED = "flray.varied"
-"""Tag: the settings in which the trials of a sweep differ, as JSON."""
-FIRST = "_"
-"""Prefix of an arm's axis among the parameters, which MLflow sorts before all others."""
 Event = dict[str, Any]
 _BEGINNING = b'{"type":"'
 Status = Literal["FINISHED", "FAILED", "KILLED"]

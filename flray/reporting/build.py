@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import tempfile
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +25,7 @@ from flray.records import directory
 from flray.reporting.sections import Section, create_sections
 from flray.results import ResultSet, beside, formatting
 from flray.results.export import export_runs, kept_results, read_export
-from flray.results.load import load_folder, load_mlflow
+from flray.results.load import load_folder
 from flray.results.measures import Cost, costs
 from flray.results.sweep import build_table
 from flray.results.table import Table
@@ -300,7 +299,6 @@ def report(
     *,
     to: str | Path | None = None,
     target: float | None = None,
-    uri: str | None = None,
     base: str | Path = "runs",
     keep: str | Path | None = None,
     reference: str | None = None,
@@ -310,15 +308,12 @@ def report(
     Parameters
     ----------
     what : str or Path
-        Its folder, name or name and number; with `uri` an MLflow experiment (its newest sweep) or a
-        run's id; or a CSV file that `keep` wrote, which has tables alone.
+        Its folder, name or name and number; or a CSV file that `keep` wrote, which has tables alone.
     to : str or Path, optional
-        Folder to write to; default: ``report`` in the folder of the sweep, or in the current one
-        for MLflow; a CSV file's tables are written only if it is given.
+        Folder to write to; default: ``report`` in the folder of the sweep; a CSV file's tables are
+        written only if it is given.
     target : float, optional
         See `make`.
-    uri : str, optional
-        MLflow's address.
     base : str or Path
         Folder of runs and sweeps.
     keep : str or Path, optional
@@ -327,35 +322,22 @@ def report(
         See `make`.
     """
     if str(what).endswith(".csv"):
-        for name, given in (("--reach", target), ("--uri", uri), ("--keep", keep)):
+        for name, given in (("--reach", target), ("--keep", keep)):
             if given is not None:
                 raise FlrayError(
                     f"{name}: found {given}; a kept file has final values alone, leave it out"
                 )
         return _of_file(Path(what), to, reference)
-    if uri is None:
-        folder = directory.find(str(what), base)
-        return _kept(load_folder(folder), to or folder / FOLDER, target, reference, keep)
-    with tempfile.TemporaryDirectory() as place:
-        source = load_mlflow(uri, str(what), Path(place))
-        return _kept(source, to or FOLDER, target, reference, keep)
-
-
-def _kept(
-    source: ResultSet,
-    to: str | Path,
-    target: float | None,
-    reference: str | None,
-    keep: str | Path | None,
-) -> Report:
-    """Write a report, after the rows of `keep`, because a file that refuses them ends the command."""
+    folder = directory.find(str(what), base)
+    source, place = load_folder(folder), Path(to or folder / FOLDER)
     if keep is None:
-        return make(source, Path(to), target, reference)
+        return make(source, place, target, reference)
+    # Before the report, because a file that refuses the rows ends the command.
     path = Path(keep)
     remedy = "name another file"
     with explained(OSError, f"--keep: {path} cannot be written", remedy, FlrayError):
         added, before, unfinished = export_runs(source, path)
-    made = make(source, Path(to), target, reference)
+    made = make(source, place, target, reference)
     files = [one for one in (path, beside(path)) if one.is_file()]
     line = f"kept: {added} finished runs in {path}"
     line += f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else ""

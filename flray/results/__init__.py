@@ -82,7 +82,7 @@ def beside(path: Path) -> Path:
 def describe(folder: Path) -> Provenance:
     """Return the columns of a run's provenance, and the entries that they name.
 
-    A column is empty if an older flray wrote the folder, or if it was fetched from MLflow.
+    A column is empty if an older flray wrote the folder.
 
     Parameters
     ----------

@@ -15,7 +15,6 @@ from flray.config.experiment import Config, Experiment, choose_on_validation
 from flray.config.loader import experiment_at
 from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Sweep
 from flray.errors import ConfigError, ConfigErrors
-from flray.records import FIRST, PHASE, REPETITION, TUNED, VARIED
 from flray.records.directory import flatten_settings
 
 Values = dict[str, Any]
@@ -444,29 +443,27 @@ def sweep_tags(config: Config) -> dict[str, str]:
 
 
 def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
-    """Return tags to find a trial by, which tell tuning from comparison and which parameters were tuned."""
+    """Return tags to find a trial by, which tell tuning from comparison."""
     algorithm = point.experiment.algorithm
     found = {
         **sweep_tags(config),
         "method": algorithm.name,
         "data": point.experiment.data.name,
-        PHASE: point.phase,
-        VARIED: json.dumps(arms.flatten_setting(point.setting), ensure_ascii=False),
+        "flray.phase": point.phase,
+        "flray.varied": json.dumps(arms.flatten_setting(point.setting), ensure_ascii=False),
         "setting": setting_title(point),
     }
     if "variant" in algorithm.options:
         found["variant"] = str(algorithm.options["variant"])
     if point.compared is not None:
-        tuned = {path: v for path, v in point.setting.items() if path not in point.compared}
-        found[TUNED] = ",".join(arms.flatten_setting(tuned))
-        found[REPETITION] = str(point.repetition)
+        found["flray.repetition"] = str(point.repetition)
     return found
 
 
 def setting_params(point: TrialSpec) -> dict[str, str]:
-    """Return a trial's settings as parameters, each once; arms are not settings and sort first."""
+    """Return a trial's settings as parameters, each once; its arms have a prefix that MLflow sorts first."""
     named = {
-        f"{FIRST}{path.removeprefix(arms.PREFIX)}": str(value)
+        f"_{path.removeprefix(arms.PREFIX)}": str(value)
         for path, value in point.setting.items()
         if path.startswith(arms.PREFIX)
     }

@@ -298,8 +298,6 @@ def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
     mistyped("run", "x.yaml", "start=ok/001")
     planted.setting("tracking", "uri", value=None)(run)
     mistyped("sync", "ok")
-    for experiment in ("nobody", "Default"):
-        mistyped("report", experiment, "--uri", "sqlite:///mlflow.db")
     mistyped("run", "x.yaml", "resources.bits=portable", "local.compile=true")
     planted.plugin("own.py")(RUN)
     mistyped("resume", "m")

@@ -95,7 +95,6 @@ def test_a_server_that_drips_is_given_up(
     flray.run("x.yaml")
     monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
     mistyped("sync", "sent", "--uri", dripping)
-    mistyped("report", "sent", "--uri", dripping)
     assert " events of 1 run sent to sqlite:///" in printed("sync", "sent", "--uri", store)
 
 

@@ -1,9 +1,6 @@
 """What a sweep registers and selects by, what its reports say of it, and a report from MLflow."""
 
-import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,21 +12,19 @@ from flray import api
 from flray.config import yaml_files
 from flray.config.experiment import selects_on_test
 from flray.config.loader import load
-from flray.records import JOURNAL, VARIED, Journal, directory
+from flray.records import Journal, directory
 from flray.reporting.build import markdown
-from flray.results import ResultSet, measures
+from flray.results import ResultSet
 from flray.results.export import export_runs, kept_results, read_export
-from flray.results.load import load_folder, load_mlflow
+from flray.results.load import load_folder
 from flray.results.paired import compare
 from flray.results.sequential import detectable_difference, seeds_to_detect
 from flray.results.study import DRAWS, Studies, Study, forecast
 from flray.results.sweep import SweepResult, build_table
 from flray.runs.resume_checks import load_config, settings_text
-from flray.tracking.client import connect
-from flray.tracking.exporter import MlflowExporter
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
-from flray.tuning.trial_store import complete_settings, trial_folders
+from flray.tuning.trial_store import trial_folders
 from tests.helpers import Said, cases, small
 from tests.messages import refused
 from tests.report.conftest import Edited, make_sweep, plain, settings
@@ -242,68 +237,6 @@ def made(place: Path) -> Path:
     return make_sweep(folder, content)
 
 
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("tracked"))
-
-
-@pytest.fixture(scope="module")
-def name(tracked: Path, store: str) -> str:
-    return track(tracked, store)
-
-
-def track(tracked: Path, uri: str, every: int = 1) -> str:
-    """Send a sweep's journals to MLflow, its own first, and return the name of the experiment."""
-    name = tracked.parent.parent.name
-    with Journal(tracked / JOURNAL) as journal:
-        uid = directory.read(tracked)["uid"]
-        journal.start(uid=uid, experiment=name, name="made 001", tags={"flray.kind": "sweep"})
-        journal.artifact(directory.CONFIG)
-        journal.end("FINISHED")
-    complete_settings(tracked)
-    for path in (tracked, *sorted(tracked.glob("settings/*")), *sorted(tracked.glob("trials/*"))):
-        assert MlflowExporter(path, uri, every=every).flush() == 0
-    return name
-
-
-@contextmanager
-def start_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Let the first event of a journal be changed."""
-    first, _, rest = path.read_text().partition("\n")
-    yield (event := json.loads(first))
-    path.write_text(f"{json.dumps(event)}\n{rest}")
-
-
-def trial_runs(uri: str, experiment: str) -> list[Any]:
-    client = connect(uri)
-    where = [client.get_experiment_by_name(experiment).experiment_id]
-    return [run for run in client.search_runs(where) if "trial" in run.data.tags]
-
-
-def test_mlflow_gives_the_trials_of_the_folder_and_each_parameter_once(
-    tracked: Path, name: str, store: str, tmp_path: Path
-) -> None:
-    read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(tracked).trials
-    assert len(read) == 8
-    for one, other in zip(read, held, strict=True):
-        assert (one.number, one.seed, one.setting) == (other.number, other.seed, other.setting)
-        assert one.history["score"].tolist() == other.history["score"].tolist()
-        assert (one.metric, one.protocol, one.last) == (other.metric, other.protocol, other.last)
-        assert measures.value(one, "auto") == measures.value(other, "auto")
-    found = {(one.metric, one.protocol) for one in read}
-    assert found == {("global/local/accuracy", "last"), ("global/local/accuracy", "mean-last")}
-    for run in trial_runs(store, name):
-        assert run.data.params["local.lr"] in ("0.1", "1.0")
-        assert {name for name in run.data.params if name.startswith("_")} == {"_modules", "_data"}
-
-
-def test_a_report_of_a_part_of_the_rounds_says_so(store: str, tmp_path: Path) -> None:
-    whole, part = (made(tmp_path / name) for name in ("whole", "part"))
-    assert not load_mlflow(store, track(whole, store, 1), tmp_path / "1").notes
-    (note, *_) = load_mlflow(store, track(part, store, 2), tmp_path / "2").notes
-    assert "part of the rounds of 8 runs" in note
-
-
 def test_a_trial_that_has_not_ended_is_measured_as_the_others(tmp_path: Path) -> None:
     folder = made(tmp_path)
     first, *_ = trial_folders(folder)
@@ -311,32 +244,3 @@ def test_a_trial_that_has_not_ended_is_measured_as_the_others(tmp_path: Path) ->
     trials = load_folder(folder).trials
     assert trials[0].status == "running"
     assert {one.metric for one in trials} == {"global/local/accuracy"}
-
-
-def test_what_an_older_flray_tracked_is_read(store: str, tmp_path: Path) -> None:
-    """Settings that differ stood twice among the parameters."""
-    for path in (tracked := made(tmp_path)).glob("*/*/journal.jsonl"):
-        with start_of(path) as event:
-            varied = json.loads(event["tags"].pop(VARIED)).items()
-            event["params"] |= {f"_{name.removeprefix('arms.')}": str(v) for name, v in varied}
-    name = track(tracked, store)
-    assert all("_local.lr" in run.data.params for run in trial_runs(store, name))
-    read, held = load_mlflow(store, name, tmp_path / "read").trials, load_folder(tracked).trials
-    assert len(read) == 8
-    for one, other in zip(read, held, strict=True):
-        assert one.setting == {path: str(value) for path, value in other.setting.items()}
-
-
-def test_a_tag_that_is_no_setting_is_one_clear_error(name: str, store: str, tmp_path: Path) -> None:
-    run = trial_runs(store, name)[0]
-    for number, text in enumerate(("[1]", '{"local.lr": 0.1, "a…', "[" * 5000)):
-        connect(store).set_tag(run.info.run_id, VARIED, text)
-        refused(load_mlflow, store, name, tmp_path / str(number))
-    connect(store).set_tag(run.info.run_id, VARIED, run.data.tags[VARIED])
-
-
-def test_a_parameter_that_is_no_number_is_one_clear_error(store: str, tmp_path: Path) -> None:
-    folder = made(tmp_path)
-    with start_of(trial_folders(folder)[0].path / JOURNAL) as event:
-        event["params"]["rounds"] = "many"
-    refused(load_mlflow, store, track(folder, store), tmp_path / "read")

@@ -96,7 +96,6 @@ def test_nothing_secret_in_files_mlflow_or_messages(
     assert load(folder / directory.CONFIG).experiment.tracking.uri == shown
     assert invoke(["sync", "digits", "--uri", f"sqlite:///{tmp_cwd}/m.db"]) == 0
     assert invoke(["sync", "digits"]) == 2
-    assert invoke(["report", "digits", "--uri", uri]) == 2
     more, errors = capfd.readouterr()
     assert "set MLFLOW_TRACKING_URI" in errors
     assert S not in out + err + more + errors
@@ -180,14 +179,6 @@ def test_a_good_address_makes_no_file(tmp_path: Path) -> None:
     (tmp_path / "m.db").touch()
     check(f"sqlite:///{tmp_path}/m.db")
     assert (tmp_path / "m.db").stat().st_size == 0
-
-
-def test_a_report_from_a_server_that_is_away_or_no_database_is_one_line(tmp_cwd: Path) -> None:
-    """And makes none."""
-    (tmp_cwd / "text.db").write_text(TEXT)
-    for uri in ("http://127.0.0.1:9", "sqlite:///absent.db", "sqlite:///text.db"):
-        mistyped("report", "x", "--uri", uri)
-    assert [path.name for path in tmp_cwd.iterdir()] == ["text.db"]
 
 
 CHARTS = "/#/experiments/7/runs?workflowType=machine_learning&compareRunsMode=CHART"
