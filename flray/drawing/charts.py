@@ -28,8 +28,8 @@ class Line:
         In the legend; lines of one name have one colour in all panels.
     x, y : sequence of float
         Points; NaN breaks the line.
-    spread : sequence of float, optional
-        Half the height of a band around the line.
+    band : two sequences of float, optional
+        The lower and upper ends of a band around the line.
     each : sequence of sequence of float
         The values that the line is the mean of, at the same points; drawn thin.
     """
@@ -37,7 +37,7 @@ class Line:
     name: str
     x: Floats
     y: Floats
-    spread: Floats | None = None
+    band: tuple[Floats, Floats] | None = None
     each: Sequence[Floats] = ()
 
 
@@ -97,10 +97,9 @@ def draw_lines(
             (handles[line.name],) = one.plot(x, y, marker=marker, markersize=3, **style)
             for values in line.each:
                 one.plot(x, values, color=style["color"], linewidth=0.5, alpha=0.5)
-            if line.spread is not None and np.any(np.asarray(line.spread) > 0):
-                band = np.asarray(line.spread, float)
+            if line.band is not None and not np.array_equal(*line.band):
                 shade: Any = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
-                one.fill_between(x, y - band, y + band, **shade)
+                one.fill_between(x, *line.band, **shade)
         canvas.set_title(one, panel.title)
         one.set_xlabel(x_label)
         one.margins(x=0.02)

@@ -19,7 +19,7 @@ from flray.drawing import charts, grids
 from flray.drawing.canvas import plain_text
 from flray.metrics import is_lower_better_in, is_share, is_validation
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
-from flray.results import ResultSet, Trial, measures
+from flray.results import ResultSet, Trial, measures, sequential
 from flray.results.choices import Choices, choices
 from flray.results.study import Studies, Study, behind_best
 
@@ -133,9 +133,12 @@ def profiles(studies: Studies) -> Iterator[charts.LinePanel]:
         lines = []
         for name, behind in found.items():
             steps = np.unique(np.concatenate([[0.0], behind, [1.05 * most]]))
-            x = np.repeat(steps, 2)[1:]
-            y = np.searchsorted(behind, steps + 1e-9, side="right") / len(behind)
-            lines.append(charts.Line(name, x, np.repeat(y, 2)[:-1]))
+            near, runs = np.searchsorted(behind, steps + 1e-9, side="right"), len(behind)
+            x, y, low, high = (
+                np.repeat(one, 2)
+                for one in (steps, near / runs, *sequential.share_interval(near, runs))
+            )
+            lines.append(charts.Line(name, x[1:], y[:-1], (low[:-1], high[:-1])))
         yield charts.LinePanel(measure if len(studies.ranks) > 1 else "", lines)
 
 
@@ -217,7 +220,8 @@ def learning_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:
     with np.errstate(invalid="ignore"):  # the values of a model that diverged are infinite
         spread = table.std(axis=1, ddof=1).fillna(0.0).to_numpy()
     seeds = list(table.to_numpy().T) if 1 < table.shape[1] <= _MAX_SEEDS else []
-    return charts.Line(label, list(table.index), table.mean(axis=1).to_numpy(), spread, seeds)
+    mean = table.mean(axis=1).to_numpy()
+    return charts.Line(label, list(table.index), mean, (mean - spread, mean + spread), seeds)
 
 
 def traffic_curve(label: str, trials: Sequence[Trial]) -> charts.Line | None:

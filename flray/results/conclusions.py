@@ -180,7 +180,7 @@ def _without_failures(one: Difference, unit: str) -> str:
         doubt = f"; look at the seeds: their differences are {one.doubt}" if one.doubt else ""
         loss = f"; one more seed {_amount(one, one.undone_by, unit)} worse than their mean would undo it"
         return (
-            f"{one.first} is better than {one.second}{how} ({interval})"
+            f"{one.first} {'is' if one.sure else 'seems'} better than {one.second}{how} ({interval})"
             f"{alone if one.on_normality == 'alone' else ''}{doubt}"
             f"{loss if math.isfinite(one.undone_by) else ''}"
         )
@@ -282,6 +282,9 @@ def rank_sentence(ranks: Ranks) -> str:
         f"{name} {mean:.2f}" for name, mean in zip(ranks.names, ranks.means, strict=True)
     )
     text = f"mean ranks over {count} places ({', '.join(ranks.places)}): {listed}"
+    if ranks.means[0] < ranks.means[1]:
+        swayed = f"but not without {' or '.join(ranks.swayed)}" if ranks.swayed else ""
+        text += f"; {ranks.names[0]} is first, {swayed or 'also without any one of them'}"
     if math.isinf(ranks.critical):
         return f"{text}; not tested, because places have the same data"
     if not math.isnan(ranks.p) and ranks.p >= ALPHA:

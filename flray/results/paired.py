@@ -192,6 +192,11 @@ class Difference:
         return loss if loss < 2 * self.farthest else math.inf
 
     @property
+    def sure(self) -> bool:
+        """Whether neither a `doubt`, nor the signs, nor one more seed speaks against the test that decided."""
+        return not self.doubt and self.on_normality != "alone" and math.isinf(self.undone_by)
+
+    @property
     def detectable(self) -> float:
         """The difference that these seeds would probably have shown; see `detectable_difference`."""
         return sequential.detectable_difference(self.std, self.seeds, sequential.ALPHA / self.pairs)

@@ -36,6 +36,8 @@ class Ranks:
         In how many places the setting of the row is better than that of the column, and equal.
     failed : tuple of str
         Settings that failed at some seed: none of them ranks above another.
+    swayed : tuple of str
+        The places that the first owes its place to: without one of them another is first.
     """
 
     names: tuple[str, ...]
@@ -46,6 +48,7 @@ class Ranks:
     wins: NDArray[np.int64]
     ties: NDArray[np.int64]
     failed: tuple[str, ...] = ()
+    swayed: tuple[str, ...] = ()
 
     @property
     def together(self) -> list[tuple[int, int]]:
@@ -84,16 +87,17 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
     # Means of the same values may differ in their last bits.
     table = np.array([[place[name] for name in names] for place in values.values()]).round(9)
     table = table if lower else -table
-    means = scipy.stats.rankdata(table, axis=1).mean(axis=0)
-    order = np.argsort(means, kind="stable")
-    table = table[:, order]
+    ranks = scipy.stats.rankdata(table, axis=1)
+    order = np.argsort(means := ranks.mean(axis=0), kind="stable")
+    table, ranks = table[:, order], ranks[:, order]
     p = math.nan
     if (table != table[:, :1]).any():
         if len(names) > 2:
-            p = permutation_p(scipy.stats.rankdata(table, axis=1))
+            p = permutation_p(ranks)
         else:
             signs = np.sign(table[:, 1] - table[:, 0])
             p = float(scipy.stats.binomtest(int((signs > 0).sum()), int(abs(signs).sum())).pvalue)
+    rest = ranks.sum(axis=0) - ranks  # of all places but the row's
     wins = (table[:, :, None] < table[:, None, :]).sum(axis=0)
     ties = (table[:, :, None] == table[:, None, :]).sum(axis=0)
     return Ranks(
@@ -104,6 +108,7 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
         critical_difference(len(names), len(values)),
         wins,
         ties,
+        swayed=tuple(x for x, one in zip(values, rest, strict=True) if one[0] > one.min() + 1e-9),
     )
 
 

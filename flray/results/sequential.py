@@ -285,6 +285,19 @@ def _signs(count: int) -> NDArray[np.int8]:
     return (2 * patterns - 1).astype(np.int8)
 
 
+def share_interval(found: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
+    """Return the ends of the 95 % interval of a share (Clopper and Pearson 1934), first all lower ones.
+
+    Parameters
+    ----------
+    found, count : array
+        How many of how many; of ties a half.
+    """
+    low = scipy.stats.beta.ppf(ALPHA / 2, found, np.subtract(count, found) + 1)
+    high = scipy.stats.beta.ppf(1 - ALPHA / 2, np.add(found, 1), np.subtract(count, found))
+    return np.stack([np.nan_to_num(low), np.where(np.equal(found, count), 1.0, high)])
+
+
 def seeds_of_signs(level: float) -> int:
     """Return the fewest seeds that the sign-flip test can decide with at a level."""
     return math.ceil(1 - math.log2(level))

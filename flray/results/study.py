@@ -99,10 +99,10 @@ class Study:
 
     @cached_property
     def winner(self) -> str:
-        """The setting that is decided to be better than every other, among all pairs; empty if none is."""
+        """The setting that is better than every other, among all pairs and without a doubt; empty if none is."""
         best = next(iter(self.means), "")
         rivals = replace(self, reference=best, afterwards=True).differences
-        return best if rivals and all(one.verdict == "worse" for one in rivals) else ""
+        return best if rivals and all(one.verdict == "worse" and one.sure for one in rivals) else ""
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,18 @@ class Studies:
     def frame(self) -> pd.DataFrame:
         """Return a row per pair: place, measure, and the fields of `flray.results.paired.Difference`."""
         rows = [
-            {"place": study.place, "measure": study.measure, **vars(one)}
+            {"place": study.place, "measure": study.measure, **vars(one), "sure": one.sure}
             for study in self.each
             for one in study.differences
         ]
         names = {"mean": "difference", "corrected": "p_corrected"}
+        table = pd.DataFrame(rows)
+        ends = sequential.share_interval(table["improvement"] * table["seeds"], table["seeds"])
+        table["improvement_low"], table["improvement_high"] = ends
         left_out = ["lower", "pairs", "alpha", "doubt", "freedom", "farthest"]
         if all(study.rule is None for study in self.each):
             left_out.append("margin")
-        return pd.DataFrame(rows).rename(columns=names).drop(columns=left_out)
+        return table.rename(columns=names).drop(columns=left_out)
 
     def against(self, reference: str | None, where: str = "reference") -> "Studies":
         """Return the comparisons with one setting.

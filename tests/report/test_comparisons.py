@@ -114,6 +114,13 @@ def test_ranks_by_hand() -> None:
     assert found.p == permutation_p(ranks) == pytest.approx(exact, abs=0.006)
     wins = [["", "3/0/1", "4/0/0"], ["1/0/3", "", "3/1/0"], ["0/0/4", "0/1/3", ""]]
     assert win_matrix(found) == wins
+    assert found.swayed == ()
+    orders = {"w": "acb", "x": "abc", "y": "bca"}
+    shaky = rank(
+        {place: dict(zip(one, (3.0, 2.0, 1.0), strict=True)) for place, one in orders.items()}
+    )
+    assert shaky is not None and (shaky.names, shaky.swayed) == (("a", "b", "c"), ("w",))
+    assert "; a is first, but not without w; not decided" in rank_sentence(shaky)
 
     # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
@@ -134,7 +141,8 @@ def test_settings_that_are_not_told_apart_stand_together() -> None:
     assert found.together == [(0, 1), (1, 2)]
     many = rank_sentence(rank(dict.fromkeys("vwxyz", names)))
     mixed = rank_sentence(rank({"x": names, "y": {"a": 1.0, "b": 2.0, "c": 3.0}}))
-    assert many.endswith("a 1.00, b 2.00, c 3.00; a ranks above c (critical difference 1.48)")
+    first = "a 1.00, b 2.00, c 3.00; a is first, also without any one of them; "
+    assert many.endswith(f"{first}a ranks above c (critical difference 1.48)")
     assert mixed.endswith("not decided (Friedman p = 1.00)")
 
 
@@ -298,6 +306,21 @@ def test_draws_of_the_data_that_were_added_after_a_look_are_tested_so() -> None:
     assert ", too few for an interval)" in sentence(open_, "points")
 
 
+def test_the_table_of_comparisons_has_each_share_with_its_interval_and_whether_it_is_sure() -> None:
+    near = {seed: value + 2 + seed / 10 for seed, value in B.items()}
+    for first, second, better, sure in (
+        (A, {**B, 1: 73.0}, 2, True),
+        (FIVE, WORSE, 5, True),
+        (WORSE, FIVE, 0, True),
+        (near, B, 3, False),
+    ):
+        (row,) = Studies([studied({"a": first, "b": second})]).frame().to_dict("records")
+        exact = stats.binomtest(better, len(second)).proportion_ci()
+        assert row["improvement"] == pytest.approx(better / len(second))
+        assert (row["improvement_low"], row["improvement_high"]) == pytest.approx(exact)
+        assert row["sure"] == sure
+
+
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
     first, seen, last = conclude(Studies([studied({"a": A, "b": B})]))
     least = detectable_difference(math.sqrt(13 / 3), 3)
@@ -317,7 +340,9 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     least = detectable_difference(math.sqrt(13 / 3), 3, ALPHA / 2)
     three = replace(studied({"a": A, "b": B, "c": near}), reference="b")
     decided, _, seen, *_ = conclude(Studies([three]))  # of c, which says nothing of a and b
-    assert decided.startswith("c is better than b") and f" above about {least:.1f} points" in seen
+    assert (
+        decided.startswith("c seems better than b") and f" above about {least:.1f} points" in seen
+    )
     places = [replace(studied({"a": A, "b": B}), place=place) for place in ("p", "q")]
     most = seeds_needed(math.sqrt(13 / 3), 8 / 3, ALPHA / 2)
     assert most > 14
@@ -340,8 +365,8 @@ def test_of_many_pairs_the_best_settings_are_said_and_the_others_counted() -> No
 def test_places_and_what_was_left_out_are_named() -> None:
     two = [studied({"a": A, "b": B}, "mnist"), studied({"a": A, "b": B}, "usps")]
     lines = conclude(Studies(two, ["c: stopped early, not compared"]))
-    ranks = "mean ranks over 2 places (mnist, usps): a 1.00, b 2.00; not decided"
-    assert lines[0].startswith(ranks)
+    ranks = "mean ranks over 2 places (mnist, usps): a 1.00, b 2.00; a is first, also without any "
+    assert lines[0].startswith(f"{ranks}one of them; not decided")
     assert lines[1].startswith("mnist: a and b: not decided")
     assert lines[-1] == "c: stopped early, not compared"
     assert studied({"a": A, "b": B}).unit == "points"
