@@ -18,12 +18,12 @@ from mlflow import MlflowClient
 import flray
 from flray import registry
 from flray.cli.display import print_json
-from flray.cli.main import app, invoke
+from flray.cli.main import app
 from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.schema import schema
 from flray.metrics import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
-from flray.records import JOURNAL, Journal, directory
+from flray.records import JOURNAL, directory
 from flray.results import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
@@ -245,7 +245,7 @@ def shown(*arguments: str) -> Any:
     return json.loads(printed(*arguments, "--json"))
 
 
-def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = shown("ls")
     assert [row["run"] for row in rows] == ["small/001", "small/002"]
     monkeypatch.setenv("HOME", str(runs[0].parents[2]))
@@ -270,17 +270,6 @@ def test_ls_compare_and_rm(runs: list[Path], monkeypatch: pytest.MonkeyPatch) ->
     before = time.time() - 20 * 60
     os.utime(runs[0] / JOURNAL, (before, before))
     assert shown("ls")[0]["status"] == "running, but silent for 20 min"
-
-    monkeypatch.setattr("typer.confirm", lambda question: False)
-    assert "nothing was removed" in printed("rm", "small/001") and runs[0].is_dir()
-    mistyped("rm", "small", "--yes")
-    with Journal(runs[0] / JOURNAL):
-        mistyped("rm", "small/001", "--yes")
-    assert runs[0].is_dir()
-    (runs[0].parent / ".001.removed" / "left").mkdir(parents=True)  # by a command that was killed
-    assert invoke(["rm", "small/001", "--yes"]) == 0
-    assert [row["run"] for row in shown("ls")] == ["small/002"]
-    assert not list(runs[0].parent.glob(".*"))
 
 
 def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_cwd: Path) -> None:
@@ -325,23 +314,6 @@ def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str])
         "loss": [None, None, None, 0.5],
         "name": "Infinity",
     }
-
-
-def test_only_runs_and_links_are_removed(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project = tmp_cwd / "project"
-    project.mkdir()
-    (project / "thesis.tex").write_text("years of work")
-    for content in ('{"name": "web"}', '{"uid": "a", "status": "ready"}'):
-        (project / "run.json").write_text(content)
-        mistyped("rm", "project", "--yes")
-    assert (project / "thesis.tex").read_text() == "years of work"
-    run = flray.run({"experiment": SMALL}).folder
-    Path("link").symlink_to(run)
-    assert invoke(["rm", "link", "--yes"]) == 0
-    assert not Path("link").is_symlink() and (run / JOURNAL).exists()
-    monkeypatch.chdir(run)
-    assert printed("rm", ".", "--yes").startswith(f"removed {tmp_cwd / run}: ")
-    assert [path.name for path in (tmp_cwd / run).parent.iterdir()] == []
 
 
 def test_json_for_scripts(tmp_cwd: Path) -> None:

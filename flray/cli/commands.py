@@ -338,24 +338,6 @@ def compare_command(
     show_comparison(directory.find(first, output), directory.find(second, output), as_json)
 
 
-@command(commands, "rm", "flray rm demo/001")
-def rm_command(target: RunName, yes: bool = False, output: OutputFolder = "runs") -> None:
-    """Remove the folder of a run or sweep; it asks first.
-
-    Parameters
-    ----------
-    target : str
-        the run
-    yes : bool
-        do not ask
-    output : str
-        folder of runs and sweeps
-    """
-    from flray.cli.runs import remove
-
-    typer.echo(one_line(remove(target, output, yes) or "nothing was removed"))
-
-
 @command(commands, "sync", "flray sync demo --uri http://127.0.0.1:5000")
 def sync_command(target: RunName, uri: str | None = None, output: OutputFolder = "runs") -> None:
     """Upload pending tracking data to MLflow.

@@ -1,7 +1,6 @@
-"""``flray ls`` and ``flray rm``: the runs and sweeps of a folder."""
+"""``flray ls``: the runs and sweeps of a folder."""
 
 import contextlib
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.metrics import PRIMARY_VIEWS
-from flray.records import JOURNAL, directory, lock_journal, read_events, rounds_of
+from flray.records import JOURNAL, directory, read_events, rounds_of
 
 _SILENT, _REFRESH = 600.0, 2.0
 """Seconds without a word after which a run says so, and between two looks."""
@@ -125,47 +124,3 @@ def _last_value(method: str, rounds: Mapping[int, Mapping[str, float]]) -> str:
 
 def _name(component: Any) -> str:
     return str(component.get("name") if isinstance(component, Mapping) else component)
-
-
-def remove(target: str, base: str, confirmed: bool) -> str:
-    """Remove the folder of a run or sweep and return a line that says so; empty if the user declines.
-
-    Raises
-    ------
-    FlrayError
-        If no single run is named, or it is being written.
-    """
-    import typer
-
-    if "://" in base:
-        raise FlrayError(
-            f"{base}: only folders of this machine are removed; use the storage's tool"
-        )
-    named = next(filter(directory.folder_kind, (Path(target), Path(base) / target)), None)
-    if named is None:
-        newest = directory.find(target, base)
-        raise FlrayError(
-            f"{target}: name the one to be removed, for example {newest.parent.name}/{newest.name}"
-        )
-    directory.read(named)
-    directory.read_config(named)  # a file run.json alone makes no run
-    folder = named.resolve()
-    if folder.parent.name == "trials":
-        raise FlrayError(f"{named}: a trial belongs to its sweep; remove the sweep")
-    if named.is_symlink():
-        if not confirmed and not typer.confirm(f"{named}: a link to {folder}; remove the link?"):
-            return ""
-        named.unlink()
-        return f"removed the link {named}; {folder} is where it was"
-    if (lock := lock_journal(folder / JOURNAL)) is not None:
-        lock.release()
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files) / 2**20
-    what = f"{folder}: {len(files)} files, {size:,.1f} MiB"
-    if not confirmed and not typer.confirm(f"{what}; remove it for good?"):
-        return ""
-    gone = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(gone, ignore_errors=True)  # of a command that was killed
-    folder.rename(gone)  # at once: a half-removed run would be taken for a damaged one
-    shutil.rmtree(gone)
-    return f"removed {what} (what MLflow has of it stays there)"

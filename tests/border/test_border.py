@@ -155,10 +155,31 @@ JOURNALS: dict[str, Callable[[bytes], bytes]] = {
     },
 }
 OVER_JOURNALS = (["compare", "m/001", "ok/001"], ["report", "m"], ["sync", "m"], ["resume", "m"])
-REMOVED = [
-    *("", ".", "..", "/", "~", "*", "runs", "runs/m", "m", "m/..", "m/001/..", "m/001/checkpoint"),
-    *("m/999", "m/001\n", "-1", "\x1b[2J", "x.yaml", "project", "runs/away", "runs/up", LONG * 20),
-    *("runs/loop", "project/sub", "../outside"),
+NO_RUNS = [
+    *(
+        "",
+        ".",
+        "..",
+        "/",
+        "~",
+        "*",
+        "runs",
+        "m/001/checkpoint",
+        "m/999",
+        "m/001\n",
+        "-1",
+        "\x1b[2J",
+    ),
+    *(
+        "x.yaml",
+        "project",
+        "project/sub",
+        "runs/away",
+        "runs/up",
+        "runs/loop",
+        "../outside",
+        LONG * 20,
+    ),
 ]
 KINDS: dict[str, Callable[[Path], None]] = {
     "pipe": os.mkfifo,
@@ -185,7 +206,7 @@ READ = {
 }
 READ["t.yaml"].append(["tune", "t.yaml", "--detect", "1"])
 PLACES = [
-    *([*words, LONG] for words in (["export", "ok", "--to"], ["report", "ok", "--to"], ["rm"])),
+    *([*words, LONG] for words in (["export", "ok", "--to"], ["report", "ok", "--to"])),
     *(["export", "ok", "--client", one] for one in ("nobody", "", LONG)),
     *(["report", "ok", "--keep", one] for one in (f"{LONG}.csv", "/proc/x.csv", "x.yaml", ".")),
     *(["list", kind, "nope"] for kind in ("metrics", "callbacks", "samplers")),
@@ -228,7 +249,7 @@ SETTINGS = [
 CLASSES: dict[str, list[list[str]]] = {
     "places": PLACES,
     "settings": [["run", "x.yaml", one] for one in SETTINGS],
-    "removed": [["rm", one, "--yes"] for one in REMOVED],
+    "no runs": [[command, one] for command in ("report", "resume") for one in NO_RUNS],
 }
 
 
@@ -284,8 +305,6 @@ def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
     mistyped("compare", "s", "ok")
     mistyped("export", "s")
     mistyped("export", "s/001/trials/0001")
-    mistyped("rm", "s/001/trials/0001", "--yes")
-    mistyped("rm", "ok/001", "--yes", "--output", "s3://b/x")
     mistyped("report", "ok", "--reach", "0")
     mistyped("report", "m", "--keep", "kept.csv")
     record = json.loads((run / "run.json").read_text())

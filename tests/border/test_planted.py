@@ -41,10 +41,10 @@ def some(names: Iterable[str]) -> list[Any]:
 
 
 def over_run(run: str, *more: str) -> list[list[str]]:
-    """Return the commands that name a run; the last removes it."""
+    """Return the commands that name a run."""
     reports = ["compare", run, "ok/001", *more], ["report", run, "--keep", "kept.csv", *more]
     others = ["export", run, "--all", *more], ["sync", run, *more], ["resume", run, *more]
-    return [*reports, *others, ["rm", run, "--yes", *more]]
+    return [*reports, *others]
 
 
 def wrong(commands: Sequence[list[str]]) -> list[str]:
@@ -234,7 +234,7 @@ def over_sweep(*more: str) -> list[list[str]]:
         *(["compare", "w/001", "w/002"], ["compare", "w/001/trials/0000", trial]),
         *(["report", "w/001", "--keep", "kept.csv", "--to", "made"], ["report", trial]),
         *(["export", "w/001"], ["export", trial, "--all", "--to", "model"]),
-        *(["sync", "w/001"], ["sync", trial], ["rm", trial, "--yes"]),
+        *(["sync", "w/001"], ["sync", trial]),
     ]
     return [*OVER_ALL[:2], *([*words, *more] for words in commands)]
 
@@ -295,7 +295,7 @@ def test_in_a_sweep(where: str, name: str, sweep: None, place: Path, listener: l
     shutil.rmtree("runs/w/002/trials/0001")  # so that the planted one would be taken over
     again = ["tune", "w.yaml", "name=again"]
     commands = [*over_sweep(), ["verify", "kept.csv", "--rows", "1"], [*again, "--plan"], again]
-    commands += [["resume", "w/001"], ["report", "again"], ["rm", "w/001", "--yes"]]
+    commands += [["resume", "w/001"], ["report", "again"]]
     assert wrong(commands) == []
     assert not listener
 
