@@ -1,6 +1,6 @@
 """Simulated studies: how often a decision is wrong, is wrong and sure, or has an interval that misses.
 
-python scripts/checks/conclusions.py --studies 2000 [noise given ties advice]
+python scripts/checks/conclusions.py --studies 2000 [noise power given ties advice]
 """
 
 import argparse
@@ -44,9 +44,8 @@ def advised(random: np.random.Generator, k: int, first: int, cap: int) -> bool:
         if any(one.decided for one in found):
             return True
         needed = [one.seeds_for(max(1.0, abs(one.mean))) or cap + 1 for one in found]
-        look |= dict.fromkeys(
-            range(len(look), min(n for n in (*needed, cap + 1) if n > len(look))), 1
-        )
+        more = min(n for n in (*needed, cap + 1) if n > len(look))
+        look |= dict.fromkeys(range(len(look), more), 1)
     return False
 
 
@@ -61,12 +60,18 @@ def of_noise(random: np.random.Generator, studies: int) -> Iterator[str]:
     fixed = [(k, n, None) for k in (2, 3, 5, 10) for n in (3, 5, 10)]
     until = [(k, 20, Rule(1.0, 0.05, 3, 20)) for k in (2, 5)]
     for world, (k, n, rule) in itertools.product(WORLDS, (*fixed, *until)):
-        number = studies // 4 if rule else studies
-        found = [compared(noise(world, random, k, n), rule) for _ in range(number)]
-        wrong = sum(map(bool, found)) / number
-        plain = sum(any(pair.sure for pair in one) for one in found) / number
-        how = f"{k} settings, {'until decided, at most' if rule else 'with'} {n} seeds"
-        yield f"{world}: {how}: {wrong:.1%} wrong, {plain:.1%} sure"
+        cell = range(studies // 4 if rule else studies)
+        found = [compared(noise(world, random, k, n), rule) for _ in cell]
+        wrong, sure = np.mean([(bool(one), any(x.sure for x in one)) for one in found], axis=0)
+        yield f"{world}: {k} settings, {'until' if rule else 'with'} {n} seeds: {wrong:.1%} wrong, {sure:.1%} sure"
+
+
+def of_power(random: np.random.Generator, studies: int) -> Iterator[str]:
+    """Two settings as many deviations of a value apart: how often one is better, decided or even sure."""
+    for apart, n in itertools.product((1.0, 1.5, 2.0, 3.0), (5, 10)):
+        found = [compared(random.normal([[apart], [0.0]], 1, (2, n))) for _ in range(studies)]
+        decided, sure = np.mean([(bool(one), any(x.sure for x in one)) for one in found], axis=0)
+        yield f"{apart} deviations apart, {n} seeds: {decided:.0%} decided, {sure:.0%} sure"
 
 
 def of_given(random: np.random.Generator, studies: int) -> Iterator[str]:
@@ -105,7 +110,13 @@ def of_advice(random: np.random.Generator, studies: int) -> Iterator[str]:
         yield f"{k} settings, {first} seeds first, at most {cap}: {share:.1%}"
 
 
-ROWS = {"noise": of_noise, "given": of_given, "ties": of_ties, "advice": of_advice}
+ROWS = {
+    "noise": of_noise,
+    "power": of_power,
+    "given": of_given,
+    "ties": of_ties,
+    "advice": of_advice,
+}
 (parser := argparse.ArgumentParser(description=__doc__)).add_argument("rows", nargs="*")
 parser.add_argument("--studies", type=int, default=2000)
 asked = parser.parse_args()
