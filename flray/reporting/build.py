@@ -24,9 +24,9 @@ from flray.metrics import is_at_most_one
 from flray.records import directory
 from flray.reporting.sections import Section, create_sections
 from flray.results import ResultSet, beside, formatting
+from flray.results.costs import Cost, costs
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
-from flray.results.measures import Cost, costs
 from flray.results.sweep import build_table
 from flray.results.table import Table
 

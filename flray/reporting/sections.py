@@ -21,6 +21,7 @@ from flray.metrics import is_lower_better_in, is_share, is_validation
 from flray.records.directory import FINAL_DIAGNOSTICS, INITIAL_DIAGNOSTICS
 from flray.results import ResultSet, Trial, measures, sequential
 from flray.results.choices import Choices, choices
+from flray.results.costs import group_trials
 from flray.results.study import Studies, Study, behind_best
 
 _TEXTS = tomllib.loads(
@@ -61,7 +62,7 @@ def create_sections(source: ResultSet, studies: Studies | None = None) -> Iterat
     studies : Studies, optional
         Their comparisons; without, none is drawn.
     """
-    groups = dict(itertools.islice(measures.group_trials(source).items(), _MAX_PANELS))
+    groups = dict(itertools.islice(group_trials(source).items(), _MAX_PANELS))
     every = itertools.chain(
         _comparisons(studies) if studies is not None else (),
         _chosen(source),
@@ -295,7 +296,9 @@ def client_quantile(label: str, trials: Sequence[Trial]) -> charts.Line | None:
 
 def _clients(source: ResultSet, groups: Groups) -> Iterator[Section]:
     """Yield sections on the clients: their values, their samples, and the numbers that methods track of each."""
-    stay, seed = measures.clients_stay(groups), source.trials[0].seed
+    leaves = [trials for settings in groups.values() for trials in settings.values()]
+    stay = all(measures.comparable_trials(trials) is trials for trials in leaves)
+    seed = source.trials[0].seed
     seeds = "first seed (under another seed the same name is another client)"
     tables = map(grids.draw_table, client_values(groups))
     yield _section("clients", tables, _MAX_PANELS, seeds="mean over seeds" if stay else seeds)

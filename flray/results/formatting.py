@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from flray.errors import one_line
-from flray.results.measures import Cost
+from flray.results.costs import Cost
 from flray.results.ranks import win_matrix
 from flray.results.table import Cell, Table
 

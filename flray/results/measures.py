@@ -1,15 +1,13 @@
-"""Values of a trial: the measures of a paper's table, by client, and the costs."""
+"""Values of a trial: the measures of a paper's table, and by client."""
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from flray.config.arms import PREFIX
 from flray.metrics import is_share, rounds_to_target
 from flray.results import ResultSet, Trial
 
@@ -151,16 +149,13 @@ def comparable_trials(trials: Sequence[Trial]) -> Sequence[Trial]:
     return trials if len(held) == 1 and "" not in held else trials[:1]
 
 
-def clients_stay(groups: Mapping[str, Mapping[str, Sequence[Trial]]]) -> bool:
-    """Tell whether a client is the same at all seeds of each setting.
-
-    Parameters
-    ----------
-    groups : mapping
-        As `group_trials` returns them.
-    """
-    leaves = (trials for settings in groups.values() for trials in settings.values())
-    return all(comparable_trials(trials) is trials for trials in leaves)
+def clients_stay(source: ResultSet) -> bool:
+    """Tell whether a client is the same at all seeds of each setting."""
+    settings: dict[str, list[Trial]] = defaultdict(list)
+    for trial in source.trials:
+        if len(trial.history):
+            settings[source.label(trial)].append(trial)
+    return all(comparable_trials(trials) is trials for trials in settings.values())
 
 
 def _column(trial: Trial, name: str) -> "pd.Series[float]":
@@ -192,125 +187,3 @@ def _mean_of_others(trial: Trial, name: str, client: str) -> "pd.Series[float]":
         others = (table.sum(axis=1, keepdims=True) - table) / (len(known) - 1)
     chosen = others.mean(axis=1) if client == AVERAGE else others[:, known.index(client)]
     return pd.Series(np.asarray(chosen, dtype=float), index=trial.history["round"])
-
-
-SHARE = 0.9
-"""The default target: this share of the best setting's final mean."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Means over the seeds of a setting, without those that it failed at unless it failed at all.
-
-    Attributes
-    ----------
-    label, group : str
-        The setting, and the group whose settings share a target.
-    target : float
-        The target of the primary metric, as tracked: shares are between 0 and 1.
-    rounds : float
-        First round that reaches the target, mean over the seeds that do; infinite if none does.
-    reached, seeds : int
-        The number of seeds that reach it, and the number of all.
-    steps : float
-        All clients' optimiser steps, which differ if a method sets the lengths of its phases.
-    up, down : float
-        Total bytes, from and to the clients.
-    seconds, round_seconds : float
-        Total training time, and the median of a round.
-    memory : float
-        Peak, bytes: of tensors on a GPU, or without one by a client process.
-    share : bool
-        Whether the target is a share.
-    """
-
-    label: str
-    group: str
-    target: float
-    rounds: float
-    reached: int
-    seeds: int
-    steps: float
-    up: float
-    down: float
-    seconds: float
-    round_seconds: float
-    memory: float
-    share: bool = True
-
-
-def costs(source: ResultSet, target: float | None = None) -> list[Cost]:
-    """Return the costs of every setting, in the order of the trials.
-
-    Parameters
-    ----------
-    source : ResultSet
-        The sweep.
-    target : float, optional
-        As shown: of a share in percent. Default: `SHARE` of the best final mean of the group
-        (settings with the same arms apart from the methods, or without arms all); what is better
-        lower has to come down to that mean divided by `SHARE`. Of a mean below zero it is the other
-        way round.
-    """
-    found = []
-    for group, settings in group_trials(source).items():
-        whole = {
-            label: [one for one in trials if one.status != "failed"] or trials
-            for label, trials in settings.items()
-        }
-        finals = [
-            float(np.mean([one.iloc[-1] if len(one) else math.nan for one in map(series, trials)]))
-            for trials in whole.values()
-        ]
-        finite = [final for final in finals if math.isfinite(final)]
-        first = next(iter(whole.values()))[0]
-        lower, scale = first.lower, 100 if is_share(first.metric) else 1
-        best = (min if lower else max)(finite, default=math.nan)
-        # The share of a value below zero, such as R2, would be better than the value.
-        near = best / SHARE if lower == (best > 0) else best * SHARE
-        goal = near if target is None else target / scale
-        for label, trials in whole.items():
-            firsts = [rounds_to_target(series(one), goal, lower) for one in settings[label]]
-            reached = [first for first in firsts if math.isfinite(first)]
-            seconds = [s for trial in trials for s in trial.history.get("time/round", ())]
-            memory = [peak_memory(trial) for trial in trials]
-            found.append(
-                Cost(
-                    label,
-                    group,
-                    goal,
-                    float(np.mean(reached)) if reached else math.inf,
-                    len(reached),
-                    len(firsts),
-                    _mean_total(trials, "train/steps"),
-                    _mean_total(trials, "bytes/up"),
-                    _mean_total(trials, "bytes/down"),
-                    _mean_total(trials, "time/round"),
-                    float(np.median(seconds)) if seconds else math.nan,
-                    max((one for one in memory if not math.isnan(one)), default=math.nan),
-                    is_share(trials[0].metric),
-                )
-            )
-    return found
-
-
-def _mean_total(trials: list[Trial], name: str) -> float:
-    return float(np.mean([total(trial, name) for trial in trials]))
-
-
-def group_trials(source: ResultSet) -> dict[str, dict[str, list[Trial]]]:
-    """Return the trials that ended a round by group and label.
-
-    The axis of the table's rows makes the labels, everything else the groups. Without arms all
-    varying settings make the labels of one group.
-    """
-    column = f"{PREFIX}{source.rows}"
-    groups: dict[str, dict[str, list[Trial]]] = defaultdict(lambda: defaultdict(list))
-    for trial in source.trials:
-        if len(trial.history):
-            label, group = source.label(trial), ""
-            if source.axes:
-                label = str(trial.setting.get(column, trial.method))
-                group = source.label(trial, without=column)
-            groups[group][label].append(trial)
-    return {group: dict(settings) for group, settings in groups.items()}

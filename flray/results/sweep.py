@@ -159,7 +159,7 @@ def client_columns(source: ResultSet) -> tuple[list[str], list[str]]:
     """
     measured = [trial for trial in source.trials if trial.metric]
     names = list(dict.fromkeys(name for trial in measured for name in measures.clients(trial)))
-    stay = measures.clients_stay(measures.group_trials(source))
+    stay = measures.clients_stay(source)
     if not names or (stay and len(names) <= measures.MAX_CLIENTS):
         return names, []
     return [], list(measures.QUANTILES)
@@ -353,7 +353,7 @@ class SweepResult:
         """
         trials, settings = self.results, self.settings
         # A client's values may be averaged if it is the same at all seeds.
-        stay = measures.clients_stay(measures.group_trials(self.data))
+        stay = measures.clients_stay(self.data)
         keys = [str(list(row)) for row in trials[settings].itertuples(index=False)]
         first = [name for name in ("score", TEST) if name in trials.columns]
         kinds = (*TEST_VIEWS, OVER_CLIENTS, *([CLIENT] if stay else []))

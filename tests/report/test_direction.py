@@ -1,5 +1,6 @@
 """Metrics of which less is better, and values below zero, infinite or undefined."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from flray.cli.comparison import _run_values
 from flray.reporting.build import markdown
 from flray.reporting.sections import client_quantile, client_values, learning_curve
 from flray.results.build_studies import build_studies
+from flray.results.costs import costs, group_trials
 from flray.results.export import export_runs, kept_results, read_export, row_of
 from flray.results.formatting import format_measured
-from flray.results.measures import costs, group_trials, value
+from flray.results.measures import value
 from flray.results.sweep import build_table
 from flray.results.table import Cell
 from flray.tuning.callback import Standing
@@ -118,3 +120,14 @@ def test_a_setting_that_diverged_is_last_and_reached_no_target() -> None:
     assert format_measured(Cell({0: math.inf, 1: math.inf})) == "inf"
     undefined = of_trials([one_round("fedavg", 0, R2, **{R2: math.nan})])
     assert "target –)" in markdown(build_table(undefined), costs(undefined))
+
+
+def test_every_place_has_a_target_of_its_own() -> None:
+    measure, trials = "global/common/accuracy", []
+    for method, (alpha, best) in itertools.product(("fedavg", "fedbn"), ((0.1, 0.5), (1.0, 0.9))):
+        trials.append(one_round(method, 0, measure, **{measure: best}))
+        trials[-1].setting["partition.alpha"] = alpha
+    found = {(one.group, one.label): (one.target, one.reached) for one in costs(of_trials(trials))}
+    names = itertools.product(("alpha=0.1", "alpha=1"), ("fedavg", "fedbn"))
+    targets = [0.45, 0.45, 0.81, 0.81]
+    assert found == {name: (pytest.approx(t), 1) for name, t in zip(names, targets, strict=True)}

@@ -11,9 +11,9 @@ import yaml
 from flray.records import directory
 from flray.reporting import build
 from flray.results import PROVENANCE, ResultSet, beside, digest, export, read_entries
+from flray.results.costs import costs
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
-from flray.results.measures import costs
 from flray.results.sweep import build_table
 from flray.results.table import Table
 from flray.results.verify import agreement

@@ -31,9 +31,9 @@ from flray.reporting.build import GREEK, markdown, render_latex, render_page, re
 from flray.reporting.sections import create_sections
 from flray.results import ResultSet
 from flray.results.choices import Choices, choices
+from flray.results.costs import group_trials
 from flray.results.formatting import csv_text, read_csv, terminal
 from flray.results.load import load_folder
-from flray.results.measures import group_trials
 from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table

@@ -18,10 +18,11 @@ from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
 from flray.results import ALIKE_NOTE, ResultSet, alike
+from flray.results.costs import costs
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.formatting import NOT_REACHED, cost_row, format_measured, terminal
 from flray.results.load import load_folder
-from flray.results.measures import costs, value
+from flray.results.measures import value
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
 from flray.tuning.sweep import finish
