@@ -163,10 +163,6 @@ def _score(trial: Trial) -> float:
     return measures.value(trial, trial.score_metric)
 
 
-NEAR = 1.0
-"""A setting is as good as the best within so many points of percent."""
-
-
 @dataclass(frozen=True)
 class Tuned:
     """The tuning of one compared unit.
@@ -184,11 +180,12 @@ class Tuned:
         failed trials, and of rounds.
     seconds : float
         Training time of all trials.
-    score : float
-        Mean of the chosen setting over the seeds; shares in percent.
+    score, error : float
+        Mean of the chosen setting over the seeds, and the standard error of another one's difference
+        from it, paired by seed and pooled over the settings; NaN of one seed or setting. Shares in
+        percent.
     near : int
-        The number of `whole` settings within `NEAR` points of it, itself included; -1 if the score
-        is not a share.
+        The number of `whole` settings within that error of it, itself included.
     edges : tuple of str
         The chosen values that are the lowest or the highest of those that were tried.
     """
@@ -203,6 +200,7 @@ class Tuned:
     rounds: int
     seconds: float
     score: float
+    error: float
     near: int
     edges: tuple[str, ...] = ()
 
@@ -219,11 +217,12 @@ class Tuned:
         text = f"tuning of {self.name}: {setting_label(self.chosen)} chosen of {cost}"
         if self.edges:
             text += f"; {' and '.join(self.edges)} tried, so a better value may lie beyond"
-        if self.near < 0:
-            return f"{text}; {self.metric} {self.score:.4g}"
+        text += f"; {self.metric} {self.score:.4g}"
+        if math.isnan(self.error):
+            return f"{text}; how sure that is takes two seeds, and two settings that ran to the end"
         return (
-            f"{text}; {self.metric} {self.score:.2f}, and {self.near} of {self.whole} that ran to the "
-            f"end are within {NEAR:.0f} point of it"
+            f"{text}, and {self.near} of {self.whole} that ran to the end are within a standard error "
+            f"of it ({self.error:.2g}, of differences paired by seed)"
         )
 
 
@@ -247,27 +246,31 @@ def tuned_name(source: ResultSet, trial: Trial) -> str:
 def _tuned(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> Tuned:
     trials = [trial for _, of in tried.values() for trial in of]
     seeds = {trial.seed for trial in trials}
-    whole = {
-        key: math.fsum(map(_tuning_score, found)) / len(found)
-        for key, (_, found) in tried.items()
-        if len(found) == len(seeds) and all(one.status == "finished" for one in found)
-    }
     metric = next((one.score_metric for one in trials if one.score_metric), "")
-    best = whole.get(str(dict(chosen)), math.nan)
-    share = is_share(metric) and all(0 <= one <= 1 for one in whole.values())
-    near = sum(abs(100 * (one - best)) <= NEAR for one in whole.values()) if share else -1
+    whole = pd.DataFrame(
+        {
+            key: {one.seed: (100 if is_share(metric) else 1) * _tuning_score(one) for one in found}
+            for key, (_, found) in tried.items()
+            if len(found) == len(seeds) and all(one.status == "finished" for one in found)
+        }
+    )
+    best = whole.get(str(dict(chosen)), pd.Series(dtype=float))
+    gaps = whole.rsub(best, axis=0)
+    others = whole.shape[1] - 1
+    error = math.sqrt(gaps.var().sum() / others / len(seeds)) if others > 0 else math.nan
     return Tuned(
         name,
         chosen,
         metric,
         len(tried),
-        len(whole),
+        whole.shape[1],
         len(trials),
         sum(one.status == "failed" for one in trials),
         sum(len(one.history) for one in trials),
         math.fsum(s for one in trials if not math.isnan(s := measures.total(one, "time/round"))),
-        best * (100.0 if share else 1.0),
-        near,
+        float(best.mean()),
+        error if len(seeds) > 1 else math.nan,
+        int((gaps.mean().abs() <= error).sum()),
         tuple(_edges(chosen, [trial.tuned for trial in trials])),
     )
 

@@ -12,13 +12,14 @@ import yaml
 from scipy import stats
 
 from flray.config.sweep import Until
+from flray.results.choices import tuned_settings
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
 from flray.results.sequential import ALPHA, detectable_difference, half_width, seeds_needed
 from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best
 from flray.results.variance import nested_variance, split_variance
-from tests.report.conftest import studied
+from tests.report.conftest import of_trials, one_round, studied
 
 A, B = {0: 70.0, 1: 72.0, 2: 75.0}, {0: 68.0, 1: 71.0, 2: 70.0}  # differences 2, 1, 5
 
@@ -456,3 +457,25 @@ def test_profiles_by_hand() -> None:
     assert found == {"a": [0.0, 0.0, 5.0, 5.0], "b": [0.0, 0.0, 2.0, 2.0]}
     loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
     assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}
+
+
+def test_how_sure_a_choice_is_by_hand() -> None:
+    scores = {0.1: (0.80, 0.84), 0.2: (0.79, 0.85), 0.4: (0.60, 0.70)}
+    made = [
+        replace(
+            one_round("fedavg", seed, "validation", score=score),
+            phase="tuning",
+            tuned={"local.lr": rate},
+        )
+        for rate, of in scores.items()
+        for seed, score in enumerate(of)
+    ]
+    made = [replace(one, chosen_by="global/validation/accuracy") for one in made]
+    compared = replace(made[0], seed=5, phase="comparison")
+    (one,) = tuned_settings(of_trials([*made, compared]))
+    # Differences of 1 and -1, and of 20 and 14 points: variances of 2 and 18.
+    assert (one.score, one.error, one.near) == (pytest.approx(82), pytest.approx(math.sqrt(5)), 2)
+    assert "and 2 of 3 that ran to the end are within a standard error of it (2.2, of" in one.line
+    for few in (made[::2], made[:2]):
+        (one,) = tuned_settings(of_trials([*few, compared]))
+        assert "; how sure that is takes two seeds, and two settings" in one.line
