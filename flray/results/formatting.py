@@ -15,7 +15,6 @@ from rich.text import Text
 
 from flray.errors import one_line
 from flray.results.costs import Cost
-from flray.results.ranks import win_matrix
 from flray.results.table import Cell, Table
 
 MISSING, NOT_REACHED = "–", "never"
@@ -32,10 +31,9 @@ _COST_HEADS = (
 )
 _VARIANCE_NOTE = (
     "std: of a single run, under another one of each. Of its square: each one's share, from mean squares, with 95 % "
-    "intervals. A run's seed decides initialisation, order and sampling."
+    "intervals. A run's seed decides initialisation, order and sampling. More of the last narrow an interval most."
 )
 _PLACES_NOTE = "Mean ± standard deviation over the seeds. Rank 1 is best, without the seeds at which any failed."
-_WINS_NOTE = "In how many places the mean of the row's setting is better than that of the column's, equal, and worse."
 
 
 def format_mean_std(mean: float, std: float, digits: int = 2) -> str:
@@ -106,7 +104,9 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
     """Return the tables below the main one: places, shares of the variance, costs."""
     found = list(_over_places(table))
     for parts, split in itertools.groupby(table.variances, key=lambda one: tuple(one.parts)):
-        heads = ["setting" if "both together" in parts else "difference", "design", "std", *parts]
+        of_mean = "both together" not in parts
+        heads = ["difference" if of_mean else "setting", "design", "std", *parts]
+        heads += ["most of the interval"] * of_mean
         rows = [
             [
                 one.name,
@@ -120,6 +120,7 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
                         one.shares.values(), one.intervals.values(), strict=True
                     )
                 ),
+                *([one.widest] if of_mean else []),
             ]
             for one in split
         ]
@@ -135,10 +136,9 @@ def listings(table: Table, costs: Sequence[Cost]) -> list[Listing]:
 
 
 def _over_places(table: Table) -> Iterator[Listing]:
-    """Yield the settings' values at each place, unless places are columns, and their wins."""
+    """Yield the settings' values at each place, unless places are columns."""
     for measure, ranks in table.studies.ranks.items():
         of = f" · {measure}" if len(table.studies.ranks) > 1 else ""
-        where = f"{len(ranks.places)} places{of}"
         values = [one.values for one in table.studies.each if one.measure == measure]
         rows = [
             [name, *(format_measured(Cell(dict(at[name]))) for at in values), f"{mean:.2f}"]
@@ -146,10 +146,8 @@ def _over_places(table: Table) -> Iterator[Listing]:
         ]
         if sum(column.compared for column in table.columns) == 1:
             heads = ["setting", *ranks.places, "mean rank"]
-            yield Listing(f"Settings at each of {where}", heads, rows, _PLACES_NOTE)
-        rows = [[name, *cells] for name, cells in zip(ranks.names, win_matrix(ranks), strict=True)]
-        title = f"Wins, ties and losses over {where}"
-        yield Listing(title, ["setting", *ranks.names], rows, _WINS_NOTE)
+            title = f"Settings at each of {len(ranks.places)} places{of}"
+            yield Listing(title, heads, rows, _PLACES_NOTE)
 
 
 def cost_row(cost: Cost) -> list[str]:

@@ -32,8 +32,6 @@ class Ranks:
     critical : float
         Nemenyi's critical difference of two mean ranks at 0.05; infinite if places have the same data,
         since they are then no sample of data sets.
-    wins, ties : array
-        In how many places the setting of the row is better than that of the column, and equal.
     failed : tuple of str
         Settings that failed at some seed: none of them ranks above another.
     swayed : tuple of str
@@ -45,8 +43,6 @@ class Ranks:
     means: tuple[float, ...]
     p: float
     critical: float
-    wins: NDArray[np.int64]
-    ties: NDArray[np.int64]
     failed: tuple[str, ...] = ()
     swayed: tuple[str, ...] = ()
 
@@ -98,16 +94,12 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
             signs = np.sign(table[:, 1] - table[:, 0])
             p = float(scipy.stats.binomtest(int((signs > 0).sum()), int(abs(signs).sum())).pvalue)
     rest = ranks.sum(axis=0) - ranks  # of all places but the row's
-    wins = (table[:, :, None] < table[:, None, :]).sum(axis=0)
-    ties = (table[:, :, None] == table[:, None, :]).sum(axis=0)
     return Ranks(
         tuple(names[i] for i in order),
         tuple(values),
         tuple(float(means[i]) for i in order),
         p,
         critical_difference(len(names), len(values)),
-        wins,
-        ties,
         swayed=tuple(x for x, one in zip(values, rest, strict=True) if one[0] > one.min() + 1e-9),
     )
 
@@ -188,12 +180,3 @@ def elsewhere(
     above = float(posterior @ scipy.special.ndtr((center - margin) / std))
     below = float(posterior @ scipy.special.ndtr((-margin - center) / std))
     return above, 1 - above - below, below
-
-
-def win_matrix(ranks: Ranks) -> list[list[str]]:
-    """Return ``wins/ties/losses`` of the row's setting against the column's; empty on the diagonal."""
-    counts = np.stack([ranks.wins, ranks.ties, ranks.wins.T], axis=-1).tolist()
-    return [
-        ["" if i == j else "/".join(map(str, cell)) for j, cell in enumerate(row)]
-        for i, row in enumerate(counts)
-    ]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,28 @@ class Variance:
         The components. Estimates below zero are set to zero.
     intervals : mapping of str to (float, float)
         95 % intervals of their shares.
+    counts : mapping of str to int
+        How many there are of each, if the mean over them is what is compared.
     """
 
     name: str
     design: str
     parts: Mapping[str, float]
     intervals: Mapping[str, tuple[float, float]]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[str, float]:
         """The components as shares of their sum; NaN if nothing varies."""
         total = sum(self.parts.values()) or math.nan
         return {name: part / total for name, part in self.parts.items()}
+
+    @property
+    def widest(self) -> str:
+        """The component that most of the mean's variance is of, with its share; more of it narrow an interval most."""
+        of_mean = {name: self.parts[name] / count for name, count in self.counts.items()}
+        part, name = max((part, name) for name, part in of_mean.items())
+        return f"{name} ({100 * part / total:.0f} %)" if (total := sum(of_mean.values())) else ""
 
 
 def _estimated(
@@ -157,7 +167,8 @@ def nested_variance(name: str, values: Mapping[Any, float], levels: Levels) -> V
         return None
     design = ", ".join(f"{size} x {part}" for part, size in zip(parts, sizes, strict=True))
     less = [*range(1, len(parts)), None]
-    return _estimated(name, design, parts, squares, freedom, [s / runs for s in sizes], less)
+    found = _estimated(name, design, parts, squares, freedom, [s / runs for s in sizes], less)
+    return replace(found, counts=dict(zip(parts, sizes, strict=True)))
 
 
 def variances(source: ResultSet, studies: Studies) -> Iterator[Variance]:

@@ -15,7 +15,7 @@ from flray.config.sweep import Until
 from flray.results.choices import tuned_settings
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
-from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank, win_matrix
+from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank
 from flray.results.sequential import ALPHA, detectable_difference, half_width, seeds_needed
 from flray.results.study import DRAWS, TUNINGS, Studies, Study, behind_best
 from flray.results.variance import nested_variance, split_variance
@@ -113,8 +113,6 @@ def test_ranks_by_hand() -> None:
     sums = (np.take_along_axis(ranks[None], orders, 2).sum(1) ** 2).sum(1)
     exact = np.mean(sums >= (ranks.sum(0) ** 2).sum())
     assert found.p == permutation_p(ranks) == pytest.approx(exact, abs=0.006)
-    wins = [["", "3/0/1", "4/0/0"], ["1/0/3", "", "3/1/0"], ["0/0/4", "0/1/3", ""]]
-    assert win_matrix(found) == wins
     assert found.swayed == ()
     orders = {"w": "acb", "x": "abc", "y": "bca"}
     shaky = rank(
@@ -427,6 +425,7 @@ def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
     square = np.array([24.5 / 1, 13 / 2, 4 / 4])
     parts = [(square[0] - square[1]) / 4, (square[1] - square[2]) / 2, square[2]]
     assert [*found.parts.values()] == pytest.approx(parts)
+    assert found.widest == "tuning (73 %)"  # 4.5 / 2 of it and 2.75 / 4 and 1 / 8
     one_each = {TUNINGS: levels[TUNINGS], DRAWS: {seed: str(seed) for seed in values}}
     found = nested_variance("a less b", values, one_each)
     assert found is not None and [*found.parts] == ["tuning", "draw of the data and run"]
