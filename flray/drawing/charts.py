@@ -197,7 +197,7 @@ class Interval:
     mean, low, high : float
         The difference and the ends of its interval.
     decided : bool
-        Whether the test decided; others are drawn open and grey.
+        Whether one is better; others are drawn open and grey.
     """
 
     name: str

@@ -115,7 +115,9 @@ def _forest(study: Study, studies: Studies) -> charts.ForestPanel:
         every = [one for one in every if best in (one.first, one.second)]
     sign = -1 if study.lower else 1
     rows = [
-        charts.Interval(f"{one.first} – {one.second}", sign * one.mean, low, high, one.decided)
+        charts.Interval(
+            f"{one.first} – {one.second}", sign * one.mean, low, high, one.decided and one.sure
+        )
         for one in every
         if one.verdict != "withheld" and not math.isnan(one.low_corrected)
         for low, high in [sorted((sign * one.low_corrected, sign * one.high_corrected))]

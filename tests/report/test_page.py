@@ -158,6 +158,17 @@ def test_comparisons_have_sections_where_they_are_given(source: ResultSet) -> No
     assert np.array(panel.lines[0].each)[:, -1] == pytest.approx([0.70, 0.72])
 
 
+def test_a_difference_that_only_seems_better_is_drawn_open(source: ResultSet) -> None:
+    base = {0: 68.0, 1: 71.0, 2: 70.0}
+    for gain, filled in ((2, False), (20, True)):  # one more seed would undo the first
+        first = {seed: value + gain + seed / 10 for seed, value in base.items()}
+        studies = Studies([Study("", "global/common/accuracy", {"a": first, "b": base})])
+        (pair,) = studies.each[0].differences
+        assert pair.decided and pair.sure == filled
+        found = next(create_sections(source, studies)).figures["differences"].axes[0].lines[-1]
+        assert (found.get_markerfacecolor() != "none") == filled
+
+
 def test_the_worst_client_is_marked(sweep: Path) -> None:
     grid = first_grid(source := load_folder(sweep))
     assert (grid.rows, grid.columns) == (["none", "full"], ["a", "b"])
