@@ -35,7 +35,7 @@ class Ranks:
     failed : tuple of str
         Settings that failed at some seed: none of them ranks above another.
     swayed : tuple of str
-        The places that the first owes its place to: without one of them another is first.
+        The places that the first owes its place to: without one of them another is as good.
     """
 
     names: tuple[str, ...]
@@ -100,7 +100,9 @@ def rank(values: Mapping[str, Mapping[str, float]], lower: bool = False) -> Rank
         tuple(float(means[i]) for i in order),
         p,
         critical_difference(len(names), len(values)),
-        swayed=tuple(x for x, one in zip(values, rest, strict=True) if one[0] > one.min() + 1e-9),
+        swayed=tuple(
+            x for x, one in zip(values, rest, strict=True) if one[0] > one[1:].min() - 1e-9
+        ),
     )
 
 

@@ -295,7 +295,8 @@ def share_interval(found: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
     """
     low = scipy.stats.beta.ppf(ALPHA / 2, found, np.subtract(count, found) + 1)
     high = scipy.stats.beta.ppf(1 - ALPHA / 2, np.add(found, 1), np.subtract(count, found))
-    return np.stack([np.nan_to_num(low), np.where(np.equal(found, count), 1.0, high)])
+    ends = np.where(np.equal(found, 0), 0.0, low), np.where(np.equal(found, count), 1.0, high)
+    return np.stack(ends)
 
 
 def seeds_of_signs(level: float) -> int:

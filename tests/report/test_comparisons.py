@@ -118,8 +118,8 @@ def test_ranks_by_hand() -> None:
     shaky = rank(
         {place: dict(zip(one, (3.0, 2.0, 1.0), strict=True)) for place, one in orders.items()}
     )
-    assert shaky is not None and (shaky.names, shaky.swayed) == (("a", "b", "c"), ("w",))
-    assert "; a is first, but not without w; not decided" in rank_sentence(shaky)
+    assert shaky is not None and (shaky.names, shaky.swayed) == (("a", "b", "c"), ("w", "x"))
+    assert "; a is first, but not without w or x; not decided" in rank_sentence(shaky)
 
     # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
@@ -318,6 +318,8 @@ def test_the_table_of_comparisons_has_each_share_with_its_interval_and_whether_i
         assert row["improvement"] == pytest.approx(better / len(second))
         assert (row["improvement_low"], row["improvement_high"]) == pytest.approx(exact)
         assert row["sure"] == sure
+    (row,) = Studies([studied({"a": A, "b": {7: 1.0}})]).frame().to_dict("records")
+    assert math.isnan(row["improvement"]) and math.isnan(row["improvement_low"])
 
 
 def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> None:
