@@ -180,9 +180,9 @@ def test_suites_with_their_runs_data_and_what_is_missing(
     assert there.data == ("digits-sklearn",)
     assert there.problem == "" and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
-    assert unknown.problem == "unknown here: data nowhere" and unknown.runs == 2
+    assert unknown.problem == "without data: nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
-    assert unknown.absent == {"nowhere": "fedskc/table10 needs data nowhere, which is unknown here"}
+    assert unknown.absent["nowhere"].startswith("unknown dataset 'nowhere'")
     some = Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"})
     assert some.availability == "2 of 3"
 

@@ -315,16 +315,9 @@ def list_suites(names: str | None = None) -> Iterator[Suite]:
         title = (content.get("paper") or {}).get("title")
         title = str(title or "the paper's question on data that can be had offline")
         runs, named = suites.run_count(content), tuple(suites.data_names(content))
-        if missing := suites.unknown_names(content):
-            absent = {
-                word.removeprefix("data "): f"{name} needs {word}, which is unknown here"
-                for word in missing
-            }
-            problem = f"unknown here: {', '.join(missing)}"
-        else:
-            data = {one["name"]: json.dumps(one) for one in suites.data_choices(content)}
-            absent = {one: text for one, key in data.items() if (text := _missing_data(key))}
-            problem = f"without data: {', '.join(absent)}" if absent else ""
+        data = {one["name"]: json.dumps(one) for one in suites.data_choices(content)}
+        absent = {one: text for one, key in data.items() if (text := _missing_data(key))}
+        problem = f"without data: {', '.join(absent)}" if absent else ""
         yield Suite(name, title, runs, named, problem, absent)
 
 
@@ -364,15 +357,15 @@ def show_papers(names: str | None, as_json: bool = False) -> None:
 
 @cache
 def _missing_data(choice: str) -> str:
-    """Return the data set's own message if the files of a choice (JSON) are missing."""
+    """Return the message of a data set that is unknown, or whose files are missing; the choice is JSON."""
     from flray.data import inventory
     from flray.data.sources.cache import data_root
 
     options = json.loads(choice)
     name = options.pop("name")
-    if "path" not in options and inventory.entry(name, data_root()).present:
-        return ""
     try:
+        if "path" not in options and inventory.entry(name, data_root()).present:
+            return ""
         registry.datasets.get(name)(data_root(), **options)
     except FlrayError as error:
         return str(error).splitlines()[0]

@@ -140,12 +140,16 @@ def data_names(content: Mapping[str, Plain]) -> list[str]:
 
 
 def data_choices(content: Mapping[str, Plain]) -> list[dict[str, Plain]]:
-    """Return the data sets that a suite's content names, each as its ``name`` and its options."""
-    return [
-        dict(value) if isinstance(value, Mapping) else {"name": str(value)}
-        for key, value in _mentions(content)
-        if key == "data"
+    """Return the data sets that a suite will run, each as its ``name`` and its options."""
+    only = (content.get("sweep") or {}).get("only") or {}
+    axes = [
+        [changes or {} for name, changes in one.items() if name in only.get(axis, one)]
+        for axis, one in (content.get("arms") or {}).items()
     ]
+    found = [changes["data"] for one in axes for changes in one if "data" in changes]
+    if not any(all("data" in changes for changes in one) for one in axes):
+        found.insert(0, content["experiment"]["data"])
+    return [dict(one) if isinstance(one, Mapping) else {"name": str(one)} for one in found]
 
 
 def run_count(content: Mapping[str, Plain]) -> int:
@@ -154,41 +158,6 @@ def run_count(content: Mapping[str, Plain]) -> int:
     parts: dict[str, Plain] = {"arms": content["arms"], "sweep": sweep}
     laid_out = Config.model_construct(**parts)
     return sum(1 for _ in arms.combine_arms(laid_out)) * max(1, len(sweep.seeds))
-
-
-def unknown_names(content: Mapping[str, Plain]) -> list[str]:
-    """Return the components that a suite names and that are not registered, for example ``data tiny-imagenet``."""
-    missing: dict[str, None] = {}
-    for key, value in _mentions(content):
-        kind = "datasets" if key in ("data", "public") else f"{key}s"
-        name = value.get("name") if isinstance(value, Mapping) else value
-        if isinstance(name, str) and name not in registry.ALL[kind].names():
-            missing[f"{key} {name}"] = None
-    return list(missing)
-
-
-def _mentions(content: Mapping[str, Plain]) -> Iterator[tuple[str, Plain]]:
-    """Yield kind and value of each component that will be run."""
-    kinds = ("data", "public", "algorithm", "model", "partition")
-    only = (content.get("sweep") or {}).get("only") or {}
-    everywhere = {
-        kind
-        for axis, one in (content.get("arms") or {}).items()
-        for kind in kinds
-        if all(kind in (one[name] or {}) for name in only.get(axis, one))
-    }
-    for kind in kinds:
-        if content["experiment"].get(kind) is not None and kind not in everywhere:
-            yield kind, content["experiment"][kind]
-    for value in (content["experiment"].get("models") or {}).values():
-        yield "model", value
-    for axis, one in (content.get("arms") or {}).items():
-        for name, changes in one.items():
-            for path, value in (changes or {}).items():
-                if name in only.get(axis, one) and path in kinds:
-                    yield path, value
-                elif name in only.get(axis, one) and path == "models":
-                    yield from (("model", model) for model in value.values())
 
 
 def _client_counts(config: Config) -> Iterator[int]:
