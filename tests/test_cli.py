@@ -286,20 +286,7 @@ def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_c
     assert ALIKE_NOTE in out
 
 
-def test_watching_ends_by_an_interrupt(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
-            directory.update(runs[0], status="interrupted")  # by its own process, meanwhile
-        if len(looks) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("flray.cli.runs.time.sleep", sleep)
-    out = printed("ls", "--watch")
-    assert "small/002" in out and "interrupted" in out and len(looks) == 3
-    mistyped("ls", "--watch", "--json")
+def test_options_that_exclude_each_other(tmp_cwd: Path) -> None:
     mistyped("data", "show", "digits-sklearn", "--json", "--split", "split.json")
     mistyped("data", "show", "digits-sklearn", "--json", "--plot", "plot.png")
     mistyped("export", "small/001", "--all", "--client", "a")

@@ -309,22 +309,19 @@ def export_command(
 
 
 @command(commands, "ls", "flray ls")
-def ls_command(output: OutputFolder = "runs", watch: bool = False, as_json: AsJson = False) -> None:
+def ls_command(output: OutputFolder = "runs", as_json: AsJson = False) -> None:
     """Show the runs and sweeps of a folder: status, rounds or trials, value.
 
     Parameters
     ----------
     output : str
         folder of runs and sweeps
-    watch : bool
-        look again every two seconds
     as_json : bool
         as JSON, for scripts
     """
     from flray.cli.runs import show_runs
 
-    refuse_together("--json", as_json, ("--watch", watch))
-    show_runs(output, as_json, watch)
+    show_runs(output, as_json)
 
 
 @command(commands, "compare", "flray compare demo/001 demo/002")

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.live import Live
 from rich.table import Table
 
 from flray import registry
@@ -17,12 +16,12 @@ from flray.files import storage
 from flray.metrics import PRIMARY_VIEWS
 from flray.records import JOURNAL, directory, read_events, rounds_of
 
-_SILENT, _REFRESH = 600.0, 2.0
-"""Seconds without a word after which a run says so, and between two looks."""
+_SILENT = 600.0
+"""Seconds without a word after which a run says so."""
 
 
-def show_runs(base: str, as_json: bool, watch: bool = False) -> None:
-    """Print the runs and sweeps of a folder, the newest last; with `watch` until the user interrupts."""
+def show_runs(base: str, as_json: bool) -> None:
+    """Print the runs and sweeps of a folder, the newest last."""
     if storage.is_remote(base):
         raise FlrayError(
             f"--output: found {base}; only folders of this machine are listed. Use the storage's tool, and name one "
@@ -34,16 +33,7 @@ def show_runs(base: str, as_json: bool, watch: bool = False) -> None:
             f"{base}: no runs; begin one with flray run, or name their folder with --output"
         )
         return
-    if not watch:
-        show_table(table, as_json)
-        return
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(table, console=console, auto_refresh=False) as live,
-    ):
-        while True:
-            time.sleep(_REFRESH)
-            live.update(_runs(base), refresh=True)
+    show_table(table, as_json)
 
 
 def _runs(base: str) -> Table:
