@@ -330,14 +330,13 @@ def report(
         return _of_file(Path(what), to, reference)
     folder = directory.find(str(what), base)
     source, place = load_folder(folder), Path(to or folder / FOLDER)
+    made = make(source, place, target, reference)
     if keep is None:
-        return make(source, place, target, reference)
-    # Before the report, because a file that refuses the rows ends the command.
-    path = Path(keep)
+        return made
+    path = Path(keep)  # after the report, whose errors leave no rows
     remedy = "name another file"
     with explained(OSError, f"--keep: {path} cannot be written", remedy, FlrayError):
         added, before, unfinished = export_runs(source, path)
-    made = make(source, place, target, reference)
     files = [one for one in (path, beside(path)) if one.is_file()]
     line = f"kept: {added} finished runs in {path}"
     line += f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else ""

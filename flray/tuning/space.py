@@ -240,8 +240,20 @@ def _rules_of_repetitions(config: Config) -> Iterator[tuple[object, str, str, st
         f"tuning: 1, and data: 1 or at least {most} (sweep.until.at_most): a test after every seed "
         "needs seeds that are independent",
     )
+    yield (
+        most is not None and len(sweep.seeds) > most,
+        "sweep.seeds",
+        f"{len(sweep.seeds)} seeds beside sweep.until.at_most {most}",
+        "at most so many, as no further one would run; raise at_most, or list fewer",
+    )
     places = sweep.places or ()
     for path in ("data.seed", "partition.seed"):
+        yield (
+            path in places and path not in space,
+            "sweep.places",
+            f"{path}, which the space does not vary",
+            f"seeds of the space; write space.{path}: {{grid: [...]}}, or leave it out here",
+        )
         yield (
             most is not None and path in space and sweep.places is not None and path not in places,
             f"space.{path}",

@@ -67,7 +67,11 @@ class Balance(HTMLParser):
 def test_the_page_is_whole_by_itself(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display.show_places(SweepResult(sweep))
     assert "report" not in capsys.readouterr().out.rpartition("sweep: ")[2]
-    made = flray.report(sweep, to=str(sweep / "report"), keep=str(sweep / "kept.csv"))
+    kept = sweep / "kept.csv"
+    with pytest.raises(FlrayError, match="--reference"):
+        flray.report(sweep, keep=kept, reference="nobody")
+    assert not kept.exists()
+    made = flray.report(sweep, to=str(sweep / "report"), keep=str(kept))
     names = ["report.md", "report.tex", "report.html", "comparisons.csv", "kept.csv"]
     assert [path.name for path in made.files][:5] == names
     pairs = read_csv(made.files[3])

@@ -381,6 +381,8 @@ def test_what_does_not_go_together_is_refused(tuned: dict[str, Any]) -> None:
     tuned["arms"]["method"] = {"fedavg": {}}  # a space of an arm's own is another mistake here
     refuse(until={"margin": 1}, scheduler="asha")
     refuse(until={"margin": 1, "at_least": 5, "at_most": 4})
+    refuse(until={"at_least": 2, "at_most": 2}, seeds=[0, 1, 2])
+    refuse(places=["data.seed"])
 
 
 def test_a_value_that_comes_twice_is_one(content: dict[str, Any]) -> None:
