@@ -104,6 +104,12 @@ def require(experiment: Experiment) -> None:
     _leave_approximations()
 
 
+def prepare(experiment: Experiment) -> None:
+    """Set `VARIABLES` for a command, if the experiment requires them, while nothing has chosen instructions yet."""
+    if experiment.resources.bits == "portable" and not {"numpy", "torch"} & sys.modules.keys():
+        portable()
+
+
 def portable() -> dict[str, str]:
     """Make this process compute portable bits; call it before anything imports numpy or torch.
 

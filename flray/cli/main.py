@@ -42,11 +42,13 @@ def run_command(
     file: ConfigFile, overrides: Overrides = None, address: Address = None, as_json: AsJson = False
 ) -> None:
     """Run one federation."""
+    from flray import bits
     from flray.cli import display
     from flray.config import loader
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     loader.check_single(config, file)
+    bits.prepare(config.experiment)
     from flray.runs import runner
 
     display.show_result(runner.start(config, address=address, progress=True), as_json)
@@ -82,12 +84,14 @@ def tune_command(
     as_json : bool
         as JSON, for scripts
     """
+    from flray import bits
     from flray.cli import display
     from flray.config import loader, yaml_files
 
     refuse_together("--detect", detect is not None, ("--plan", plan), ("--smoke", smoke))
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
+    bits.prepare(config.experiment)
     from flray import api as sweeps
 
     if detect is not None:

@@ -39,7 +39,7 @@ def started(folder: Path, environment: dict[str, str], **resources: Any) -> subp
     (folder / "x.yaml").write_text(yaml.safe_dump({"experiment": experiment}))
     kept = {name: value for name, value in os.environ.items() if name not in bits.VARIABLES}
     how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-m", "flray", "run", "x.yaml"]
+    command = [sys.executable, "-X", "importtime", "-m", "flray", "run", "x.yaml"]
     return subprocess.Popen(command, cwd=folder, env={**kept, **environment}, **how)
 
 
@@ -49,6 +49,7 @@ UNKNOWN_HERE = "in this process .* compute other bits than portable ones"
 def noted(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
     """Return what a run noted; where this CPU is not one that the recorded bits hold on, what it was refused with."""
     _, errors = process.communicate(timeout=500)
+    assert len(re.findall(r"\| +torch\n", errors)) == 1  # the command need not start again
     if process.returncode == 2 and re.search(UNKNOWN_HERE, errors):
         return {"refused": errors}
     assert process.returncode == 0, errors
