@@ -63,6 +63,9 @@ class Packed:
         return sum(_DTYPES[leaf.dtype].itemsize * math.prod(leaf.shape) for leaf in self.leaves)
 
 
+_EMPTY = Packed((), {}, np.empty(0, dtype=np.uint8))
+
+
 def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield ``(path, leaf)`` of a tree, depth first, in insertion order; an empty dict is a leaf.
 
@@ -75,12 +78,10 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if not isinstance(name, str) or "/" in name:
             raise TypeError(f"tree keys are strings without '/', found {name!r}")
         path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{path}/")
-        elif isinstance(value, Mapping):
-            yield path, {}
-        elif isinstance(value, Tensor) or type(value) in _SCALARS:
+        if isinstance(value, Tensor) or type(value) in _SCALARS:
             yield path, value
+        elif isinstance(value, Mapping):
+            yield from flatten(value, f"{path}/") if value else [(path, {})]
         elif isinstance(value, _SCALARS):  # NumPy's float64, for one: what a file of it gives back
             yield path, json.loads(json.dumps(value))
         else:
@@ -117,7 +118,7 @@ def pack_all(*trees: Tree) -> list[Packed]:
     flat = [dict(flatten(tree)) for tree in trees]
     held = [v.detach() for leaves in flat for v in leaves.values() if isinstance(v, Tensor)]
     tensors = iter(devices.to_host(held))
-    return [_packed(leaves, tensors) for leaves in flat]
+    return [_packed(leaves, tensors) if leaves else _EMPTY for leaves in flat]
 
 
 def _packed(flat: Tree, on_host: Iterator[Tensor]) -> Packed:
@@ -285,10 +286,10 @@ def to_device(tree: Tree, device: torch.device) -> dict[str, Any]:
 
 def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {
-        name: _mapped(value, change)
-        if isinstance(value, Mapping)
-        else change(value)
+        name: change(value)
         if isinstance(value, Tensor)
+        else _mapped(value, change)
+        if isinstance(value, Mapping)
         else value
         for name, value in tree.items()
     }

@@ -57,6 +57,13 @@ class SplitModel(nn.Module):
         return feature_dim(self)
 
 
+def is_its_parts(model: nn.Module) -> bool:
+    """Return whether ``classifier(features(x))`` is all that calling a model does: no hook, no other forward."""
+    own = vars(model)
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return type(model) is SplitModel and "forward" not in own and not any(map(own.get, hooks))
+
+
 def as_split(module: nn.Module) -> SplitModel:
     """Return the module unchanged, having checked that it can be used as a `SplitModel`.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flray import registry, rng, trees
 from flray.algorithms.base import Algorithm
@@ -19,6 +19,7 @@ from flray.config.experiment import Local, Participation
 from flray.data.augment import augment_batch
 from flray.federation import FederationSpec, checkpoint
 from flray.federation.federation import Federation
+from flray.models import build
 from flray.runs.resume_checks import check_extendable
 from tests.algorithms import helpers as tiny
 from tests.helpers import cases
@@ -99,6 +100,27 @@ class LookingAside(Algorithm):
         gradient_at(client, batch, double, buffers)
         ASIDE.append({"x": batch.x, "double": double, "before": before, "buffers": buffers})
         return super().loss(client, batch)
+
+
+def test_a_batch_calls_the_network_if_that_is_more_than_its_parts() -> None:
+    """Also features, asked for after the outputs, are those that the outputs were computed from."""
+    x, y = torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64)
+    seen: list[str] = []
+
+    def batch(network: nn.Module) -> Batch:
+        return Batch(network, x, y, 0, Phase())
+
+    plain = build("lenet", (3, 32, 32), 10, {}, 0)
+    assert torch.equal(batch(plain).outputs, plain(x))
+    hooked, other = (build("lenet", (3, 32, 32), 10, {}, 0) for _ in range(2))
+    hooked.register_forward_hook(lambda *_: seen.append("hook"))
+    other.forward = lambda x: 2 * type(other).forward(other, x)
+    for network, times in ((hooked, 1), (other, 2)):
+        one = batch(network)
+        assert torch.equal(one.outputs, times * plain(x))
+        assert torch.equal(one.features, plain.features(x))
+        assert one.outputs.grad_fn is not None and one.features.grad_fn is not None
+    assert seen == ["hook"]
 
 
 def test_looking_aside_moves_the_given_buffers_and_nothing_else() -> None:

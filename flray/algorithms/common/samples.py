@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from flray import devices, trees
 from flray.algorithms.types import Phase
-from flray.models import batch_norm_modules, in_place_of_forward, select
+from flray.models import batch_norm_modules, in_place_of_forward, is_its_parts, select
 from flray.tasks.base import Task
 from flray.tasks.classification import FewShot
 
+Gather: TypeAlias = Callable[[Tensor], Tensor]
 TrainingPlan: TypeAlias = tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Module]]
 
 
@@ -60,7 +61,9 @@ class Batch:
     @cached_property
     def outputs(self) -> Tensor:
         """Outputs of the client's model, for classification the logits [B, C]."""
-        if "features" in vars(self):  # of a method that needs the split, which was checked
+        if "features" in vars(self) or is_its_parts(
+            self.model
+        ):  # a method that needs the split has it checked
             split: Tensor = self.model.classifier(self.features)  # type: ignore[operator]
             return split
         body = getattr(self.model, "features", None)
@@ -138,10 +141,10 @@ class Samples:
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return normalised inputs and labels at positions within these samples; unlabelled samples have label -1."""
         if self._ready is not None:
-            prepared, labels = self._ready
-            x = _gathered(prepared, positions)
-            if x.stride() == prepared.stride():
-                return x, _gathered(labels, positions)
+            inputs, strides, labels = self._ready
+            x = inputs(positions)
+            if x.stride() == strides:
+                return x, labels(positions)
         all_x, all_y, rows = self._held
         positions = devices.to_device(positions, rows.device)
         places = self._places(positions)
@@ -166,11 +169,13 @@ class Samples:
             yield self.take(positions)
 
     @cached_property
-    def _ready(self) -> tuple[Tensor, Tensor] | None:
-        """Few samples as batches have them, with their labels."""
+    def _ready(self) -> tuple[Gather, tuple[int, ...], Gather] | None:
+        """Few samples as batches have them, their strides, and their labels."""
         if not self.few or self._y is None or self._disturb is not None:
             return None
-        return self._prepare(_gathered(self._x, self._rows)), _gathered(self._y, self._rows)
+        prepared = self._prepare(_gathered(self._x, self._rows))
+        labels = _gathered(self._y, self._rows)
+        return _gather_from(prepared), prepared.stride(), _gather_from(labels)
 
     @cached_property
     def _held(self) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -189,13 +194,18 @@ class Samples:
 
 
 def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    """Return ``values[places]``; if samples lie in one piece, each is copied at once, not value by value."""
+    return _gather_from(values)(places)
+
+
+def _gather_from(values: Tensor) -> Gather:
+    """Return the function of places that gives their values; samples in one piece are copied each at once."""
     channels_last = values.dim() == 4 and values.stride(1) == 1
     lying = values.permute(0, 2, 3, 1) if channels_last else values
     if not lying.is_contiguous():
-        return values[places]
-    found = lying.index_select(0, places)
-    return found.permute(0, 3, 1, 2) if channels_last else found
+        return values.__getitem__
+    if channels_last:
+        return lambda places: lying.index_select(0, places).permute(0, 3, 1, 2)
+    return lambda places: lying.index_select(0, places)
 
 
 def mean_over_positions(features: Tensor) -> Tensor:
