@@ -84,6 +84,7 @@ def test_workflows_run_pinned_actions_and_scripts_that_exist(file: Path) -> None
         assert "${{ github." not in step.get("run", "")
 
 
+@pytest.mark.slow
 def test_the_programs_that_workflows_run_start() -> None:
     """They get no path but what their command gives them."""
     runs = [step.get("run", "") for file in WORKFLOWS for step in steps_of(file)]

@@ -146,6 +146,7 @@ def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_the_digest_of_flrays_code_is_kept_by_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, An
     return content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
     tmp_cwd: Path, digits: dict[str, Any], number: int

@@ -106,6 +106,7 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     assert directory.create(output, "turns").name == "002"
 
 
+@pytest.mark.slow
 def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     assert "was worked on by process 1 on far-away; continuing when it has not" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lapsed", [False, True])
 def test_one_of_two_workers_gets_it_however_slow_the_other_is(
     lapsed: bool, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ LYING = {"whole": sum(SIZES) + 18, "own": max(SIZES), "batch": 8}
 """The most images that come to the device at once, by where the samples are."""
 
 
+@pytest.mark.slow
 def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
     names = ("generator", "mixing", "numpy", "item", "to the host")
     wrong = [case(name, experiment("fedavg"), mutation=name) for name in names]

@@ -132,6 +132,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_no_method_imports_torchs_compiler() -> None:
     python(COMPILER_IS_IMPORTED, *BUILT_IN, cwd=Path(__file__).parents[2])
 

@@ -218,6 +218,7 @@ until [ "$(grep -c . "$LOG")" = 2 ]; do sleep 0.1; done""",
 }
 
 
+@pytest.mark.slow
 def test_a_slurm_job_has_a_folder_and_memory_and_sweep_of_its_own(tmp_path: Path) -> None:
     """Ray's /tmp/ray is its first user's; Ray would count on all memory of the node; a name has older sweeps."""
     log = checkout(tmp_path, "cluster/slurm.sh", "cluster/node/environment", **SLURM_STUBS)

@@ -1,5 +1,6 @@
 """Data of one's own in the forms in which people have them: folders, tables, and Hugging Face's formats."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -230,6 +231,26 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     refused(load, "huggingface", path="set", image="writer", label="digit")
 
 
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tables")
+    with contextlib.chdir(folder):
+        hospitals(Path("patients.csv"))
+        hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
+        hospitals(Path("one.csv"), ill=1.0, same=1)
+        hospitals(Path("unique.csv"), weight=np.linspace(40, 90, 90))
+        hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
+        hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
+        Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
+        parquet.write_table(pa.table({"y": pa.nulls(2**29 + 1)}), "endless.parquet")
+        parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
+        Path("zip.parquet").write_bytes(b"PK\x03\x04")
+        Path("patients.txt").write_text("a")
+        ward(Path("ward.csv"))
+        ward(Path("ward.parquet"))
+    return folder
+
+
 @cases(
     "options",
     """{path: none.csv}, {path: patients.txt}, {label: il}, {by: ward}, {},
@@ -252,20 +273,10 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     {path: ward.csv, columns: [large], gaps: mean}, {path: ward.parquet, columns: [seen]},
     {path: lists.parquet, label: y, words: one-hot, gaps: zero}""",
 )
-def test_what_is_wrong_with_a_table_is_one_line(tmp_cwd: Path, options: dict[str, Any]) -> None:
-    hospitals(Path("patients.csv"))
-    hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
-    hospitals(Path("one.csv"), ill=1.0, same=1)
-    hospitals(Path("unique.csv"), weight=np.linspace(40, 90, 90))
-    hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
-    hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
-    Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
-    parquet.write_table(pa.table({"y": pa.nulls(2**29 + 1)}), "endless.parquet")
-    parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
-    Path("zip.parquet").write_bytes(b"PK\x03\x04")
-    Path("patients.txt").write_text("a")
-    ward(Path("ward.csv"))
-    ward(Path("ward.parquet"))
+def test_what_is_wrong_with_a_table_is_one_line(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tables)
     refused(load, "table", **{"path": "patients.csv", "label": "ill", **options})
 
 

@@ -1,8 +1,9 @@
 """Data on the command line and in the cache: listed, shown, drawn, kept once, and read anew if they change."""
 
-import multiprocessing
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,20 +195,20 @@ def test_what_was_written_is_read_and_replaced_without_a_trace(tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
-def write_often(folder: Path, value: int) -> None:
-    for _ in range(40):
-        write_arrays(folder, {"x": np.full(1000, value)})
+WRITE_OFTEN = """
+import sys
+from pathlib import Path
+import numpy as np
+from flray.data.sources.cache import write_arrays
+for _ in range(40):
+    write_arrays(Path(sys.argv[1]), {"x": np.full(1000, int(sys.argv[2]))})
+"""
 
 
 def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    place = tmp_path / "set"
-    writers = [context.Process(target=write_often, args=(place, value)) for value in (1, 2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(timeout=500)  # each starts a Python, which takes long on a busy machine
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    command = [sys.executable, "-c", WRITE_OFTEN, str(tmp_path / "set")]
+    writers = [subprocess.Popen([*command, value]) for value in "12"]
+    assert [writer.wait(500) for writer in writers] == [0, 0]
     assert len(set(read_arrays(tmp_path / "set", "set")["x"].tolist())) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
 

@@ -130,6 +130,7 @@ def test_the_installed_versions_have_recorded_bits() -> None:
     assert bits.versions() in bits.RECORDED, todo
 
 
+@pytest.mark.slow
 @wide
 def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools: Pools) -> None:
     spec = built(digits)
@@ -184,6 +185,7 @@ assert moved.item() == 4.0 - np.float32(3.0) / np.sqrt(np.float32(4.5))
 """
 
 
+@pytest.mark.slow
 @wide
 def test_a_function_that_the_maker_of_a_cpu_approximates_is_numpys_with_portable_bits() -> None:
     """MKL's branch for every CPU has ``rcpps`` and ``rsqrtps`` in it, whose results each maker chooses."""

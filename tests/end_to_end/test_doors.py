@@ -172,7 +172,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     return folder
 
 
-@pytest.mark.parametrize("name", DOORS)
+QUICK = "regression", "folder"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in DOORS]
+)
 def test_a_door_is_resumed_after_a_kill_and_on_both_executors_to_the_same_bits(
     name: str, killed: Path, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:

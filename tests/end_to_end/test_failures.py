@@ -154,6 +154,7 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: dict[str, Any
     assert list(result.history["round"]) == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
 def test_a_connected_ray_decides_what_there_is(
     tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def assert_as_unbroken(folder: Path, wanted: dict[str, Any]) -> None:
         assert run["sha256"] == wanted["sha256"]
 
 
+@pytest.mark.slow
 def test_a_run(tmp_path: Path) -> None:
     folder = copied(tmp_path, "begun_run", "begun")
     before = (folder / "journal.jsonl").read_bytes()

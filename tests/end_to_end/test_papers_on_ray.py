@@ -143,6 +143,7 @@ def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[s
     assert federation.sha256() == inline_digest(spec)
 
 
+@pytest.mark.slow
 def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
     def instances() -> int:
         gc.collect()

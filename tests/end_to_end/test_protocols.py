@@ -122,6 +122,7 @@ class Watched(Progress):
         self.rounds.append(number)
 
 
+@pytest.mark.slow
 def test_every_round_is_seen_live(tmp_cwd: Path, digits: dict[str, Any], store: str) -> None:
     """Of a sweep: tests/tuning/test_sweep.py."""
     tracking = {"uri": store, "experiment": "a run that goes on"}

@@ -325,6 +325,7 @@ def test_extended_to_the_bits_of_a_run_of_as_many_rounds(algorithm: str, tmp_cwd
     assert directory.read(begun.folder)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds_done(
     tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

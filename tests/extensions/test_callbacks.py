@@ -169,6 +169,7 @@ def test_weights_and_biases_without_a_key_is_one_line(
     refused(runner.run, inline(digits, callbacks=["wandb"]))
 
 
+@pytest.mark.slow
 def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
     tmp_cwd: Path, digits: dict[str, Any]
 ) -> None:
@@ -254,6 +255,7 @@ def stopping(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return inline(digits, **{"rounds": 12, "stop": STOP, **changes})
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
     whole = runner.run(stopping(digits))
     ended = len(whole.history)

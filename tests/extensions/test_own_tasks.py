@@ -136,6 +136,7 @@ def test_partitions_divide_by_tenths_and_by_the_rarest_label(tmp_cwd: Path) -> N
         assert made.class_table()[1].shape == (5, 1)
 
 
+@pytest.mark.slow
 def test_three_methods_learn_a_table_of_real_patients(tmp_cwd: Path) -> None:
     diabetes()
     local = {"lr": 0.05, "loss": {"name": "huber", "delta": 1.5}}

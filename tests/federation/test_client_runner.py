@@ -156,6 +156,7 @@ def in_a_process(program: str, content: object = None) -> list[float]:
     return [float(word) for word in done.stdout.split()[-2:]]
 
 
+@pytest.mark.slow
 def test_the_peak_is_the_process_s_own_and_kept_after_memory_is_given_back() -> None:
     held = bytearray(b"1") * (3 * SIZE)  # of the parent
     peak, resident = in_a_process(

@@ -251,6 +251,7 @@ for device, tf32, share in (("cpu", False, 1.0), ("cuda", False, 1.0), ("cuda", 
 OTHER = {**ONE, "model": "Other"}
 
 
+@pytest.mark.slow
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
     cpu, cuda, tf32 = map(json.loads, python(SETTINGS).stdout.splitlines())
     assert cpu[:2] == [False, False]

@@ -304,6 +304,7 @@ def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
     assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_sweep_imports_no_tracker_that_it_does_not_use() -> None:
     assert "air_usage.tag_callbacks(callbacks)" in inspect.getsource(tune.run)
     code = (

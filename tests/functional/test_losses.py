@@ -41,6 +41,7 @@ def test_restricted_logits_scale_the_weights_not_the_bias() -> None:
     assert not without[:, 2].any()
 
 
+@pytest.mark.slow
 def test_equals_monai() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -37,6 +37,7 @@ def test_a_locale_that_lacks_a_sign_gets_a_question_mark(tmp_path: Path) -> None
     assert b" ? " in done.stdout, "in place of ±"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_interrupts_a_run(tmp_cwd: Path) -> None:
     write(rounds=100_000, name="long")
     command = [sys.executable, "-m", "flray", "run", "x.yaml"]
@@ -50,6 +51,7 @@ def test_a_reader_that_goes_interrupts_a_run(tmp_cwd: Path) -> None:
     assert json.loads(Path("runs/long/001/run.json").read_text())["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_closed_streams_are_as_good_as_none(tmp_cwd: Path) -> None:
     write(rounds=1, name="short")
     command = f"exec {sys.executable} -m flray run x.yaml >&- 2>&- <&-"
@@ -57,6 +59,7 @@ def test_closed_streams_are_as_good_as_none(tmp_cwd: Path) -> None:
     assert json.loads(Path("runs/short/001/run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
     write(rounds=1, name="small")
     command = f"ulimit -f 1; exec {sys.executable} -m flray run x.yaml"
@@ -87,6 +90,7 @@ def dripping() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(PATIENCE)
 def test_a_server_that_drips_is_given_up(
     dripping: str, tmp_cwd: Path, store: str, monkeypatch: pytest.MonkeyPatch

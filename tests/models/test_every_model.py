@@ -225,6 +225,7 @@ def compiled(name: str, options: Any, batch_size: int = 6) -> tuple[nn.Module, l
     return model, sizes
 
 
+@pytest.mark.slow
 @cases
 def test_compiled_it_is_the_same_function(name: str, options: Mapping[str, Any]) -> None:
     plain, (fast, sizes) = network(name, options), compiled(name, options)
@@ -295,6 +296,7 @@ def test_a_network_that_has_no_graph_is_refused_in_one_line() -> None:
     assert torch.equal(model(images(5)).sum().abs(), images(5).sum().abs())
 
 
+@pytest.mark.slow
 def test_narrow_strided_shortcuts_do_not_corrupt_memory_on_avx2() -> None:
     """In a process of its own, for oneDNN chooses its instructions once, and what it writes past would be ours."""
     code = """if True:

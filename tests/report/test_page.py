@@ -104,6 +104,7 @@ def test_the_page_is_whole_by_itself(sweep: Path, capsys: pytest.CaptureFixture[
     assert figure.is_file() and page.is_file()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_tables_and_pages_of_before(sweep: Path) -> None:
     with Journal(sweep / directory.JOURNAL) as journal:
         finish(sweep, journal)

@@ -154,6 +154,7 @@ def test_without_spread_nothing_is_decided() -> None:
         assert "not decided, 2.0 points apart at each of 3 seeds" in sentence(one, "points")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("margin", "gap", "looks", "seeds"),
     [(0.5, 1, OPEN, 10), (1, 1, PLANNED, SEEDS), (2, 2, PLANNED, SEEDS)],
@@ -213,6 +214,7 @@ def test_the_sign_flip_test_is_scipy_s_permutation_test() -> None:
     assert sign_flip_p(np.ones(8)) == 2 / 2**8 and math.isnan(sign_flip_p(np.array([])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "apart"), [(3, 0.5), (5, 1.0), (10, 0.3)])
 def test_an_interval_given_the_decision_covers(seeds: int, apart: float) -> None:
     """Of one pair among ten."""

@@ -213,6 +213,7 @@ verify(Path(sys.argv[1]), 1, progress=Kill(1))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
     path = edited()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

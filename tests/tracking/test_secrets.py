@@ -79,6 +79,7 @@ def test_what_a_driver_says_has_no_secret_either() -> None:
     assert without_secrets(f"Login failed: {S}", uri) == "Login failed: ***"
 
 
+@pytest.mark.slow
 def test_nothing_secret_in_files_mlflow_or_messages(
     tmp_cwd: Path,
     digits: dict[str, Any],

@@ -72,6 +72,7 @@ def test_sending_everything_again_changes_nothing(to: Sending) -> None:
     assert len(to.runs()) == 1
 
 
+@pytest.mark.slow
 def test_killed_between_making_the_run_and_writing_the_cursor(to: Sending) -> None:
     journal = to.start()
     journal.record_round(0, {"loss": 0.5})
@@ -349,6 +350,7 @@ def test_two_processes_on_a_fresh_database(tmp_path: Path) -> None:
         assert to.points("m49", name) == recorded(journal, "m49")
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_making_the_database_leaves_no_broken_one(tmp_path: Path) -> None:
     database = tmp_path / "fresh" / "mlflow.db"
     to = Sending(tmp_path, f"sqlite:///{database}")

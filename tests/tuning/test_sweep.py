@@ -163,6 +163,7 @@ class Crash(Algorithm):
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_own_methods_that_fail_and_that_crash(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
@@ -201,6 +202,7 @@ def mortal(shape, num_classes, *, width: int = 4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_process_that_dies_when_it_is_reused_does_not_fail_the_next_trial(
     content: dict[str, Any], tmp_path: Path
@@ -241,6 +243,7 @@ def test_two_sweeps_of_a_name_at_once(content: dict[str, Any], tmp_path: Path, s
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 6
@@ -269,6 +272,7 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
     assert (again.folder / "results.csv").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, Any]) -> None:
     content["experiment"]["rounds"] = 1
@@ -284,6 +288,7 @@ def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, An
     assert len(seen.find("settings without effect here: participation.straggler_work=0.2")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
     content: dict[str, Any], tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
     assert len(planned) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_its_standing_counts_all_trials_so_far(
     tuned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
