@@ -172,7 +172,8 @@ def _without_failures(one: Difference, unit: str) -> str:
         interval = f"{_level(one)} {ends}, {interval}"
     if one.decided:
         least, most = sorted((-end if one.lower else end) for end in one.given_decision)
-        if least < low - _NOTICED * (high - low) or most > high + _NOTICED * (high - low):
+        noticed = _NOTICED * (high - low)
+        if least <= 0 or least < low - noticed or most > high + noticed:
             told = f"{_number(one, least, unit)} to {_number(one, most, unit)}"
             interval += f"; given the decision {told}"
         how = f", lower by {amount}" if one.lower else f" by {amount}"

@@ -193,8 +193,11 @@ class Difference:
 
     @property
     def sure(self) -> bool:
-        """Whether neither a `doubt`, nor the signs, nor one more seed speaks against the test that decided."""
-        return not self.doubt and self.on_normality != "alone" and math.isinf(self.undone_by)
+        """Whether no `doubt`, sign test, further seed, or interval given the decision speaks against the test."""
+        low, high = self.given_decision
+        excluded = not low <= 0 <= high
+        may_stay = excluded and math.isinf(self.undone_by)
+        return may_stay and not self.doubt and self.on_normality != "alone"
 
     @property
     def detectable(self) -> float:

@@ -203,6 +203,9 @@ def test_one_of_each_kind_of_sentence() -> None:
     assert said({0: 0.10, 1: 0.12, 2: 0.11}, {0: 0.30, 1: 0.33, 2: 0.30}, lower=True) == (
         "a is better than b, lower by 0.2 (95 % interval 0.175 to 0.225, 3 seeds)"
     )
+    assert said({0: 9.7, 1: 13.4, 2: 6.0}, {0: 0.0, 1: 0.0, 2: 0.0}) == (
+        "a seems better than b by 9.7 points (95 % interval 0.5 to 18.9, 3 seeds; given the decision -25.2 to 34.9)"
+    )
     assert said(A, B) == (
         "a and b: not decided, a 2.7 points above (95 % interval -2.5 to 7.8, 3 seeds); "
         "about 11 more seeds (5 to 116) for a difference of 2.7 points"
