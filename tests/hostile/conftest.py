@@ -10,6 +10,8 @@ from flray import registry
 
 @pytest.fixture(autouse=True)
 def _registered_is_taken_back() -> Iterator[None]:
+    for kind in registry.ALL.values():
+        kind.load()  # whose built-in components would be taken back with them
     kept = [(kind, dict(kind._entries), set(kind._builtin)) for kind in registry.ALL.values()]
     yield
     for kind, entries, builtin in kept:
