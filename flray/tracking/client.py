@@ -14,10 +14,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -34,8 +31,6 @@ R = TypeVar("R")
 
 #: Seconds before one HTTP request is given up, unless the user set MLFLOW_HTTP_REQUEST_TIMEOUT.
 HTTP_TIMEOUT = 10
-#: Seconds until a request has to be answered whole, and until a file has to be uploaded.
-REQUEST_SECONDS, UPLOAD_SECONDS = 60.0, 3600.0
 # Transient error codes of MLflow; INTERNAL_ERROR is also what a refused
 # connection gives.
 _TRANSIENT = {
@@ -158,7 +153,7 @@ def connect(uri: str) -> Any:
     mlflow = _import_mlflow()
     with silence_mlflow_logs():
         if database is None:
-            return InTime(call(uri, mlflow.MlflowClient, tracking_uri=uri), uri)
+            return call(uri, mlflow.MlflowClient, tracking_uri=uri)
         _prepare_database(uri, database)
         return call(uri, mlflow.MlflowClient, tracking_uri=f"sqlite:///{database}")
 
@@ -254,55 +249,6 @@ def call(uri: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
                 raise TrackingUnavailableError(text) from None
             raise TrackingRejectedError(f"tracking at {redact(uri)}: {text}", code) from None
     raise AssertionError("the last attempt returns or raises")
-
-
-def in_time(uri: str, function: Callable[[], R], seconds: float) -> R:
-    """Return a request's result within a time limit for the whole answer.
-
-    MLflow limits the time of each read only, and a server may send one byte a second.
-
-    Parameters
-    ----------
-    uri : str
-        The server's address, which the message names.
-    function : callable
-        Sends the request and waits, in a thread that continues alone after the limit.
-    seconds : float
-        The time limit.
-
-    Raises
-    ------
-    TrackingUnavailableError
-        If the whole answer does not arrive in time.
-    """
-    answer: Future[R] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(function())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="flray-request", daemon=True).start()
-    try:
-        return answer.result(seconds)
-    except FutureTimeout:
-        raise TrackingUnavailableError(
-            f"{redact(uri)} has not answered whole within {seconds:g} s"
-        ) from None
-
-
-class InTime:
-    """A client whose every request has to be answered whole within the time limits; see `in_time`."""
-
-    def __init__(self, client: Any, uri: str) -> None:
-        self._client, self._uri = client, uri
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a method of the client."""
-        method = getattr(self._client, name)
-        seconds = UPLOAD_SECONDS if "artifact" in name else REQUEST_SECONDS
-        return lambda *args, **kwargs: in_time(self._uri, partial(method, *args, **kwargs), seconds)
 
 
 def _one_line(text: str) -> str:

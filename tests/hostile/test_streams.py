@@ -1,21 +1,15 @@
 """Readers, services and servers that go or hang: a run is stopped with care, a command ends in one line."""
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 import flray
-from flray.tracking import client
-from tests.helpers import printed
 from tests.hostile.values import GOOD
 from tests.messages import mistyped
 
@@ -67,39 +61,6 @@ def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
     ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("flray: no space left")
-
-
-@pytest.fixture
-def dripping() -> Iterator[str]:
-    """A server that answers with one byte at a time, for ever."""
-    ended = threading.Event()
-
-    def drip(server: socket.socket) -> None:
-        while not ended.is_set():
-            with contextlib.suppress(OSError), server.accept()[0] as asked:
-                asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-                while not ended.wait(0.2):
-                    asked.sendall(b" ")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.2)
-        thread = threading.Thread(target=drip, args=(server,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        ended.set()
-        thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(PATIENCE)
-def test_a_server_that_drips_is_given_up(
-    dripping: str, tmp_cwd: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(rounds=1, name="sent")
-    flray.run("x.yaml")
-    monkeypatch.setattr(client, "REQUEST_SECONDS", 2.0)
-    mistyped("sync", "sent", "--uri", dripping)
-    assert " events of 1 run sent to sqlite:///" in printed("sync", "sent", "--uri", store)
 
 
 def test_a_damaged_partition_is_told_before_the_rounds(tmp_cwd: Path) -> None:
