@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -330,19 +330,25 @@ def report(
         return _of_file(Path(what), to, reference)
     folder = directory.find(str(what), base)
     source, place = load_folder(folder), Path(to or folder / FOLDER)
-    made = make(source, place, target, reference)
     if keep is None:
-        return made
-    path = Path(keep)  # after the report, whose errors leave no rows
-    remedy = "name another file"
-    with explained(OSError, f"--keep: {path} cannot be written", remedy, FlrayError):
-        added, before, unfinished = export_runs(source, path)
+        return make(source, place, target, reference)
+    path, counts = Path(keep), list[int]()
+
+    def keep_rows() -> None:
+        why = f"--keep: {path} cannot be written"
+        with explained(OSError, why, "name another file", FlrayError):
+            counts.extend(export_runs(source, path))
+
+    made = make(source, place, target, reference, keep_rows)
+    added, before, unfinished = counts
     files = [one for one in (path, beside(path)) if one.is_file()]
-    line = f"kept: {added} finished runs in {path}"
-    line += f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else ""
-    line += f"; {before} were there before" if before else ""
-    line += f"; {unfinished} that have not finished are left out" if unfinished else ""
-    return replace(made, files=(*made.files, *files), notice=line)
+    parts = (
+        f"kept: {added} finished runs in {path}",
+        f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else "",
+        f"; {before} were there before" if before else "",
+        f"; {unfinished} that have not finished are left out" if unfinished else "",
+    )
+    return replace(made, files=(*made.files, *files), notice="".join(parts))
 
 
 def make(
@@ -350,6 +356,7 @@ def make(
     output: Path,
     target: float | None = None,
     reference: str | None = None,
+    first: Callable[[], None] | None = None,
 ) -> Report:
     """Write a report as Markdown, LaTeX and one HTML page that needs nothing else, and its figures as files.
 
@@ -364,6 +371,8 @@ def make(
         the best setting's final one.
     reference : str, optional
         The setting that all others are compared with; default: ``sweep.reference``.
+    first : callable, optional
+        Called once all is computed; if it raises, nothing is written.
 
     Raises
     ------
@@ -381,6 +390,8 @@ def make(
     figures = {name: one for section in sections for name, one in section.figures.items()}
     vectors = {name: canvas.render_svg(figure) for name, figure in figures.items()}
     folder, pictures = output / directory.FIGURES, []
+    if first is not None:
+        first()
     with _writing(output):
         folder.mkdir(parents=True, exist_ok=True)
         for name, figure in figures.items():
