@@ -279,8 +279,12 @@ class Registry:
         """Import the modules of the built-in components, which register them."""
         if not self._loaded:
             self._loaded = True
-            for name in _modules(self.package):
-                importlib.import_module(name)
+            try:
+                for name in _modules(self.package):
+                    importlib.import_module(name)
+            except BaseException:  # Ctrl-C in a notebook, which goes on
+                self._loaded = False
+                raise
 
 
 def blame_component(error: BaseException, own: Sequence[tuple[Registry, str]]) -> FlrayError:
