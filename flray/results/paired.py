@@ -195,9 +195,8 @@ class Difference:
     def sure(self) -> bool:
         """Whether no `doubt`, sign test, further seed, or interval given the decision speaks against the test."""
         low, high = self.given_decision
-        excluded = not low <= 0 <= high
-        may_stay = excluded and math.isinf(self.undone_by)
-        return may_stay and not self.doubt and self.on_normality != "alone"
+        stays = math.isinf(self.undone_by) and not low <= 0 <= high
+        return stays and not self.doubt and self.on_normality != "alone"
 
     @property
     def detectable(self) -> float:

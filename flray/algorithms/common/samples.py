@@ -148,12 +148,12 @@ class Samples:
         all_x, all_y, rows = self._held
         positions = devices.to_device(positions, rows.device)
         places = self._places(positions)
-        x = self._prepare(self._sent(_gathered(all_x, places)))
+        x = self._prepare(self._sent(_gather_from(all_x)(places)))
         if self._disturb is not None:
             x = self._disturb(x, self._sent(rows[positions] if self._together else places))
         if all_y is None:
             return x, torch.full((len(positions),), -1, device=self._device)
-        return x, self._sent(_gathered(all_y, places))
+        return x, self._sent(_gather_from(all_y)(places))
 
     def relabelled_by_index(self, positions: Tensor) -> "Samples":
         """Return the samples at some positions, each labelled with its number among these."""
@@ -173,8 +173,8 @@ class Samples:
         """Few samples as batches have them, their strides, and their labels."""
         if not self.few or self._y is None or self._disturb is not None:
             return None
-        prepared = self._prepare(_gathered(self._x, self._rows))
-        labels = _gathered(self._y, self._rows)
+        prepared = self._prepare(_gather_from(self._x)(self._rows))
+        labels = _gather_from(self._y)(self._rows)
         return _gather_from(prepared), prepared.stride(), _gather_from(labels)
 
     @cached_property
@@ -191,10 +191,6 @@ class Samples:
 
     def _sent(self, part: Tensor) -> Tensor:
         return devices.to_device(part, self._device)
-
-
-def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    return _gather_from(values)(places)
 
 
 def _gather_from(values: Tensor) -> Gather:
