@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import sys
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     __version__: str
 
 logging.getLogger("flray").addHandler(logging.NullHandler())
+if sys.argv[0].endswith("/default_worker.py"):
+    # A process of Ray that is about to import torch: see `flray.cli.main.main`.
+    gc.set_threshold(50_000)
 
 __all__ = [
     "load_config",

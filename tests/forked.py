@@ -28,7 +28,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 @contextlib.contextmanager
 def light_nodes(forks: bool = True) -> Iterator[None]:
     """Let nodes of Ray that start in the block have no dashboard; and such workers, which are not their children."""
-    from flray.federation.ray_backend import private
+    from flray import ray_private as private
 
     forks = forks and sys.platform == "linux"
     replacements = {**private.ON_ONE_MACHINE, STARTS: lambda usual: __file__ if forks else usual}

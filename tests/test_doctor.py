@@ -49,7 +49,7 @@ SESSIONS = """
 import json, os, subprocess, sys
 import flray.tuning.tuner  # has imported ray long before a session begins
 import psutil
-from flray.federation.ray_backend.session import ray_session
+from flray.ray_session import ray_session
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 before = dict(os.environ)

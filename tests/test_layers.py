@@ -15,7 +15,8 @@ import flray
 from tests.helpers import python, small
 
 ROOT = Path(flray.__file__).parent
-USERS = {"ray": ("federation/ray_backend/", "tuning/"), "mlflow": ("tracking/", "runs/export.py")}
+RAY = ("federation/ray_backend/", "tuning/", "ray_session.py")
+USERS = {"ray": RAY, "mlflow": ("tracking/", "runs/export.py")}
 """Where packages may be imported, for type checkers too."""
 BYTE_CODE = """
 import flray.config.loader, flray.registry

@@ -22,10 +22,10 @@ from flray.federation.messages import error_summary
 from flray.federation.ray_backend.handle import RayFederation
 from flray.federation.ray_backend.nodes import node_resources, survey_nodes
 from flray.federation.ray_backend.placement import Plan
-from flray.federation.ray_backend.session import PREFIX, folder_of_sessions, ray_session
 from flray.federation.worker.client_runner import InlineExecutor
 from flray.files.tracking_address import at_home
 from flray.process import usable_cpus
+from flray.ray_session import PREFIX, folder_of_sessions, ray_session
 from flray.records import directory
 
 OPTIONAL = {

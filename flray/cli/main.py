@@ -45,13 +45,15 @@ def run_command(
     from flray import bits
     from flray.cli import display
     from flray.config import loader
+    from flray.ray_session import ray_ahead
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     loader.check_single(config, file)
     bits.prepare(config.experiment)
-    from flray.runs import runner
+    with ray_ahead(config.experiment.resources.executor == "ray", address, "flray.runs.runner"):
+        from flray.runs import runner
 
-    display.show_result(runner.start(config, address=address, progress=True), as_json)
+        display.show_result(runner.start(config, address=address, progress=True), as_json)
 
 
 @command(commands, "tune", "flray tune quickstart sweep.seeds=[0]")
@@ -87,11 +89,20 @@ def tune_command(
     from flray import bits
     from flray.cli import display
     from flray.config import loader, yaml_files
+    from flray.ray_session import ray_ahead
 
     refuse_together("--detect", detect is not None, ("--plan", plan), ("--smoke", smoke))
 
     config = loader.load(file, overrides or ())  # before torch: a mistake is told at once
     bits.prepare(config.experiment)
+    if detect is None and not plan:
+        with ray_ahead(True, address, "flray.api"):
+            from flray import api as sweeps
+
+            progress = display.SweepProgress()
+            result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
+        _show_sweep(result, progress.has_values, as_json, yaml_files.locate(file))
+        return
     from flray import api as sweeps
 
     if detect is not None:
@@ -102,13 +113,8 @@ def tune_command(
         for line in lines:
             typer.echo(errors.one_line(line))
         return
-    if plan:
-        planned = sweeps.plan(config, address=address, smoke=smoke)
-        display.show_plan(planned, as_json, config.sweep.samples * max(1, len(config.sweep.seeds)))
-        return
-    progress = display.SweepProgress()
-    result = sweeps.tune(config, address=address, progress=progress, smoke=smoke)
-    _show_sweep(result, progress.has_values, as_json, yaml_files.locate(file))
+    planned = sweeps.plan(config, address=address, smoke=smoke)
+    display.show_plan(planned, as_json, config.sweep.samples * max(1, len(config.sweep.seeds)))
 
 
 def _show_sweep(

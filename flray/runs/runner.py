@@ -21,16 +21,11 @@ from flray.federation import FederationSpec, partition_summary
 from flray.federation.building import build_spec
 from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import NO_GPU_NOW, held_by_others, own_node
-from flray.federation.ray_backend.placement import PoolPlanner, uses_ray
-from flray.federation.ray_backend.session import (
-    chosen_address,
-    connected,
-    local_resources,
-    open_cluster,
-)
+from flray.federation.ray_backend.placement import PoolPlanner, open_cluster, uses_ray
 from flray.files.tracking_address import check
 from flray.metrics import VIEWS, Reported, summarise_history
 from flray.process import resume_hint
+from flray.ray_session import chosen_address, joined, local_resources
 from flray.records import directory, history_of, read_events, read_partition
 from flray.records.mirror import mirrored
 from flray.runs import resume_checks
@@ -163,7 +158,7 @@ def start(
     address = _cluster(experiment, address, progress)
     bits.require(experiment)
     spec = build_spec(experiment)
-    starts = uses_ray(experiment) and address is None and not connected()
+    starts = uses_ray(experiment) and address is None and not joined()
     if starts:
         PoolPlanner(spec, local_resources()).plan()
     check(experiment.tracking.uri)

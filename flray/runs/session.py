@@ -121,6 +121,7 @@ def tracking(
     children: Iterator[tuple[Path, Path | None]],
     patience: float,
     every: int = 1,
+    rest: float = 0.0,
 ) -> Iterator[Any]:
     """Send journals to MLflow while the block runs, and the rest at its end.
 
@@ -139,6 +140,8 @@ def tracking(
         Seconds to wait at the end for unsent events.
     every : int
         Only rounds that this divides are sent, and the last.
+    rest : float
+        Seconds until the first sending.
 
     Yields
     ------
@@ -151,7 +154,7 @@ def tracking(
     # Imported here: a run without tracking does not need MLflow.
     from flray.tracking.background import Tracker
 
-    tracker = Tracker(uri, say=notify, every=every)
+    tracker = Tracker(uri, say=notify, every=every, rest=rest)
     tracker.register(folder)
     for child, parent in children:
         tracker.register(child, parent_dir=parent)

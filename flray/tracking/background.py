@@ -35,6 +35,8 @@ class Tracker:
         Called with lines for the user, from the background thread.
     every : int
         See `flray.tracking.exporter.MlflowExporter`.
+    rest : float
+        Seconds until the first sending, while processes that start have use for the processors.
 
     Raises
     ------
@@ -42,7 +44,9 @@ class Tracker:
         If the address is invalid.
     """
 
-    def __init__(self, uri: str, say: Callable[[str], None], every: int = 1) -> None:
+    def __init__(
+        self, uri: str, say: Callable[[str], None], every: int = 1, rest: float = 0.0
+    ) -> None:
         self._address, self._every = resolve_uri(uri), every
         self.uri = redact(self._address)
         self._say = say
@@ -50,7 +54,7 @@ class Tracker:
         self._refused: set[Path] = set()
         self._away = False
         self._pause = _FIRST_PAUSE
-        self._retry_at = self._rested_at = 0.0
+        self._retry_at, self._rested_at = 0.0, time.monotonic() + rest
         self._grown: set[Path] = set()
         self._deadline: float | None = None
         self._changed = threading.Condition()

@@ -17,8 +17,9 @@ from flray.config.arms import flatten_setting
 from flray.config.experiment import Config, Experiment, choice_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
-from flray.federation.ray_backend.session import chosen_address, local_resources, open_cluster
+from flray.federation.ray_backend.placement import open_cluster
 from flray.files import write_atomically
+from flray.ray_session import chosen_address, joined, local_resources
 from flray.records import Journal, directory, read_events
 from flray.records.mirror import mirrored
 from flray.results import ResultSet, Trial
@@ -54,6 +55,8 @@ from flray.tuning.trial_store import (
 
 MOST_IN_FULL = 500
 """Trials of a sweep up to which MLflow gets every round."""
+STARTING_SECONDS = 5.0
+"""The import of MLflow waits so long: it takes two seconds, as long as the trials' processes import torch."""
 REPORT = "report"
 RESULTS, SUMMARY, TABLE, TUNING = "results.csv", "summary.csv", "table.txt", "tuning.csv"
 _NOTE_LENGTH = 4000
@@ -162,12 +165,10 @@ class Sweep:
                 probes += space.trial_specs(self._config, [space.first_values(self._config.space)])
         if known or self._phases is not None:
             _check_reference(self._config, probes)
-        import ray
-
         # A cluster to join determines the resources; our own Ray is started after all checks, or at
         # once if GPUs have to be measured.
         here = local_resources()
-        self._joined = self._address is not None or ray.is_initialized()
+        self._joined = self._address is not None or joined()
         early = self._joined or here["GPU"] > 0
         self._available = available = self._connect() if early else here
         metrics = {"sweep.metric": sweep.metric}
@@ -218,7 +219,9 @@ class Sweep:
             )
         # With many trials a server has more to take at the end.
         with (
-            tracking(folder, uri, notify, begun, 60 + 0.3 * self._total, every) as tracker,
+            tracking(
+                folder, uri, notify, begun, 60 + 0.3 * self._total, every, STARTING_SECONDS
+            ) as tracker,
             recording_failure(session),
         ):
             try:

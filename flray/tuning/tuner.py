@@ -18,11 +18,11 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from flray import ray_private as private
 from flray import rng
 from flray.config.experiment import Config
 from flray.errors import FlrayError
 from flray.federation.messages import ObjectLostError
-from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import NODE_DIED, cause_of_loss, node_is_gone
 from flray.process import environment, quiet_logs
 from flray.records import directory

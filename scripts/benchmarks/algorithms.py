@@ -20,8 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from flray import registry
 from flray.devices import peak_bytes
 from flray.federation.federation import Federation
-from flray.federation.ray_backend.session import ray_session
 from flray.metrics import primary_metric_name
+from flray.ray_session import ray_session
 from tests.end_to_end.pool import Pool
 
 BASE = "fedavg"

@@ -5,7 +5,7 @@ from statistics import median
 
 from runner import MIB, Steps, experiment, on_actors, option, ratio, show, take_turns
 
-from flray.federation.ray_backend.session import ray_session
+from flray.ray_session import ray_session
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 from runner import MIB, actors, experiment, on_actors, option, show
 
-from flray.federation.ray_backend.session import ray_session
+from flray.ray_session import ray_session
 
 LIMIT = 1.05
 PARTS = ("driver", "server", "largest client actor", "object store")

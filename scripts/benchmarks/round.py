@@ -17,7 +17,7 @@ import runner
 import torch
 from bare import OneProcess, SeveralProcesses, work
 
-from flray.federation.ray_backend.session import local_resources, ray_session
+from flray.ray_session import local_resources, ray_session
 
 PHASES = ("send", "train", "receive", "aggregate", "evaluate")
 RATE = 0.01

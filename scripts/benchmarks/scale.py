@@ -21,8 +21,8 @@ import runner
 import torch
 
 from flray.federation import FederationSpec
-from flray.federation.ray_backend.session import ray_session
 from flray.functional.averaging import WeightedMean
+from flray.ray_session import ray_session
 
 Row = dict[str, float]
 TIMES = ("time/round", "time/train", "time/receive", "time/aggregate")

@@ -23,10 +23,12 @@ import ray
 from ray import tune
 
 import flray
+from flray import ray_private as private
+from flray import ray_session as session
 from flray.errors import FlrayError
-from flray.federation.ray_backend import losses, private, session
-from flray.federation.ray_backend.session import chosen_address, ray_session
+from flray.federation.ray_backend import losses
 from flray.files import hold_lock
+from flray.ray_session import chosen_address, ray_session
 from flray.records import directory
 from flray.runs import runner
 from flray.tuning import tuner
@@ -175,7 +177,7 @@ def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
     """The first time its agents do nothing, as on a machine without a moment for them."""
     hang_agents(tmp_path, monkeypatch)
     program = (
-        "from flray.federation.ray_backend.session import ray_session\n"
+        "from flray.ray_session import ray_session\n"
         "with ray_session(None) as resources: print(resources['CPU'])"
     )
     assert float(python(program).stdout) > 0
@@ -295,13 +297,31 @@ def test_what_is_replaced_comes_back(name: str) -> None:
 def test_a_ray_without_a_member_is_refused_before_it_is_started() -> None:
     code = (
         "from ray._private import state; del state.GlobalState.get_draining_nodes\n"
-        "from flray.federation.ray_backend.session import ray_session\n"
+        "from flray.ray_session import ray_session\n"
         "with ray_session(None): print('started')"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == ""
     assert "has no ray._private.state.state.get_draining_nodes" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_torch_is_imported_while_ray_starts_and_its_workers_seldom_look_for_garbage() -> None:
+    code = (
+        "import importlib, sys\n"
+        "from flray.ray_session import connected, joined, ray_ahead\n"
+        "for wanted, address in ((False, 'local'), (True, '127.0.0.1:1')):\n"
+        "    with ray_ahead(wanted, address, 'flray.api'): assert not connected()\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+        "with ray_ahead(True, 'local', 'flray.runs.runner'):\n"
+        "    assert 'torch' in sys.modules and connected() and not joined()\n"
+        "    import ray\n"
+        "    look = lambda: (importlib.import_module('flray'), importlib.import_module('gc').get_threshold())[1]\n"
+        "    print(ray.get(ray.remote(look).remote(), timeout=120)[0])\n"
+        "print(connected())"
+    )
+    assert python(code).stdout == "50000\nFalse\n"
 
 
 @pytest.mark.slow
@@ -347,5 +367,5 @@ def test_one_short_module_reaches_for_them_in_versions_that_were_tested() -> Non
         for path in ROOT.rglob("*.py")
         if re.search(r"ray\._|_raylet|tune_controller|_node_ip_address|_temp_dir", path.read_text())
     }
-    assert found == {"federation/ray_backend/private.py"}
+    assert found == {"ray_private.py"}
     assert len((ROOT / found.pop()).read_text().splitlines()) <= 100

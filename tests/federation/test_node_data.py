@@ -15,7 +15,7 @@ from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.pool import node_samples
-from flray.federation.ray_backend.session import ray_session
+from flray.ray_session import ray_session
 from flray.runs import runner
 from tests.messages import refused
 

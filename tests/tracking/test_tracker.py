@@ -48,6 +48,15 @@ def test_rounds_arrive_while_training_and_the_thread_ends(to: Sending) -> None:
     refused(tracker.register, trial)
 
 
+def test_nothing_is_sent_while_it_rests_until_it_is_closed(to: Sending) -> None:
+    journal, run = to.start(), to.folder / "run"
+    tracker = Tracker(to.uri, print, rest=86_400)
+    tracker.register(run)
+    journal.record_round(0, {"loss": 1.0})
+    assert tracker._until_due() is not None and client.read_cursor(run) is None
+    assert tracker.close(30) == 0 and to.points("loss") == recorded(journal, "loss")
+
+
 def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(
     to: Sending, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ from flray.federation.ray_backend.pool import (
 from flray.trees import Packed
 
 MAX_INLINE_ARG_BYTES = int(0.9 * int(os.environ.get("RAY_max_direct_call_object_size", 100 * 1024)))  # noqa: SIM112
-"""Bytes up to which Ray sends an argument within the call; see `flray.federation.ray_backend.session.ray_session`."""
+"""Bytes up to which Ray sends an argument within the call; see `flray.ray_session.ray_session`."""
 
 SCHEDULING_WINDOW = 64
 """Tasks among which the longest starts first."""

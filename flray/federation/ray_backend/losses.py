@@ -6,7 +6,7 @@ import time
 import ray
 import ray.exceptions
 
-from flray.federation.ray_backend import private
+from flray import ray_private as private
 
 ACTOR_DIED_ERRORS = (
     ray.exceptions.RayActorError,

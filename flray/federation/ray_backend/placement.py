@@ -1,10 +1,12 @@
 """Plan the client actors that end soonest on the resources, of one run or of each trial, and describe the plan."""
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from flray import bits
 from flray.config.experiment import Experiment
 from flray.errors import ConfigError
 from flray.federation import FederationSpec
@@ -13,12 +15,14 @@ from flray.federation.ray_backend.nodes import (
     UNMEASURED,
     Node,
     ResourceSurvey,
+    await_first_node,
     node_resources,
     only_model,
     should_probe,
     survey_nodes,
 )
 from flray.federation.ray_backend.sharing import measure_sharing
+from flray.ray_session import ray_session
 
 MOST_PER_GPU = 4
 """Most actors per GPU even if memory allows more: further ones wait for each other's kernels."""
@@ -434,6 +438,26 @@ class PoolPlanner:
         most = min(most, int(node.get("CPU", 0) / resources.cpus_per_actor))
         if resources.gpus_per_actor == "auto" and most > 1:
             self._survey = replace(survey, sharing=measure_sharing(self._spec, node, most))
+
+
+def open_cluster(
+    stack: contextlib.ExitStack, config: Experiment, address: str | None, say: Callable[[str], None]
+) -> Mapping[str, float]:
+    """Start or join Ray until a stack closes; return the resources once those that an experiment waits for are there.
+
+    Parameters
+    ----------
+    stack : ExitStack
+        Closes it, as `flray.ray_session.ray_session` does.
+    config : Experiment
+        The experiment.
+    address : str or None
+        As in `flray.ray_session.ray_session`; only a cluster that is joined has an autoscaler to wait for.
+    say : callable
+        Called with one line that names the awaited resource.
+    """
+    available = stack.enter_context(ray_session(address, bits.variables(config)))
+    return available if address is None else await_first_node(config, available, say)
 
 
 def uses_ray(config: Experiment) -> bool:

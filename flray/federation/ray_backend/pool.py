@@ -19,6 +19,7 @@ import torch
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from flray import bits
+from flray import ray_private as private
 from flray.config.experiment import Experiment
 from flray.data.loading import load_chosen
 from flray.data.sources.cache import data_root, read_arrays, write_arrays
@@ -27,7 +28,6 @@ from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError, FlrayError
 from flray.federation import FederationSpec
 from flray.federation.messages import Ref, TaskBlock
-from flray.federation.ray_backend import private
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
 from flray.federation.worker.client_runner import ClientRunner
 from flray.files import hold_lock

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import importlib
 import os
 import secrets
 import shutil
@@ -17,11 +18,8 @@ from typing import Any
 
 import psutil
 
-from flray import bits
-from flray.config.experiment import Experiment
+from flray import ray_private as private
 from flray.errors import FlrayError, RayNotStartedError, brief, explained
-from flray.federation.ray_backend import private
-from flray.federation.ray_backend.nodes import await_first_node
 from flray.files import BusyError, take_lock
 from flray.process import RayLostError, environment, preserve_handlers, usable_cpus
 
@@ -42,14 +40,22 @@ GRACE_SECONDS = 3.0
 """Seconds that Ray's processes have to end before they are killed."""
 
 
+_started_here = threading.Event()
+"""Set as long as this process is connected to a Ray that it has started."""
+
+
 @contextlib.contextmanager
-def local_ray(resources: dict[str, float]) -> Iterator[None]:
+def local_ray(
+    resources: dict[str, float], meanwhile: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Start Ray on this machine, on 127.0.0.1 only, and end all its processes afterwards.
 
     Parameters
     ----------
     resources : dict
         ``"CPU"`` and ``"GPU"`` that it gives away.
+    meanwhile : callable
+        Called while Ray's processes start, which takes two seconds.
 
     Raises
     ------
@@ -65,7 +71,7 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
         try:
             for attempt in (1, 2):
                 try:
-                    wait = functools.partial(_patient, processes)
+                    wait = functools.partial(_patient, processes, meanwhile)
                     with preserve_handlers(), private.replaced(private.NODE, wait):
                         _start(folder / "r", resources)
                     break
@@ -82,9 +88,11 @@ def local_ray(resources: dict[str, float]) -> Iterator[None]:
                         ) from None
                     processes.end()
                     processes = _Processes(folder)
+            _started_here.set()
             with processes.watched():
                 yield
         finally:
+            _started_here.clear()
             try:
                 processes.end()
             finally:  # also if the user asks again before that begins
@@ -260,13 +268,16 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _patient(processes: _Processes, ask: Callable[..., Any]) -> Callable[..., Any]:
+def _patient(
+    processes: _Processes, meanwhile: Callable[[], object], ask: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return a wait for Ray's node as long as its processes get anywhere; Ray's own ends after 30 seconds.
 
     The node process ends itself if an agent takes longer; the next start finds its files in memory.
     """
 
     def get_node(*arguments: Any, **options: Any) -> Any:
+        meanwhile()
         while True:
             try:
                 return ask(*arguments, **options)
@@ -307,10 +318,32 @@ _CHANGED = (
 
 
 def local_resources() -> dict[str, float]:
-    """Return the CPUs this process may use and the GPUs torch sees."""
-    import torch
+    """Return the CPUs this process may use and the GPUs torch sees; without a device file there is none to see."""
+    gpus, files = 0, ("nvidia*", "nvhost*", "kfd", "dxg")
+    if "torch" in sys.modules or any(file for name in files for file in Path("/dev").glob(name)):
+        import torch
 
-    return {"CPU": float(usable_cpus()), "GPU": float(torch.cuda.device_count())}
+        gpus = torch.cuda.device_count()
+    return {"CPU": float(usable_cpus()), "GPU": float(gpus)}
+
+
+def ray_ahead(
+    wanted: bool, address: str | None, module: str
+) -> contextlib.AbstractContextManager[object]:
+    """Return a context with a module imported, torch and all, while the Ray of this machine starts.
+
+    Parameters
+    ----------
+    wanted : bool
+        Whether Ray is needed; without, the context does nothing.
+    address : str or None
+        As in `ray_session`; what joins a cluster does so later, after all checks.
+    module : str
+        Its name.
+    """
+    if wanted and chosen_address(address, lambda line: None) is None:
+        return ray_session(None, meanwhile=lambda: importlib.import_module(module))
+    return contextlib.nullcontext()
 
 
 def chosen_address(address: str | None, notify: Callable[[str], None]) -> str | None:
@@ -335,7 +368,9 @@ def chosen_address(address: str | None, notify: Callable[[str], None]) -> str | 
 
 @contextlib.contextmanager
 def ray_session(
-    address: str | None, variables: Mapping[str, str] | None = None
+    address: str | None,
+    variables: Mapping[str, str] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[dict[str, float]]:
     """Start or join Ray and yield its resources; stop it and restore the environment afterwards.
 
@@ -348,6 +383,8 @@ def ray_session(
         A running cluster; None starts Ray on this machine, whatever else runs here.
     variables : mapping, optional
         Variables for the environment of all its processes; this process has them already.
+    meanwhile : callable
+        See `local_ray`.
 
     Raises
     ------
@@ -368,7 +405,7 @@ def ray_session(
 
         private.check(*private.SESSION)
         if address is None:
-            stack.enter_context(local_ray(local_resources()))
+            stack.enter_context(local_ray(local_resources(), meanwhile))
         else:
             stack.callback(ray.shutdown)
             with (
@@ -391,30 +428,15 @@ def ray_session(
         yield ray.cluster_resources()
 
 
-def open_cluster(
-    stack: contextlib.ExitStack, config: Experiment, address: str | None, say: Callable[[str], None]
-) -> Mapping[str, float]:
-    """Start or join Ray until a stack closes; return the resources once those that an experiment waits for are there.
-
-    Parameters
-    ----------
-    stack : ExitStack
-        Closes it, as `ray_session` does.
-    config : Experiment
-        The experiment.
-    address : str or None
-        As in `ray_session`; only a cluster that is joined has an autoscaler to wait for.
-    say : callable
-        Called with one line that names the awaited resource.
-    """
-    available = stack.enter_context(ray_session(address, bits.variables(config)))
-    return available if address is None else await_first_node(config, available, say)
-
-
 def connected() -> bool:
-    """Return whether this process is connected to a Ray, which then determines the resources."""
+    """Return whether this process is connected to a Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
+
+
+def joined() -> bool:
+    """Return whether this process is connected to a Ray of others, which then determines the resources."""
+    return connected() and not _started_here.is_set()
 
 
 @contextlib.contextmanager
