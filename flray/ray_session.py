@@ -277,7 +277,8 @@ def _patient(
     """
 
     def get_node(*arguments: Any, **options: Any) -> Any:
-        meanwhile()
+        with contextlib.suppress(ImportError):  # it fails again where it is needed
+            meanwhile()
         while True:
             try:
                 return ask(*arguments, **options)

@@ -1,5 +1,6 @@
 """What all tests share: one Ray on this machine, results in temporary folders, nothing left behind."""
 
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from tests.services import bucket_server
 if TYPE_CHECKING:
     from tests.end_to_end.pool import Pools
 
+gc.set_threshold(50_000)  # as the command line
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Tests compare one process with actors, whose Ray has no GPU: a machine's own is hidden from both.
