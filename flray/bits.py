@@ -8,13 +8,12 @@ process loads the libraries.
 
 import hashlib
 import math
-import operator
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, reduce
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -236,11 +235,6 @@ def _leave_approximations() -> Any:
         for name in _NUMPYS:
             replace(name)
     return library
-
-
-def total(values: Iterable[float]) -> float:
-    """Return the sum from left to right; Python's own compensates for its rounding, since Python 3.12."""
-    return reduce(operator.add, values, 0.0)
 
 
 @cache

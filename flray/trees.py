@@ -8,9 +8,10 @@ processes without a copy, and which never contains anything that could execute c
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -293,6 +294,11 @@ def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         else value
         for name, value in tree.items()
     }
+
+
+def total(values: Iterable[float]) -> float:
+    """Return the sum from left to right; Python's own compensates for its rounding, since Python 3.12."""
+    return reduce(operator.add, values, 0.0)
 
 
 def tensor_bytes(tree: Tree) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from flray import bits, trees
+from flray import trees
 from flray.algorithms.base import Algorithm, Reply, Server, Stage
 from flray.algorithms.common.aggregation import InBlocks
 from flray.errors import RunFailedError
@@ -154,7 +154,7 @@ class RoundMetrics:
             if known:
                 total = sum(server.clients[c].num_samples for c in known)
                 weighted = (v * server.clients[c].num_samples for c, v in known.items())
-                summary[f"train/{name}"] = bits.total(weighted) / total
+                summary[f"train/{name}"] = trees.total(weighted) / total
             if len(server.clients) <= MAX_CLIENT_METRICS and name != "seconds":
                 summary.update(
                     {f"train/{name}/client/{server.clients[c].name}": v for c, v in known.items()}

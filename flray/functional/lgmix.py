@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flray import bits
+from flray import trees
 from flray.functional.numerics import TensorOrTree, check_shapes, check_share, map_floating
 
 
@@ -129,7 +129,7 @@ def stabilised_ratio(
         Average this round's ratio as well, as the authors' released code does.
     """
     values = [*earlier, current] if include_current or not earlier else list(earlier)
-    return bits.total(values) / len(values)
+    return trees.total(values) / len(values)
 
 
 def mix_updates(

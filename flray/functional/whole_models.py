@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flray import bits, devices
+from flray import devices, trees
 from flray.functional import numerics
 from flray.functional.numerics import TensorOrTree, map_floating
 from flray.trees import check_names
@@ -232,7 +232,7 @@ def apfl_alpha_gradient(
         return v
 
     map_floating(add, personal, shared=shared, gradient=gradient)
-    return bits.total(map(float, devices.to_host(products)))
+    return trees.total(map(float, devices.to_host(products)))
 
 
 def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:

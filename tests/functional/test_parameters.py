@@ -14,9 +14,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import flray.functional as fn
-from flray import bits
 from flray.functional.averaging import PIECE
 from flray.functional.numerics import check_shapes, map_floating
+from flray.trees import total as left_to_right
 from tests.functional.helpers import f64, near, normal
 from tests.messages import refused
 
@@ -125,7 +125,7 @@ def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) 
         whole.merge(partial)
         for tensor in partial["sums"].values():
             tensor.fill_(99)  # it was copied
-        total["weight"] += bits.total(weight for _, weight in some)
+        total["weight"] += left_to_right(weight for _, weight in some)
         for name in ("w", "b"):
             total[name] = total[name] + sum(w * c[name].double().numpy() for c, w in some)
     mean, plain = whole.result(), fn.weighted_mean(clients, weights)
