@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import yaml
 from torch import nn
 
 from flray import registry
@@ -15,15 +16,12 @@ from tests.algorithms.test_tasks import SEGMENTATION as MASKS
 from tests.helpers import small
 
 SIZES = (10, 17, 14)
-QUICK: dict[str, dict[str, Any]] = {
-    "feddf": {"steps": 3},
-    "fedmatch": {"public_size": 16},
-    "fccl": {"public_batch_size": 8, "public_size": 16, "pretrain_epochs": 1},
-    "fcclplus": {"public_batch_size": 8, "public_size": 16},
-    "rhfl": {"public_size": 16, "pretrain_epochs": 1},
-    "fedmd": {"public_size": 16, "pretrain_epochs": 1},
-    "fedbabu": {"fine_tune_epochs": 1},
-}
+QUICK: dict[str, dict[str, Any]] = yaml.safe_load(
+    """{feddf: {steps: 3}, fedmatch: {public_size: 16}, fedbabu: {fine_tune_epochs: 1},
+    fccl: {public_batch_size: 8, public_size: 16, pretrain_epochs: 1},
+    fcclplus: {public_batch_size: 8, public_size: 16},
+    rhfl: {public_size: 16, pretrain_epochs: 1}, fedmd: {public_size: 16, pretrain_epochs: 1}}"""
+)
 """Options with which a method that would take long is quick."""
 
 
@@ -70,9 +68,8 @@ def experiment(algorithm: str, /, **settings: Any) -> dict[str, Any]:
     """Return an experiment on small pictures."""
     needs = registry.algorithms.get(algorithm).needs
     own, model = {"name": algorithm, **QUICK.get(algorithm, {})}, {"name": "lenet", "norm": "batch"}
-    content = small(
-        data="small-pictures", partition="domains", model=model, algorithm=own, rounds=2
-    )
+    sections = {"data": "small-pictures", "partition": "domains", "model": model}
+    content = small(**sections, algorithm=own, rounds=2)
     content["local"] = {"epochs": 1, "batch_size": 8, "lr": 0.05}
     content["resources"] = {"executor": "inline", "gpus_per_actor": 0}
     if "validation" in needs:
@@ -85,7 +82,7 @@ def experiment(algorithm: str, /, **settings: Any) -> dict[str, Any]:
 
 
 def case(name: str, content: dict[str, Any], server: str = "accel", **more: Any) -> Case:
-    """Return a case."""
+
     rest = {"samples": "own", "diagnostics": False, "mutation": "", **more}
     return Case(name=name, experiment=content, server=server, **rest)  # type: ignore[typeddict-item]
 
@@ -94,17 +91,12 @@ def covering() -> list[Case]:
     """Return every method; over all of them every pair of settings comes up often."""
     found = []
     for i, name in enumerate(NAMES):
-        augment = ("none", "crop", "strong")[i % 3]
-        optimizer = ("sgd", "adam")[(i // 3) % 2]
-        server = ("accel", "cpu")[(i // 2) % 2]
+        augment, samples = ("none", "crop", "strong")[i % 3], ("own", "batch")[i // 5 % 2]
+        optimizer, server = ("sgd", "adam")[(i // 3) % 2], ("accel", "cpu")[(i // 2) % 2]
         local = {"augment": augment, "optimizer": optimizer}
-        if optimizer == "adam":
-            local["lr"] = 0.01
+        local |= {"lr": 0.01} if optimizer == "adam" else {}
         own = {"option": "I"} if name == "scaffold" and optimizer == "adam" else {}
-        content, samples = (
-            experiment(name, local=local, algorithm=own),
-            ("own", "batch")[i // 5 % 2],
-        )
+        content = experiment(name, local=local, algorithm=own)
         label = f"{name}-{augment}-{optimizer}-server on {server}"
         found.append(case(label, content, server, samples=samples))
     return found

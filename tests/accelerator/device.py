@@ -42,15 +42,12 @@ NO_KERNEL = _operators(
 """What starts nothing on a GPU: views, allocations, questions."""
 ASKING = {
     aten._local_scalar_dense.default: "item",
-    aten.equal.default: "equal",
-    aten.nonzero.default: "nonzero",
-    aten.masked_select.default: "masked_select",
-    aten.bincount.default: "bincount",
     aten._unique2.default: "unique",
     aten.unique_dim.default: "unique",
     aten.unique_consecutive.default: "unique",
     aten.repeat_interleave.Tensor: "repeat_interleave",
 }
+ASKING |= {getattr(aten, n).default: n for n in ("equal", "nonzero", "masked_select", "bincount")}
 """What the host waits for: its result, or the size of its result, is a number on the device."""
 INDEXED = _operators("index.Tensor index_put index_put_ _index_put_impl_ _unsafe_index.Tensor")
 
@@ -156,13 +153,11 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{kind}'")
     _check_operands(func, args, flat)
     _count(func, args)
-    plain = [_plain(x) for x in args]
-    options = {name: _plain(x) for name, x in kwargs.items()}
+    options = {name: _plain(x) for name, x in kwargs.items() if name != "pin_memory"}
     if made_there:
         options["device"] = torch.device("cpu")
-    options.pop("pin_memory", None)
+    result = perform(func, [_plain(x) for x in args], options)
     stays = asked is not None and not made_there
-    result = perform(func, plain, options)
     return result if stays else _outcome(func, args, kwargs, result)
 
 
@@ -181,14 +176,12 @@ def perform(func: Any, plain: Sequence[Any], options: Mapping[str, Any]) -> Any:
 def _outcome(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """Wrap results; what was changed in place stays the same tensor."""
     schema = func._schema
-    if (schema.name[-1] == "_" and schema.name[-2:] != "__") or any(
-        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
-    ):
-        changed = [
-            kwargs.get(a.name, args[i] if i < len(args) else None)
-            for i, a in enumerate(schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
+    changed = [
+        kwargs.get(a.name, args[i] if i < len(args) else None)
+        for i, a in enumerate(schema.arguments)
+        if a.alias_info is not None and a.alias_info.is_write
+    ]
+    if changed or (schema.name[-1] == "_" and schema.name[-2:] != "__"):
         if not schema.returns:
             return None
         if len(schema.returns) == 1 and schema.returns[0].alias_info is not None:
@@ -220,7 +213,7 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
             counts.kernels += 1
         else:
             _note_copy(source, isinstance(target, AccelTensor), patient, "copy_")
-        perform(func, [x.held if isinstance(x, AccelTensor) else x for x in (target, source)], {})
+        perform(func, [_plain(target), _plain(source)], {})
         return target
     source = args[0]
     asked = kwargs.get("device")
@@ -231,11 +224,10 @@ def _copy(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made_there:
         counts.kernels += 1
     else:
         _note_copy(source, to_device, patient, ".to")
-    options = {**kwargs}
-    options.pop("non_blocking", None)
+    options = {name: value for name, value in kwargs.items() if name != "non_blocking"}
     if asked is not None:
         options["device"] = torch.device("cpu")
-    held = perform(func, [source.held if isinstance(source, AccelTensor) else source], options)
+    held = perform(func, [_plain(source)], options)
     return AccelTensor(held) if to_device else held
 
 
@@ -272,9 +264,8 @@ def _check_operands(func: Any, args: Sequence[Any], flat: Sequence[Any]) -> None
     for tensor in names:
         if isinstance(tensor, AccelTensor) or id(tensor) in indices:
             continue
-        if tensor.dim() == 0 and not strict and tensor is not first:
-            continue
-        if tensor.dim() == 0 and not strict and func._schema.name[-1] != "_":
+        in_place = tensor is first and func._schema.name[-1] == "_"
+        if tensor.dim() == 0 and not strict and not in_place:
             continue
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cpu "
@@ -313,22 +304,16 @@ class Everywhere(TorchDispatchMode):
         return compute(func, args, kwargs or {})
 
 
-MODULE = SimpleNamespace(
-    is_initialized=lambda: True,
-    is_available=lambda: True,
-    current_device=lambda: 0,
-    device_count=lambda: 1,
-    manual_seed_all=lambda seed: None,
-    _is_in_bad_fork=lambda: False,
-)
+MODULE = SimpleNamespace(manual_seed_all=lambda seed: None, _is_in_bad_fork=lambda: False)
+MODULE.is_initialized = MODULE.is_available = lambda: True
+MODULE.current_device, MODULE.device_count = lambda: 0, lambda: 1
 """What ``torch.accel`` is."""
 _setup_privateuseone_for_python_backend(NAME, backend_module=MODULE)
 DEVICE = torch.device(f"{NAME}:0")
 
 
 def _empty(size: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
-    held = torch.empty_strided(size, stride, dtype=options.get("dtype"))
-    return AccelTensor(held)
+    return AccelTensor(torch.empty_strided(size, stride, dtype=options.get("dtype")))
 
 
 def _copy_from(source: Tensor, target: AccelTensor, non_blocking: bool = False) -> Tensor:
@@ -347,8 +332,7 @@ _library.impl("_copy_from", _copy_from, "PrivateUse1")
 def pretending() -> Iterator[Counts]:
     """Have the accelerator, and count from nothing."""
     counts.reset()
-    # A module's conversion would else give a parameter the shape of the new tensor, and not what it
-    # holds.
+    # A module's conversion would else give a parameter the shape of the new tensor, and not what it holds.
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:

@@ -56,15 +56,11 @@ class Found:
         self.containers: dict[str, Any] = {}
         self._seen: set[int] = set()
         frozen = client.resident.frozen_copies
-        roots = {
-            "client": vars(client),
-            "model": client.resident.entries,
-            "frozen": {role: dict(model.state_dict()) for role, model in frozen.items()},
-            "batch": {"x": batch.x, "y": batch.y},
-            "optimizer": optimizer,
-        }
-        for name, root in roots.items():
-            self._walk(name, root)
+        self._walk("client", vars(client))
+        self._walk("model", client.resident.entries)
+        self._walk("frozen", {role: dict(model.state_dict()) for role, model in frozen.items()})
+        self._walk("batch", {"x": batch.x, "y": batch.y})
+        self._walk("optimizer", optimizer)
 
     def _walk(self, path: str, value: Any) -> None:
         if isinstance(value, AccelTensor):
@@ -131,11 +127,10 @@ class Recording:
         memory: dict[int, Any] = {}
         for path, place in self._leaves.items():
             held = found.tensors[path]
-            if place_of(held)[1:] != place[1:]:
-                return False
             mine = memory.setdefault(place.memory, held.untyped_storage())
-            if mine._cdata != held.untyped_storage()._cdata:
-                return False  # one memory when it was recorded, and two here
+            here = place_of(held)
+            if here[1:] != place[1:] or mine._cdata != here.memory:
+                return False  # another form, or one memory when it was recorded, and two here
         mine = {place.memory for place in self._leaves.values()}
 
         def tensor(place: Place) -> Tensor:
@@ -160,9 +155,7 @@ class Recording:
 class Recorder:
     """A method's step: as written for the first whole batch of its kind, recorded for the second, then repeated."""
 
-    def __init__(
-        self, algorithm: Algorithm, decides: Callable[[Client], Any], counts: Counts
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, decides: Any, counts: Counts) -> None:
         self._step, self._decides, self._counts = algorithm.step, decides, counts
         self._met: Counter[Any] = Counter()
         self._recordings: dict[Any, Recording] = {}
@@ -194,8 +187,7 @@ def run_method(name: str, decides: Decides) -> dict[str, Any]:
     """Return what a method learnt without and with recorded steps, and how many were repeated."""
     content = experiment(name, local={"epochs": 3})
     case_of = case(name, content)
-    spec = built(content)
-    wanted, _ = run(spec, CPU, CPU, case_of)
+    wanted, _ = run(built(content), CPU, CPU, case_of)
     spec = built(content)
     with pretending() as counts:
         recorder = Recorder(spec.algorithm, decides.get(name, lambda client: None), counts)
@@ -209,10 +201,8 @@ def main(names: Sequence[str]) -> None:
     """Run methods, those of `DECIDES` also as if all their clients shared recordings."""
     torch.set_num_threads(1)
     for name in names:
-        alike: dict[str, Any] = {"same": None}
-        if name in DECIDES:
-            alike = run_method(name, {})
-        print(json.dumps({**run_method(name, DECIDES), "if alike": alike["same"]}), flush=True)
+        alike = run_method(name, {})["same"] if name in DECIDES else None
+        print(json.dumps({**run_method(name, DECIDES), "if alike": alike}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Run federations on the pretend accelerator and on the CPU: ``python -m tests.accelerator.run_cases < CASES``.
 
-Reads cases as JSON and prints a line of JSON for each: what was learnt in both places, and what it
-cost on the accelerator.
+Reads cases as JSON and prints a line of JSON for each: what was learnt in both places, and what it cost on the
+accelerator. With the word ``record`` it records the kernels of all cases.
 """
 
 import json
@@ -9,23 +9,68 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
+from flray.algorithms.base import Algorithm
 from flray.algorithms.client import Client
+from flray.algorithms.common.samples import Batch
 from flray.federation import FederationSpec
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
-from tests.accelerator import mutations
-from tests.accelerator.cases import Case
+from flray.tasks.classification import Classification
+from tests.accelerator.cases import Case, covering, tasks
 from tests.accelerator.device import DEVICE, Counts, pretending
 from tests.helpers import built, steady
 
 CPU = torch.device("cpu")
+LOSS = Algorithm.loss
+
+
+def _asking(self: Algorithm, client: Client, batch: Batch) -> Tensor:
+    loss = LOSS(self, client, batch)
+    client.scratch["last"] = loss.item()
+    return loss
+
+
+def _leaving(self: Algorithm, client: Client, batch: Batch) -> Tensor:
+    loss = LOSS(self, client, batch)
+    client.scratch["last"] = batch.outputs.detach().cpu()
+    return loss
+
+
+def _drawing(self: Algorithm, client: Client, batch: Batch) -> Tensor:
+    noise = torch.rand((), generator=client.generator("noise"), device=client.device)
+    return LOSS(self, client, batch) + 0 * noise
+
+
+def _mixing(self: Algorithm, client: Client, batch: Batch) -> Tensor:
+    return LOSS(self, client, batch) + (batch.outputs.sum(1) * torch.zeros(len(batch.x))).sum()
+
+
+def _keeping(self: Classification, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    return {"correct": (outputs.argmax(1) == targets).numpy()}
+
+
+def _loss(mistake: Callable[..., Tensor]) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: patch.object(Algorithm, "loss", mistake)
+
+
+MUTATIONS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "": nullcontext,
+    "item": _loss(_asking),
+    "to the host": _loss(_leaving),
+    "generator": _loss(_drawing),
+    "mixing": _loss(_mixing),
+    "numpy": lambda: patch.object(Classification, "predictions", _keeping),
+}
+"""Mistakes made on purpose, by name, each of which the pretend accelerator must find."""
 
 
 class Costs:
@@ -118,7 +163,7 @@ def run_case(case: Case) -> dict[str, Any]:
         with (
             patch("flray.devices.capacity", lambda device, share=1.0: room(spec, case)),
             pretending() as counts,
-            mutations.ALL[case["mutation"]](),
+            MUTATIONS[case["mutation"]](),
             watched(counts) as costs,
         ):
             server = DEVICE if case["server"] == "accel" else CPU
@@ -133,12 +178,17 @@ def run_case(case: Case) -> dict[str, Any]:
     return {**found, "seconds": time.perf_counter() - began}
 
 
-def main() -> None:
-    """Run what comes in."""
+def main(record: bool) -> None:
+    """Run what comes in, or record how many kernels a step of each case starts."""
     torch.set_num_threads(1)
+    if record:
+        kernels = {case["name"]: run_case(case)["kernels"] for case in [*covering(), *tasks()]}
+        text = json.dumps(kernels, indent=1, sort_keys=True)
+        Path(__file__).with_name("kernels.json").write_text(text + "\n")
+        return
     for one in json.load(sys.stdin):
         print(json.dumps(run_case(one)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main("record" in sys.argv)

@@ -1,9 +1,9 @@
 """Every method on the pretend accelerator: no operands on two devices, no draws there, the CPU's bits.
 
-And what it costs: a training step never has the host wait, a turn at most three times, and a step
-starts no more kernels than `RECORDED` says, plus 5 %. After a change that needs more of them:
-``python -m tests.accelerator.record``. A training step recorded once and repeated for all clients of a stage has the
-bits of the step as it is written.
+And what it costs: a training step never has the host wait, a turn at most three times, and a step starts no more
+kernels than `RECORDED` says, plus 5 %. After a change that needs more of them: ``python -m tests.accelerator.run_cases
+record``. A training step recorded once and repeated for all clients of a stage has the bits of the step as it is
+written.
 """
 
 import json

@@ -211,14 +211,12 @@ def partial_participation(name: str) -> dict[str, Any]:
 def size(federation: Federation, group: str) -> int:
     """Return the bytes of one group of the network."""
     (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
-    state = model.state_dict()
-    return sum(state[n].numel() * state[n].element_size() for n in select(model, group))
+    return trees.tensor_bytes({n: model.state_dict()[n] for n in select(model, group)})
 
 
 def parameters(federation: Federation) -> int:
     """Return the bytes of the network's parameters."""
-    (model,) = [federation.spec.build(key) for key in federation.spec.architectures]
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return size(federation, "all") - size(federation, "buffers")
 
 
 def same(group: str) -> Bytes:

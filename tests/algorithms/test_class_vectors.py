@@ -21,12 +21,16 @@ from tests.algorithms.test_tasks import FEW_SHOT, world_of
 SKEWED = tiny.gaussian_clients(skew=True)  # client i lacks class i
 
 
+def means(x: Tensor, y: Tensor) -> Tensor:
+    return torch.stack([x[y == c].mean(0) for c in range(3)])
+
+
 def test_fedproc_prototypes_are_means_over_all_samples_of_a_class_and_stay_if_unsent() -> None:
     """The features of a network whose body has no parameters are its inputs; client i lacks class i."""
     clients, settings = tiny.tensors(skew=True), {"clients": SKEWED, "model": "one-layer"}
     state = tiny.run("fedproc", **settings).server.state["prototypes"]
     x, y = (torch.cat(parts) for parts in zip(*clients, strict=True))
-    tiny.close(state["vectors"], torch.stack([x[y == c].mean(0) for c in range(3)]))
+    tiny.close(state["vectors"], means(x, y))
     assert state["present"].all()
     federation = tiny.fresh("fedproc", classes=4, participation={"clients": 1}, **settings)
     expected, known = torch.zeros(4, 4, dtype=torch.float64), set()
@@ -57,8 +61,7 @@ def test_fedproc_two_rounds_by_hand() -> None:
     clients = tiny.tensors()
     trained = tiny.each_step(tiny.start(federation), clients)
     features = torch.cat([x @ p[W].T for (x, _), p in zip(clients, trained, strict=True)])
-    labels = torch.cat([y for _, y in clients])
-    prototypes = F.normalize(torch.stack([features[labels == c].mean(0) for c in range(3)]))
+    prototypes = F.normalize(means(features, torch.cat([y for _, y in clients])))
 
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         r = x @ p[W].T
@@ -107,15 +110,20 @@ def test_fedproto_the_classifier_predicts_where_asked_and_before_there_are_proto
     assert tiny.run(by_classifier).evaluate() == tiny.run("local").evaluate()
 
 
+def test_fedproto_networks_may_differ() -> None:
+    models = {"client0": {"name": "two-layer", "norm": False}}
+    server = tiny.run("fedproto", rounds=2, models=models).server
+    assert len(server.models) == 2 and server.state["prototypes"]["vectors"].shape == (3, 5)
+
+
 @pytest.mark.parametrize("per_feature", [False, True])
 def test_fedproto_two_rounds_by_hand(per_feature: bool) -> None:
     options = {"name": "fedproto", "lam": 0.5, "per_feature": per_feature}
     federation = tiny.run(options, rounds=2, **tiny.full("linear-body"))
     clients = tiny.tensors()
     trained = tiny.each_step(tiny.start(federation), clients)
-    features = [(x @ p[W].T, y) for (x, y), p in zip(clients, trained, strict=True)]
-    means = [torch.stack([f[y == c].mean(0) for c in range(3)]) for f, y in features]
-    prototypes = torch.stack(means).mean(0)
+    pairs = zip(clients, trained, strict=True)
+    prototypes = torch.stack([means(x @ p[W].T, y) for (x, y), p in pairs]).mean(0)
 
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         f = x @ p[W].T
@@ -124,12 +132,6 @@ def test_fedproto_two_rounds_by_hand(per_feature: bool) -> None:
 
     for i, expected in enumerate(tiny.each_step(trained, clients, loss)):
         tiny.close(tiny.kept(federation, i), expected)
-
-
-def test_fedproto_networks_may_differ() -> None:
-    models = {"client0": {"name": "two-layer", "norm": False}}
-    server = tiny.run("fedproto", rounds=2, models=models).server
-    assert len(server.models) == 2 and server.state["prototypes"]["vectors"].shape == (3, 5)
 
 
 def test_fedproto_in_few_shot_learning_the_distance_is_added_to_the_episodes_loss() -> None:
@@ -150,10 +152,6 @@ def test_fedproto_in_few_shot_learning_the_distance_is_added_to_the_episodes_los
 EXACT = {"name": "fedhkd", "noise": 0.0, "clip": 1e6, "threshold": 0.0}
 
 
-def means(x: Tensor, y: Tensor) -> Tensor:
-    return torch.stack([x[y == c].mean(0) for c in range(3)])
-
-
 def test_fedhkd_without_noise_the_knowledge_is_the_mean_over_all_samples() -> None:
     known = tiny.run(EXACT, **FOUR).server.state["knowledge"]
     x, y = (torch.cat(parts) for parts in zip(*tiny.tensors(skew=True), strict=True))
@@ -162,11 +160,15 @@ def test_fedhkd_without_noise_the_knowledge_is_the_mean_over_all_samples() -> No
     assert known["present"].tolist() == [True, True, True, False]
 
 
-def test_fedhkd_features_are_clipped_to_the_norm() -> None:
+def test_fedhkd_features_are_clipped_to_the_norm_and_averaged_by_class() -> None:
     clients = tiny.gaussian_clients((12,))
     known = tiny.run({**EXACT, "clip": 0.5}, clients, model="one-layer").server.state["knowledge"]
     ((x, y),) = tiny.as_tensors(clients)
     tiny.close(known["features"], means(x * (0.5 / x.norm(dim=1, keepdim=True)).clamp(max=1), y))
+    # A class of one sample is sent, and one without is zero.
+    held, counts = torch.tensor([[9.0, 9.0], [1.0, 2.0]]), torch.tensor([0, 1])
+    sent = fn.noisy_class_means(held, counts, 1.0, 0.0, torch.Generator())
+    assert sent.tolist() == [[0.0, 0.0], [1.0, 2.0]]
 
 
 def test_fedhkd_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_each_class() -> None:
@@ -181,15 +183,8 @@ def test_fedhkd_the_noise_has_deviation_sigma_2_clip_over_n_and_is_drawn_for_eac
     assert (vectors @ vectors.T).fill_diagonal_(0).abs().max() < 0.08  # five sigma
 
 
-def test_fedhkd_a_class_of_one_sample_is_sent_and_one_without_is_zero() -> None:
-    held, counts = torch.tensor([[9.0, 9.0], [1.0, 2.0]]), torch.tensor([0, 1])
-    sent = fn.noisy_class_means(held, counts, 1.0, 0.0, torch.Generator())
-    assert sent.tolist() == [[0.0, 0.0], [1.0, 2.0]]
-
-
 def test_fedhkd_a_class_below_the_threshold_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[dict[str, Tensor]] = []
-    knowledge = FedHKD.knowledge
+    sent, knowledge = list[dict[str, Tensor]](), FedHKD.knowledge
 
     def watched(self: FedHKD, client: Client) -> dict[str, Tensor]:
         sent.append(knowledge(self, client))
@@ -248,16 +243,14 @@ def largest_cosine(vectors: Tensor) -> float:
     return float((F.normalize(vectors) @ F.normalize(vectors).T).fill_diagonal_(-1).max())
 
 
-@pytest.mark.parametrize(
-    ("classes", "size", "cosine"),
-    [
-        *((classes, size, 0.0) for classes, size in ((3, 5), (7, 4), (8, 4))),
-        *((7, 2, math.cos(2 * math.pi / 7)), (8, 3, 0.2612), (12, 3, 1 / math.sqrt(5))),
-    ],
-)
-def test_fednh_the_class_vectors_start_far_apart(classes: int, size: int, cosine: float) -> None:
+SPREAD = {(3, 5): 0.0, (7, 4): 0.0, (8, 4): 0.0}
+SPREAD |= {(7, 2): math.cos(2 * math.pi / 7), (8, 3): 0.2612, (12, 3): 1 / math.sqrt(5)}
+
+
+@pytest.mark.parametrize(("classes", "size"), SPREAD)
+def test_fednh_the_class_vectors_start_far_apart(classes: int, size: int) -> None:
     """Best known: the square antiprism for 8 in three dimensions, the icosahedron for 12."""
-    vectors = spread(random(classes, size))
+    vectors, cosine = spread(random(classes, size)), SPREAD[classes, size]
     tiny.close(vectors.norm(dim=1), torch.ones(classes, dtype=torch.float64))
     assert largest_cosine(vectors) == pytest.approx(cosine, abs=5e-3 if size == 3 else 1e-12)
     assert largest_cosine(random(classes, size)) > cosine + 0.1
@@ -317,9 +310,9 @@ def test_fednh_a_fixed_scale_is_no_part_of_the_state_and_bounds_the_logits() -> 
 
 
 def test_fednh_personal_models_are_the_clients_last_ones_and_change_no_training() -> None:
-    runs = [tiny.run({"name": "fednh", "personal": on}, rounds=2) for on in (True, False)]
-    assert tiny.models_sha(runs[0]) == tiny.models_sha(runs[1])
-    assert all(handle is None for handle in runs[1].states)
-    metrics, fresh = runs[0].evaluate(), tiny.federation_of(runs[0].spec).evaluate()
+    on, off = (tiny.run({"name": "fednh", "personal": on}, rounds=2) for on in (True, False))
+    assert tiny.models_sha(on) == tiny.models_sha(off)
+    assert all(handle is None for handle in off.states)
+    metrics, fresh = on.evaluate(), tiny.federation_of(on.spec).evaluate()
     assert metrics["personal/local/loss"] < metrics["global/local/loss"]
     assert fresh["personal/local/loss"] == fresh["global/local/loss"]

@@ -105,34 +105,26 @@ def twice_split(shape: tuple[int, ...], num_classes: int, *, tied: str) -> nn.Mo
 
 @every
 def test_every_method_learns_a_layer_with_two_names_as_with_one(name: str) -> None:
-    settings = {**tiny.settings_for(name), "models": {}}
-    once, module, parameters = (
-        tiny.run(
-            name, rounds=2, **{**settings, "model": {"name": "twice-split", "tied": tied}}
-        ).evaluate()
-        for tied in ("", "module", "parameters")
-    )
-    assert module == pytest.approx(once, rel=1e-12, nan_ok=True)
-    assert parameters == pytest.approx(once, rel=1e-12, nan_ok=True)
+    models = [{"name": "twice-split", "tied": tied} for tied in ("", "module", "parameters")]
+    settings = tiny.settings_for(name)
+    runs = (tiny.run(name, rounds=2, model=model, **settings) for model in models)
+    once, *others = (run.evaluate() for run in runs)
+    for found in others:
+        assert found == pytest.approx(once, rel=1e-12, nan_ok=True)
 
 
 @every
-@pytest.mark.parametrize(
-    ("path", "values"),
-    [
-        ("aggregation.weights", ("samples", "uniform")),
-        ("local.clip_norm", (None, 1e-3)),
-        ("local.epochs", (1, 2)),
-    ],
+@cases(
+    "section, key, values",
+    "[aggregation, weights, [samples, uniform]], [local, clip_norm, [null, 0.001]], [local, epochs, [1, 2]]",
 )
-def test_a_setting_acts_or_is_said_not_to(name: str, path: str, values: tuple[Any, Any]) -> None:
-    section, key = path.split(".")
-    runs = []
-    for value in values:
-        settings = {**tiny.settings_for(name), section: {key: value}}
-        runs.append(tiny.run(name, tiny.gaussian_clients((8, 12, 20)), rounds=2, **settings))
-    same = runs[0].sha256() == runs[1].sha256()
-    assert same == (path in runs[1].spec.algorithm.unused())
+def test_a_setting_acts_or_is_said_not_to(name: str, section: str, key: str, values: Any) -> None:
+    settings, clients = tiny.settings_for(name), tiny.gaussian_clients((8, 12, 20))
+    one, other = (
+        tiny.run(name, clients, rounds=2, **{**settings, section: {key: value}}) for value in values
+    )
+    unused = f"{section}.{key}" in other.spec.algorithm.unused()
+    assert (one.sha256() == other.sha256()) == unused
 
 
 @every
@@ -152,13 +144,11 @@ def test_schedules_a_named_optimiser_and_a_sampler_that_asks_are_taken(name: str
 class Permuted(InlineExecutor):
     """Runs the jobs in another order than the clients' and hands the results on in theirs, as many workers would."""
 
-    def __init__(self, spec: FederationSpec) -> None:
-        super().__init__(spec)
-        self._calls = 0
+    calls = 0
 
     def run_blocks(self, blocks: Sequence[TaskBlock], *rest: Any, **named: Any) -> Iterator[Any]:
-        self._calls += 1
-        order = np.random.default_rng(self._calls).permutation(len(blocks))
+        self.calls += 1
+        order = np.random.default_rng(self.calls).permutation(len(blocks))
         found = super().run_blocks([blocks[i] for i in order], *rest, **named)
         results = dict(zip(order, found, strict=True))
         return iter([results[i] for i in range(len(blocks))])
@@ -252,9 +242,8 @@ TRAFFIC: dict[str, Bytes] = {
         size(f, "not_batch_norm") + size(f, "classifier"),
     ),
     # one public batch of 24: logits, for FCCL+ also similarities to the 23 others
-    "fccl": lambda f: (24 * C * ITEM,) * 2,
+    **dict.fromkeys(("fccl", "fedmd"), lambda f: (24 * C * ITEM,) * 2),
     "fcclplus": lambda f: (24 * (C + 23) * ITEM,) * 2,
-    "fedmd": lambda f: (24 * C * ITEM,) * 2,
     # psi and two helpers' psi, which leave out batch norm, down; psi and a prediction of one image up
     "fedmatch": lambda f: (
         size(f, "all") + 3 * (parameters(f) - 10 * ITEM),

@@ -53,11 +53,8 @@ def test_the_server_keeps_the_last_known_classifiers() -> None:
         assert torch.equal(federation.server.state["heads"][str(i)][tiny.V], known)
 
 
-# --- whole loops -----------------------------------------------------------------------------------
 # What `local_training`, `train_CO2` and `communication` of zhyczy/Fed-CO2 do, and what the paper's algorithms say where
 # they differ from it, in plain PyTorch and float64; nothing of flray's formulas is used.
-
-
 LR, BATCH = 0.1, 4
 
 
@@ -133,17 +130,15 @@ def compare(other: Mapping[str, Any] | None = None, **options: Any) -> None:
     for federation, loop, _ in released.side_by_side("fedco2", Loop, options, other, **settings):
         for i in range(3):
             state = tiny.state_of(federation, i)
-            online = {**federation.server.model, **state["personal"]}
-            released.assert_same(online, loop.online[i])
+            released.assert_same({**federation.server.model, **state["personal"]}, loop.online[i])
             released.assert_same(state["offline"], loop.offline[i])
     metrics = federation.evaluate()
     for i in range(3):
         for part, right in loop.accuracies(i).items():
-            found = metrics[f"{part}/local/accuracy/client/client{i}"]
-            assert found == pytest.approx(right)
+            assert metrics[f"{part}/local/accuracy/client/client{i}"] == pytest.approx(right)
 
 
-@pytest.mark.parametrize("options", [{}, {"form": "label_skew"}], ids=str)
+@cases("options", "{}, {form: label_skew}")
 def test_whole_loops_of_the_released_code(options: dict[str, Any]) -> None:
     compare(**options)
 

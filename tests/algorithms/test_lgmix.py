@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from flray import registry
 from flray.federation.federation import Federation
-from flray.federation.worker.client_runner import InlineExecutor
 from flray.models import SplitModel
 from tests.algorithms import helpers as tiny
 from tests.algorithms import released
+from tests.helpers import cases
 
 
 def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
@@ -25,9 +25,7 @@ def test_the_mixing_stage_adds_no_steps_and_hides_no_loss() -> None:
 BRIGHT: dict[str, Any] = {"data": {"name": "small-images"}, "local": {"batch_size": 100}}
 
 
-@pytest.mark.parametrize(
-    ("inputs", "scale", "shift"), [("normalised", 4.0, -2.0), ("unit", 1.0, 0.0)]
-)
+@cases("inputs, scale, shift", "[normalised, 4.0, -2.0], [unit, 1.0, 0.0]")
 def test_inputs_are_normalised_or_only_scaled(inputs: str, scale: float, shift: float) -> None:
     federation = tiny.run({"name": "lgmix", "inputs": inputs}, model="linear", **BRIGHT)
     start, data = tiny.start(federation), federation.spec.data
@@ -52,15 +50,11 @@ def whole(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return five_layers(shape[0], num_classes)
 
 
-class Pooled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
 @registry.register_model("maps")
 def maps(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Ends in a convolution, whose maps are averaged to logits."""
-    return nn.Sequential(nn.Conv2d(shape[0], 4, 1), nn.Conv2d(4, num_classes, 1), Pooled())
+    pooled = nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(nn.Conv2d(shape[0], 4, 1), nn.Conv2d(4, num_classes, 1), *pooled)
 
 
 @registry.register_model("split-early")
@@ -86,13 +80,11 @@ def test_features_are_those_before_the_last_layer(model: str) -> None:
 
 
 def test_nothing_is_left_at_the_network_after_a_turn() -> None:
-    spec = tiny.spec_of("lgmix")
-    executor = InlineExecutor(spec)
-    tiny.federation_of(spec, executor).step()
-    resident = executor._runner._resources.resident("two-layer")
+    federation = tiny.run("lgmix")
+    resident = federation.executor._runner._resources.resident("two-layer")  # type: ignore[attr-defined]
     models = [resident.model, *resident.frozen_copies.values()]
-    assert len(models) == 2
-    assert not any(m._forward_pre_hooks for model in models for m in model.modules())
+    hooks = [m._forward_pre_hooks for model in models for m in model.modules()]
+    assert len(models) == 2 and not any(hooks)
 
 
 def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,11 +103,8 @@ def test_features_of_images_are_pooled_over_positions(monkeypatch: pytest.Monkey
         assert sorted(h[:, 0].tolist()) == pytest.approx(sorted(pooled[:, 0].tolist()), rel=1e-12)
 
 
-# --- whole loops -----------------------------------------------------------------------------------
 # What `train`, `_get_eig_vals`, `train_epoch` and `communication_grad` of med-air/HeteroPFL do, and what the paper's
 # equations say where they differ from it, in plain PyTorch and float64; nothing of flray's formulas is used.
-
-
 LR, BATCH = 0.1, 4
 
 
@@ -198,8 +187,6 @@ def test_whole_loops_of_the_released_code(epochs: int) -> None:
     compare(epochs)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"server_lr": 0.5}, {"history": "none"}, {"ratio": 0.3}], ids=str
-)
+@cases("options", "{}, {server_lr: 0.5}, {history: none}, {ratio: 0.3}")
 def test_whole_loops_of_the_paper(options: dict[str, Any]) -> None:
     compare(2, variant="paper", **options)

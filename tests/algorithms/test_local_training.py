@@ -16,9 +16,10 @@ from flray.algorithms.fedrcl import collect_taps
 from flray.models import build
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
+from tests.helpers import cases
 
 FULL = tiny.full(epochs=3)
-SKEWED = tiny.gaussian_clients(skew=True)
+ONE, SKEWED = tiny.gaussian_clients((12,)), tiny.gaussian_clients(skew=True)
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 NORM = {f"features.middle.{name}" for name in ("weight", "bias", *STATISTICS)}
 
@@ -46,8 +47,8 @@ def test_local_is_plain_gradient_descent_and_sends_nothing() -> None:
 
 
 def test_for_a_single_client_fedavg_and_fedbn_are_local_training() -> None:
-    one = tiny.gaussian_clients((11,))
     names = ("local", "fedavg", "fedbn")
+    one = tiny.gaussian_clients((11,))
     alone, federated, norms = (tiny.run(name, one, rounds=3) for name in names)
     whole = {**norms.server.model, **tiny.kept(norms, 0)}
     for model in (federated.server.model, whole):
@@ -68,10 +69,9 @@ def test_fedbn_keeps_every_batch_norm_entry_and_averages_the_rest_with_equal_wei
 def test_fedbn_evaluates_a_client_that_never_took_part_with_the_initial_norms() -> None:
     federation = tiny.run("fedbn", participation={"clients": 1})
     absent = next(i for i in range(3) if federation.states[i] is None)
-    model = federation.spec.build("two-layer").double()
+    model, (x, y) = federation.spec.build("two-layer").double(), tiny.tensors()[absent]
     shared = {n: v for n, v in federation.server.model.items() if n not in NORM}
     model.load_state_dict(shared, strict=False)
-    x, y = tiny.tensors()[absent]
     right = (model.eval()(x).argmax(1) == y).double().mean()
     found = federation.evaluate()[f"personal/local/accuracy/client/client{absent}"]
     assert found == pytest.approx(float(right))
@@ -119,14 +119,14 @@ def test_fedrs_one_step_by_hand(graded: bool) -> None:
 def test_moon_three_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; later ones contrast with the mean and with each client's own last model."""
     mu, tau, clients = 2.0, 0.3, tiny.tensors()
-    options = {"name": "moon", "mu": mu, "tau": tau}
-    federation = tiny.run(options, rounds=3, **tiny.full("linear-body"))
+    federation = tiny.run(
+        {"name": "moon", "mu": mu, "tau": tau}, None, 3, **tiny.full("linear-body")
+    )
     own = tiny.each_step(tiny.start(federation), clients)
 
     def loss(p: Any, mean: Any, last: Any, x: Tensor, y: Tensor) -> Tensor:
         r = x @ p[W].T
-        near = torch.exp(F.cosine_similarity(r, x @ mean[W].T) / tau)
-        far = torch.exp(F.cosine_similarity(r, x @ last[W].T) / tau)
+        near, far = ((F.cosine_similarity(r, x @ w[W].T) / tau).exp() for w in (mean, last))
         return F.cross_entropy(r @ p[V].T, y) - mu * torch.log(near / (near + far)).mean()
 
     for _ in range(2):
@@ -140,20 +140,25 @@ def test_moon_three_rounds_by_hand() -> None:
 
 def test_fedrcl_a_round_by_hand() -> None:
     """One full-batch step on a body of two layers, both tapped; the loss itself: tests/functional/test_losses.py."""
-    tau, threshold, beta, weight = 0.5, 0.3, 0.8, 1.5
-    options = {"name": "fedrcl", "tau": tau, "threshold": threshold, "beta": beta, "weight": weight}
+    given = {"tau": 0.5, "threshold": 0.3, "beta": 0.8}
+    options = {"name": "fedrcl", **given, "weight": 1.5}
     federation = tiny.run(options, **tiny.full({"name": "linear-body", "layers": 2}))
 
     def loss(p: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         first = x @ p[W].T
         second = first @ p["features.second.weight"].T
-        terms = [
-            functional.relaxed_contrastive_loss(f, y, tau, threshold, beta) for f in (first, second)
-        ]
-        return F.cross_entropy(second @ p[V].T, y) + weight * (terms[0] + terms[1]) / 2
+        contrast = functional.relaxed_contrastive_loss
+        terms = [contrast(layer, y, *given.values()) for layer in (first, second)]
+        return F.cross_entropy(second @ p[V].T, y) + 1.5 * (terms[0] + terms[1]) / 2
 
     trained = tiny.each_step(tiny.start(federation), tiny.tensors(), loss)
     tiny.close(federation.server.model, tiny.mean_of(trained, [1, 1, 1]))
+
+
+def test_fedrcl_a_client_with_a_single_class_stays_finite() -> None:
+    ((x, y),) = tiny.gaussian_clients((9,))
+    federation = tiny.run("fedrcl", [(x, np.zeros_like(y))], rounds=2)
+    assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
 
 
 def test_fedrcl_layers_are_tapped_before_their_relu_and_only_during_the_pass() -> None:
@@ -168,12 +173,6 @@ def test_fedrcl_layers_are_tapped_before_their_relu_and_only_during_the_pass() -
     assert len(layers) == 4
 
 
-def test_fedrcl_a_client_with_a_single_class_stays_finite() -> None:
-    ((x, y),) = tiny.gaussian_clients((9,))
-    federation = tiny.run("fedrcl", [(x, np.zeros_like(y))], rounds=2)
-    assert all(bool(torch.isfinite(w).all()) for w in federation.server.model.values())
-
-
 STEP = tiny.full(lr=0.3)
 
 
@@ -182,12 +181,9 @@ def rule(form: str, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor
         m = 0.9 * m + delta
         return m, v, 1.0 * m
     beta1 = 0.0 if form == "adagrad" else 0.9
-    m = beta1 * m + (1 - beta1) * delta
-    v = {
-        "adagrad": v + delta**2,
-        "adam": 0.99 * v + 0.01 * delta**2,
-        "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2),
-    }[form]
+    m, square = beta1 * m + (1 - beta1) * delta, delta**2
+    forms = {"adagrad": v + square, "adam": 0.99 * v + 0.01 * square}
+    v = {**forms, "yogi": v - 0.01 * square * torch.sign(v - square)}[form]
     return m, v, 0.1 * m / (v.sqrt() + 1e-3)
 
 
@@ -253,29 +249,25 @@ def test_scaffold_three_rounds_by_hand_of_some_clients(option: str, server_lr: f
             tiny.close(tiny.state_of(federation, i)["c"][V], own[i])
 
 
-@pytest.mark.parametrize(
-    ("steps", "participation"), [(6, {}), (3, {"stragglers": 1.0, "straggler_work": 0.5})]
-)
-def test_scaffold_counts_steps_and_not_epochs(steps: int, participation: dict[str, float]) -> None:
+@cases("steps, slow", "[6, {}], [3, {stragglers: 1.0, straggler_work: 0.5}]")
+def test_scaffold_counts_steps_and_not_epochs(steps: int, slow: dict[str, float]) -> None:
     """Option II after round 1 is the mean of the gradients seen: the displacement over (optimiser steps x lr)."""
-    one, batches = tiny.gaussian_clients((12,)), {"batch_size": 4, "epochs": 2, "lr": 0.05}
-    federation = tiny.run("scaffold", one, participation=participation, **tiny.full(**batches))
+    batches = tiny.full(batch_size=4, epochs=2, lr=0.05)
+    federation = tiny.run("scaffold", ONE, participation=slow, **batches)
     expected = (tiny.start(federation)[V] - federation.server.model[V]) / (steps * 0.05)
     tiny.close(tiny.state_of(federation, 0)["c"][V], expected)
 
 
 def test_scaffold_uses_the_round_s_decayed_learning_rate() -> None:
-    one = tiny.gaussian_clients((12,))
-    federation = tiny.run("scaffold", one, **tiny.full(lr=0.2, lr_decay=0.5))
+    federation = tiny.run("scaffold", ONE, **tiny.full(lr=0.2, lr_decay=0.5))
     start = federation.server.model[V].clone()
     federation.step()
-    ((x, y),) = tiny.tensors((12,))
-    tiny.close(tiny.state_of(federation, 0)["c"][V], tiny.softmax_gradient(start, x, y))
+    expected = tiny.softmax_gradient(start, *tiny.as_tensors(ONE)[0])
+    tiny.close(tiny.state_of(federation, 0)["c"][V], expected)
 
 
 def test_scaffold_its_first_round_is_uniform_fedavg_and_alone_all_are_sequential_sgd() -> None:
-    uniform = tiny.digest("fedavg", aggregation={"weights": "uniform"})
-    assert tiny.digest("scaffold") == uniform
+    assert tiny.digest("scaffold") == tiny.digest("fedavg", aggregation={"weights": "uniform"})
     one = tiny.gaussian_clients((10,))
     found, expected = (tiny.run(name, one, rounds=3) for name in ("scaffold", "fedavg"))
     tiny.close(found.server.model, expected.server.model)

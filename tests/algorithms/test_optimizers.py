@@ -66,8 +66,7 @@ def test_steps_and_memory_are_torchs(kind: str, dtype: torch.dtype) -> None:
     gradients = list(zip(draws, draws, strict=True))
     runs = []
     for make in KINDS[kind]:
-        parameters = [nn.Parameter(one.clone()) for one in start]
-        optimizer = make(parameters)
+        optimizer = make(parameters := [nn.Parameter(one.clone()) for one in start])
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
         for number, pair in enumerate(gradients):
             optimizer.zero_grad(set_to_none=number % 2 == 0)
@@ -80,8 +79,7 @@ def test_steps_and_memory_are_torchs(kind: str, dtype: torch.dtype) -> None:
         memory = [{k: v for k, v in state.items() if v is not None} for state in states]
         runs.append((parameters, memory, optimizer.param_groups[0]["lr"]))
     (own, own_memory, rate), (wanted, memory, wanted_rate) = runs
-    assert rate == wanted_rate
-    assert all(torch.equal(one, other) for one, other in zip(own, wanted, strict=True))
+    assert rate == wanted_rate and all(map(torch.equal, own, wanted))
     for one, other in zip(own_memory, memory, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -182,8 +180,7 @@ def test_what_is_no_optimiser_or_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_weights_and_outputs_stay_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[torch.dtype] = set()
-    loss = Classification.loss
+    seen, loss = set[torch.dtype](), Classification.loss
 
     def watched(self: Classification, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         seen.add(outputs.dtype)
@@ -240,27 +237,24 @@ def test_compiled_runs_repeat_resume_and_stay_near(name: str, tmp_path: Path) ->
 SIZES = (12, 9, 15, 7, 10)
 
 
-def fresh(name: Any, together: int, block: int = 5, **changes: Any) -> Federation:
+def run(name: Any, together: int, block: int = 5, done: int = 2, **changes: Any) -> Federation:
     local = {"momentum": 0.9, "weight_decay": 0.01, "epochs": 2, **changes.pop("local", {})}
     aggregation = {"block": block, **changes.pop("aggregation", {})}
     settings = {"aggregation": aggregation, "local": {**local, "clients_per_step": together}}
-    return tiny.fresh(name, tiny.gaussian_clients(SIZES), **settings, **changes)
-
-
-def run(name: Any, together: int, **changes: Any) -> Federation:
-    federation = fresh(name, together, **changes)
-    for _ in range(2):
+    federation = tiny.fresh(name, tiny.gaussian_clients(SIZES), **settings, **changes)
+    for _ in range(done):
         federation.step()
     return federation
 
 
 def assert_near(ours: Federation, theirs: Federation) -> None:
+    near = partial(tiny.close, rtol=1e-10, atol=1e-10)
     for key, model in theirs.server.models.items():
-        tiny.close(ours.server.models[key], model, rtol=1e-10, atol=1e-10)
+        near(ours.server.models[key], model)
     for client in range(len(SIZES)):
         mine, other = (tiny.state_of(one, client).get("personal", {}) for one in (ours, theirs))
         assert mine.keys() == other.keys()
-        tiny.close(mine, other, rtol=1e-10, atol=1e-10)
+        near(mine, other)
 
 
 @cases(
@@ -279,7 +273,7 @@ def test_it_is_the_same_training(name: Any, together: int, changes: dict[str, An
 
 
 def test_what_is_tracked_of_each_client_is_the_same() -> None:
-    ours, theirs = (fresh("fedavg", together).step().metrics for together in (5, 1))
+    ours, theirs = (run("fedavg", together, done=0).step().metrics for together in (5, 1))
     tracked = {n: v for n, v in theirs.items() if n.startswith("train/") and "seconds" not in n}
     clients = {f"train/loss/client/client{i}" for i in range(5)}
     assert {"train/loss", "train/steps", *clients} <= set(tracked)
@@ -297,7 +291,7 @@ def test_the_step_is_really_shared() -> None:
     """One forward pass for clients of a size, not one each."""
     counts = []
     for together in (1, 5):
-        federation, calls = fresh("fedavg", together), list[int]()
+        federation, calls = run("fedavg", together, done=0), list[int]()
         resident = federation.executor._runner._resources.resident("two-layer")  # type: ignore[attr-defined]
         resident.model.features.first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         federation.step()
@@ -329,7 +323,7 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     [fedavg, {model: branching}]""",
 )
 def test_what_cannot_be_is_refused_before_a_round(name: str, changes: dict[str, Any]) -> None:
-    refused(fresh, name, 3, **changes)
+    refused(run, name, 3, done=0, **changes)
 
 
 def test_batch_norm_of_clients_together_is_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Methods that share a part of the network and keep the rest: FedPer, FedRep, FedBABU, FedAlt, FedSim and COPA."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.helpers import cases
 TUNED = ("all", "classifier", "features")
 
 
-def rep(head: int | None, body: int | None, **options: int) -> dict[str, object]:
+def rep(head: int, body: int, **options: int) -> dict[str, object]:
     return {"name": "fedrep", "head_epochs": head, "body_epochs": body, **options}
 
 
@@ -67,9 +68,8 @@ def test_each_phase_leaves_the_other_part_as_it_is(
     def watched(self: Any, client: Client, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
         step(self, client, batch, optimizer)
         personal = select(client.model, group)
-        shared = frozenset(client.resident.entries) - personal
-        digests = (trees.sha256(client.weights(part)) for part in (personal, shared))
-        seen.append((batch.phase.tag, *digests))
+        parts = personal, frozenset(client.resident.entries) - personal
+        seen.append((batch.phase.tag, *(trees.sha256(client.weights(part)) for part in parts)))
 
     monkeypatch.setattr(kind, "step", watched)
     local = {"momentum": 0.9, "weight_decay": 0.1}
@@ -162,6 +162,10 @@ def test_classifiers_that_travel_have_their_constants(name: str) -> None:
     assert federation.evaluate()["personal/local/accuracy"] > 0.4
 
 
+def copa_loss(p: Any, x: Tensor, y: Tensor, others: Any) -> Any:
+    return sum(F.cross_entropy(x @ p[W].T @ head.T, y) for head in (p[V], *others))
+
+
 def test_copa_two_rounds_by_hand() -> None:
     """Full-batch steps on a linear body; the others' heads are those of the round's start, and their terms a sum."""
     federation = tiny.run("copa", rounds=2, **tiny.full("linear-body"))
@@ -171,18 +175,14 @@ def test_copa_two_rounds_by_hand() -> None:
         trained = []
         for own, (x, y) in enumerate(clients):
             others = [head for j, head in enumerate(heads) if j != own]
-
-            def loss(p: Any, x: Tensor = x, y: Tensor = y, others: Any = others) -> Any:
-                every = (p[V], *others)
-                return sum(F.cross_entropy(x @ p[W].T @ head.T, y) for head in every)
-
-            trained.append(tiny.gradient_step({**body, V: heads[own]}, loss))
+            step = partial(copa_loss, x=x, y=y, others=others)
+            trained.append(tiny.gradient_step({**body, V: heads[own]}, step))
         body = tiny.mean_of([{W: p[W]} for p in trained], tiny.SIZES)
         heads = [p[V] for p in trained]
     tiny.close(federation.server.model, body)
     for own, (x, _) in enumerate(clients):
-        tiny.close(federation.server.state["heads"][str(own)], {V: heads[own]})
-        tiny.close(tiny.kept(federation, own), {V: heads[own]})
+        for held in (federation.server.state["heads"][str(own)], tiny.kept(federation, own)):
+            tiny.close(held, {V: heads[own]})
         tiny.has_loss(federation, own, sum(x @ body[W].T @ head.T for head in heads) / 3)
 
 

@@ -16,28 +16,27 @@ from flray.federation.federation import Federation
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 
-
-def fixed(alpha: float) -> dict[str, object]:
-    return {"name": "apfl", "alpha": alpha, "adaptive": False}
+FIXED = {"name": "apfl", "adaptive": False}
+ONE = tiny.gaussian_clients((12,))
 
 
 def test_apfl_two_rounds_by_hand() -> None:
     """Full-batch steps on softmax regression; alpha moves once v and w differ, so in the second round."""
     one, two = (tiny.run({"name": "apfl", "alpha": 0.3}, rounds=n, **tiny.full()) for n in (1, 2))
-    start, data = tiny.start(one)[tiny.V], tiny.tensors()
+    start, data = tiny.start(one)[V], tiny.tensors()
     gradients = [tiny.softmax_gradient(start, x, y) for x, y in data]
-    own = [start - 0.1 * 0.3 * g for g in gradients]
-    w = tiny.mean_of([{tiny.V: start - 0.1 * g} for g in gradients], tiny.SIZES)[tiny.V]
-    tiny.close(one.server.model, {tiny.V: w})
+    w = tiny.mean_of([{V: start - 0.1 * g} for g in gradients], tiny.SIZES)[V]
+    tiny.close(one.server.model, {V: w})
     for i, (x, y) in enumerate(data):
-        tiny.close(tiny.state_of(one, i)["v"], {tiny.V: own[i]})
-        assert tiny.state_of(one, i)["alpha"] == 0.3
-        gradient = tiny.softmax_gradient(0.3 * own[i] + 0.7 * w, x, y)
-        tiny.close(tiny.state_of(two, i)["v"], {tiny.V: own[i] - 0.1 * 0.3 * gradient})
-        alpha = 0.3 - 0.1 * float(((own[i] - w) * gradient).sum())
-        assert tiny.state_of(two, i)["alpha"] == pytest.approx(alpha, rel=1e-12)
+        first, second = (tiny.state_of(federation, i) for federation in (one, two))
+        own = start - 0.1 * 0.3 * gradients[i]
+        tiny.close(first["v"], {V: own})
+        gradient = tiny.softmax_gradient(0.3 * own + 0.7 * w, x, y)
+        tiny.close(second["v"], {V: own - 0.1 * 0.3 * gradient})
+        alpha = 0.3 - 0.1 * float(((own - w) * gradient).sum())
+        assert first["alpha"] == 0.3 and second["alpha"] == pytest.approx(alpha, rel=1e-12)
         assert abs(alpha - 0.3) > 1e-4
-    moved = [{tiny.V: w - 0.1 * tiny.softmax_gradient(w, x, y)} for x, y in data]
+    moved = [{V: w - 0.1 * tiny.softmax_gradient(w, x, y)} for x, y in data]
     tiny.close(two.server.model, tiny.mean_of(moved, tiny.SIZES))
 
 
@@ -47,7 +46,10 @@ def test_apfl_alpha_moves_once_a_round_and_stays_a_share() -> None:
     learned = [tiny.state_of(several, i)["alpha"] for i in range(3)]
     assert [metrics[f"train/apfl/alpha/client/client{i}"] for i in range(3)] == learned
     assert len(set(learned)) == 3 and all(0 < alpha < 1 for alpha in learned)
-    wild, still = tiny.run("apfl", rounds=6, local={"lr": 50.0}), tiny.run(fixed(0.7), rounds=3)
+    wild, still = (
+        tiny.run("apfl", rounds=6, local={"lr": 50.0}),
+        tiny.run({**FIXED, "alpha": 0.7}, rounds=3),
+    )
     assert {tiny.state_of(wild, i)["alpha"] for i in range(3)} & {0.0, 1.0}
     assert {tiny.state_of(still, i)["alpha"] for i in range(3)} == {0.7}
 
@@ -62,7 +64,7 @@ def test_apfl_a_linear_mixture_is_the_mixture_of_the_outputs() -> None:
 
 def test_apfl_the_mixture_s_statistics_are_mixed_like_parameters() -> None:
     """alpha = 0.5: v's running mean follows the forward passes at the mixture, from a common start."""
-    federation = tiny.run(fixed(0.5), local={"batch_size": 99})
+    federation = tiny.run({**FIXED, "alpha": 0.5}, local={"batch_size": 99})
     start = tiny.start(federation)
     for i, (x, _) in enumerate(tiny.tensors()):
         v = tiny.state_of(federation, i)["v"]
@@ -145,8 +147,7 @@ def test_l2sgd_models_travel_only_for_the_first_of_several_pulls() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.9])
 def test_l2sgd_the_coin_falls_as_often_as_it_should(p: float) -> None:
     federation = tiny.fresh(coin(p), model="one-layer")
-    algorithm, server = federation.spec.algorithm, federation.server
-    pulls = 0
+    algorithm, server, pulls = federation.spec.algorithm, federation.server, 0
     for server.round in range(2000):
         names = [stage.name for stage in algorithm.exchanges(server)]
         assert names in (["train"], ["pull"], ["collect", "pull"])
@@ -191,9 +192,7 @@ def test_perfedavg_one_step_by_hand(form: str) -> None:
         tiny.close(federation.server.model, mean, rtol=1e-7, atol=1e-8)
 
 
-def test_perfedavg_second_batches_alone_move_the_statistics(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_perfedavg_second_batches_alone_move_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, Tensor]] = []
 
     def watched(client: Any, batch: Any, *others: Any) -> Any:
@@ -206,7 +205,7 @@ def test_perfedavg_second_batches_alone_move_the_statistics(
         return found
 
     monkeypatch.setattr(perfedavg, "gradient_at", watched)
-    tiny.run(per("hf"), tiny.gaussian_clients((12,)), model=tiny.DROPOUT)
+    tiny.run(per("hf"), ONE, model=tiny.DROPOUT)
     moved = [("inner", 0), ("train", 1), ("third", 0), ("third", 0)]
     assert [one[:2] for one in seen] == moved * 3
     for step in range(3):
@@ -228,21 +227,13 @@ def test_perfedavg_personal_models_are_some_plain_steps_from_the_global_one(step
         tiny.has_loss(federation, i, x @ w.T)
 
 
-def test_perfedavg_clipping_and_the_local_optimiser_act_on_the_meta_gradient() -> None:
-    """Clipped to a tiny norm, every client moves by lr times that norm."""
-    one = tiny.gaussian_clients((12,))
-    federation = tiny.run(per("fo"), one, **tiny.full(clip_norm=1e-3))
-    distance = (federation.server.model[V] - tiny.start(federation)[V]).norm()
-    assert float(distance) == pytest.approx(0.1 * 1e-3, rel=1e-5)
-
-
 @pytest.mark.parametrize("start", ["copy", "zero"])
 def test_fedrod_two_steps_and_both_predictors_by_hand(start: str) -> None:
     """Client i lacks class i, so its log share is that of 1e-12; g learns from z and f of before the step."""
     clients = tiny.gaussian_clients(skew=True)
     options = {"name": "fedrod", "personal_init": start}
     federation = tiny.run(options, clients, **tiny.full("linear-body", epochs=2))
-    initial, trained, heads = tiny.start(federation), [], []
+    initial, trained, heads, ce = tiny.start(federation), [], [], F.cross_entropy
     for x, y in tiny.as_tensors(clients):
         shares = (torch.bincount(y, minlength=3).double() / len(y)).clamp(min=1e-12).log()
         p = initial
@@ -250,10 +241,9 @@ def test_fedrod_two_steps_and_both_predictors_by_hand(start: str) -> None:
         for _ in range(2):
             f = x @ p[W].T
             z = f @ p[V].T
-            p = tiny.gradient_step(
-                p, lambda q, x=x, y=y, s=shares: F.cross_entropy(x @ q[W].T @ q[V].T + s, y)
-            )
-            g = tiny.gradient_step(g, lambda q, z=z, f=f, y=y: F.cross_entropy(z + f @ q["g"].T, y))
+
+            p = tiny.gradient_step(p, lambda q, x=x, y=y, s=shares: ce(x @ q[W].T @ q[V].T + s, y))
+            g = tiny.gradient_step(g, lambda q, z=z, f=f, y=y: ce(z + f @ q["g"].T, y))
         trained.append(p)
         heads.append(g["g"])
     mean = tiny.mean_of(trained, tiny.SIZES)
@@ -265,11 +255,14 @@ def test_fedrod_two_steps_and_both_predictors_by_hand(start: str) -> None:
         tiny.has_loss(federation, i, f @ mean[V].T, "global")
 
 
-def test_fedrod_the_personal_head_s_gradient_is_clipped_by_itself() -> None:
-    one = tiny.gaussian_clients((12,))
-    federation = tiny.run("fedrod", one, **tiny.full("linear-body", clip_norm=1e-3))
+def test_clipping_acts_on_perfedavg_s_meta_gradient_and_on_fedrod_s_head_by_itself() -> None:
+    """Clipped to a tiny norm, the client moves by lr times that norm; torch adds 1e-6 to it."""
+    meta = tiny.run(per("fo"), ONE, **tiny.full(clip_norm=1e-3))
+    distance = (meta.server.model[V] - tiny.start(meta)[V]).norm()
+    assert float(distance) == pytest.approx(0.1 * 1e-3, rel=1e-5)
+    federation = tiny.run("fedrod", ONE, **tiny.full("linear-body", clip_norm=1e-3))
     moved = tiny.state_of(federation, 0)["head"]["weight"] - tiny.start(federation)[V]
-    assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)  # torch adds 1e-6 to the norm
+    assert float(moved.norm()) == pytest.approx(0.1 * 1e-3, rel=1e-2)
 
 
 VAL: dict[str, Any] = {"evaluation": {"validation": 0.25}}
@@ -287,23 +280,18 @@ def test_fedfomo_four_rounds_by_hand() -> None:
     x, y, clients = federation.spec.data.x, federation.spec.data.y, federation.spec.data.clients
     data = [tiny.as_tensors([(x[part], y[part]) for part in (c.train, c.val)]) for c in clients]
     initial = federation.server.model[V].clone()
-    now, reference = [initial] * 3, [initial] * 3
+    now, reference, mixed = [initial] * 3, [initial] * 3, 0
     total = torch.zeros(3, 3, dtype=torch.float64)
-    mixed = 0
     for number in range(4):
         federation.step()
         pool, started = list(now), []
         for i in range(3):
             (_, (x, y)), start = data[i], now[i]
             if number:
-
-                def loss(w: Tensor, x: Tensor = x, y: Tensor = y) -> float:
-                    return float(torch.nn.functional.cross_entropy(x @ w.T, y))
-
-                gains = {
-                    j: (loss(reference[i]) - loss(pool[j])) / float((pool[j] - reference[i]).norm())
-                    for j in range(3)
-                }
+                former = float(F.cross_entropy(x @ reference[i].T, y))
+                losses = [float(F.cross_entropy(x @ w.T, y)) for w in pool]
+                lengths = [float((w - reference[i]).norm()) for w in pool]
+                gains = {j: (former - losses[j]) / lengths[j] for j in range(3)}
                 for j in set(range(3)) - {i}:
                     total[i, j] += gains[j]
                 positive = {j: max(g, 0.0) for j, g in gains.items()}

@@ -398,9 +398,7 @@ class Spreading(FedMatch):
 
 
 @pytest.mark.parametrize(("size", "steps"), [(12, 3), (13, 3), (14, 4)])
-def test_fedmatch_every_epoch_spreads_all_public_samples_over_its_steps(
-    size: int, steps: int
-) -> None:
+def test_fedmatch_an_epoch_spreads_all_public_samples_over_its_steps(size: int, steps: int) -> None:
     """With batch norm an epoch of 13 samples has no step for the last one."""
     PUBLIC.clear()
     clients = tiny.gaussian_clients((size,))

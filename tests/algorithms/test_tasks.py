@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from flray import registry, trees
 from flray.algorithms.common.aggregation import BlockSum, average_blocks
@@ -21,17 +22,13 @@ from tests.algorithms.test_every_algorithm import BUILT_IN, Permuted
 from tests.helpers import built, cases
 from tests.messages import refused
 
-SEGMENTATION = {
-    "data": {"name": "fundus-synthetic", "samples": 5, "size": 16, "domains": ["A", "E"]},
-    "model": {"name": "unet", "width": 2, "depth": 2},
-    "local": {"batch_size": 2},
-}
-FEW_SHOT = {
-    "data": {"name": "glyphs", "classes": 8, "unseen": 3, "samples": 12, "size": 16},
-    "partition": {"name": "iid", "clients": 2},
-    "model": {"name": "protonet", "width": 2},
-    "episodes": {"way": 3, "shot": 2, "queries": 2, "test": 5},
-}
+SEGMENTATION, FEW_SHOT = yaml.safe_load(
+    """[{data: {name: fundus-synthetic, samples: 5, size: 16, domains: [A, E]},
+      model: {name: unet, width: 2, depth: 2}, local: {batch_size: 2}},
+    {data: {name: glyphs, classes: 8, unseen: 3, samples: 12, size: 16},
+      partition: {name: iid, clients: 2}, model: {name: protonet, width: 2},
+      episodes: {way: 3, shot: 2, queries: 2, test: 5}}]"""
+)
 EEG, MLP = {"name": "eeg-synthetic", "samples": 20}, {"name": "mlp", "hidden": [6], "norm": "batch"}
 BINARY = {"data": EEG, "model": MLP}
 NUMBERS = {"data": "two-numbers", "model": "two-layer", "local": {"lr": 0.05, "batch_size": 4}}
@@ -118,9 +115,9 @@ def test_a_distance_is_worst_where_it_is_largest() -> None:
         assert found == {worst(values)}
 
 
-EVEN = tiny.gaussian_clients((12, 9, 15))
-SKEWED = tiny.gaussian_clients((12, 9, 15), skew=True)
-MANY = tiny.gaussian_clients((60, 66, 72))
+EVEN = tiny.gaussian_clients()
+HELD = {"even": EVEN, "skewed": tiny.gaussian_clients(skew=True)}
+HELD |= {"many": tiny.gaussian_clients((60, 66, 72)), "few": tiny.gaussian_clients((4, 3, 5))}
 
 
 def lines_of(algorithm: Any, clients: Any, rounds: int = 4, **settings: Any) -> list[str]:
@@ -133,9 +130,6 @@ def lines_of(algorithm: Any, clients: Any, rounds: int = 4, **settings: Any) -> 
         federation.reset()
     assert all("\n" not in line and len(line) < 250 for line in lines)
     return lines
-
-
-HELD = {"even": EVEN, "skewed": SKEWED, "many": MANY, "few": tiny.gaussian_clients((4, 3, 5))}
 
 
 @cases(
@@ -162,8 +156,8 @@ def test_it_is_said_once_and_only_where_it_is_so(algorithm: Any, clients: str, s
 
 def test_a_warning_is_no_part_of_what_is_learnt() -> None:
     """Neither digest nor metrics know of it."""
-    spec = tiny.spec_of({"name": "fedrs"}, EVEN)
-    loud, quiet = (Federation(spec, InlineExecutor(spec), list[str]().append) for _ in range(2))
+    spec = tiny.spec_of("fedrs", EVEN)
+    loud, quiet = (tiny.federation_of(spec) for _ in range(2))
     quiet.server.warned.add("scale")
     first, second = loud.step().metrics, quiet.step().metrics
     assert loud.sha256() == quiet.sha256() and set(first) == set(second)
@@ -173,12 +167,11 @@ REFUSED = [n for n in BUILT_IN if registry.algorithms.get(n).adds_up() == "at th
 """Methods whose server looks at single replies."""
 
 
-def rounds(
-    name: str, block: int | None, count: int = 1, executor: Any = InlineExecutor, **changes: Any
-) -> Federation:
+def rounds(name: str, block: Any, count: int = 1, executor: Any = None, **changes: Any) -> Any:
+    """Return a federation after some rounds, in blocks of so many clients."""
     settings = {**tiny.settings_for(name), **changes, "aggregation": {"block": block}}
     spec = tiny.spec_of(name, tiny.gaussian_clients((12, 9, 15, 7, 10)), **settings)
-    federation = tiny.federation_of(spec, executor(spec))
+    federation = tiny.federation_of(spec, executor and executor(spec))
     for _ in range(count):
         federation.step()
     return federation
@@ -203,9 +196,7 @@ def test_the_bits_depend_on_the_blocks() -> None:
     assert len({tiny.models_sha(rounds("fedavg", block, 3)) for block in (1, 2, 3)}) == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedbn", "fedadam", "apfl", "lgmix", "fedskc", "scaffold"]
-)
+@cases("name", "fedavg, fedbn, fedadam, apfl, lgmix, fedskc, scaffold")
 def test_neither_order_of_blocks_nor_checkpoint_changes_a_bit(name: str, tmp_path: Path) -> None:
     some = {"participation": {"clients": 4}} if tiny.partial_participation(name) else {}
     permuted = rounds(name, 2, 3, executor=Permuted, **some)
@@ -220,9 +211,8 @@ def test_the_server_gets_one_sum_per_block() -> None:
 
 
 def test_blocks_follow_the_client_number_not_the_cohort() -> None:
-    federation = rounds("fedavg", 2, 0, tiny.Noting, participation={"clients": 3})
-    calls: list[Any] = federation.executor.calls  # type: ignore[attr-defined]
-    sizes = set[int]()
+    federation, sizes = rounds("fedavg", 2, 0, tiny.Noting, participation={"clients": 3}), set()
+    calls = federation.executor.calls
     for _ in range(6):
         calls.clear()
         federation.step()

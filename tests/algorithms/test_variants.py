@@ -12,6 +12,7 @@ import pytest
 from flray import registry
 from tests.algorithms import helpers as tiny
 from tests.algorithms import test_fccl, test_fedco2, test_fedskc, test_lgmix
+from tests.helpers import cases
 
 Both = tuple[Any, Any]
 ROWS: dict[tuple[str, str], dict[str, Both]] = {
@@ -142,22 +143,17 @@ def test_with_another_value_it_is_no_longer_that_loop(method: str, option: str, 
         getattr(LOOPS.get(method), "compare", test_fccl.compare)(**how, other={option: value})
 
 
-CHANGES: list[tuple[str, str, tuple[Any, Any]]] = [
-    ("fcclplus", "augment", (None, "crop")),  # by default the experiment has no augmentation either
-    ("fcclplus", "public_augment", (None, "crop")),
-    ("fcclplus", "public_batch_size", (24, 12)),
-    ("fcclplus", "batch_size", (None, 3)),
-    ("lgmix", "inputs", ("normalised", "unit")),
-]
-
-
-@pytest.mark.parametrize(("method", "option", "values"), CHANGES)
-def test_values_change_what_is_learnt(method: str, option: str, values: tuple[Any, Any]) -> None:
-    found = []
-    for value in values:
-        options = {"public_size": 24, "public_batch_size": 8} if method == "fcclplus" else {}
-        options |= {"name": method, option: value}
-        data = {"name": "digits-sklearn", "samples": 8}
-        local = {"batch_size": 32, "lr": 0.01, "precision": "float32"}
-        found.append(tiny.run(options, data=data, model="lenet", local=local).sha256())
-    assert found[0] != found[1]
+@cases(
+    "method, option, values",
+    """[fcclplus, augment, [null, crop]], [fcclplus, public_augment, [null, crop]],
+    [fcclplus, public_batch_size, [24, 12]], [fcclplus, batch_size, [null, 3]],
+    [lgmix, inputs, [normalised, unit]]""",
+)
+def test_values_change_what_is_learnt(method: str, option: str, values: list[Any]) -> None:
+    """By default the experiment has no augmentation either."""
+    options = {"public_size": 24, "public_batch_size": 8} if method == "fcclplus" else {}
+    data = {"name": "digits-sklearn", "samples": 8}
+    local = {"batch_size": 32, "lr": 0.01, "precision": "float32"}
+    methods = [{**options, "name": method, option: value} for value in values]
+    one, other = (tiny.run(m, data=data, model="lenet", local=local) for m in methods)
+    assert one.sha256() != other.sha256()

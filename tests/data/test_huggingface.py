@@ -35,10 +35,8 @@ def png(number: int, filler: int = 0) -> bytes:
 
 
 def rows(first: int, last: int, filler: int = 0) -> Any:
-    names = datasets.ClassLabel(names=["cat", "dog", "eel"])
-    features = datasets.Features(
-        image=datasets.Image(), label=names, writer=datasets.Value("string")
-    )
+    names, writer = datasets.ClassLabel(names=["cat", "dog", "eel"]), datasets.Value("string")
+    features = datasets.Features(image=datasets.Image(), label=names, writer=writer)
     columns = {
         "image": [{"bytes": png(n, filler), "path": None} for n in range(first, last)],
         "label": [n % 3 for n in range(first, last)],
@@ -50,11 +48,11 @@ def rows(first: int, last: int, filler: int = 0) -> Any:
 @pytest.fixture
 def shards(tmp_cwd: Path) -> list[str]:
     """Three files of several groups of rows, and one of another split."""
-    for number in range(3):
-        held = rows(20 * number, 20 * number + 20)
-        held.to_parquet(f"set/train-0000{number}-of-00003.parquet", batch_size=7)
+    files = [f"set/train-0000{number}-of-00003.parquet" for number in range(3)]
+    for number, file in enumerate(files):
+        rows(20 * number, 20 * number + 20).to_parquet(file, batch_size=7)
     rows(60, 72).to_parquet("set/test-00000-of-00001.parquet")
-    return [f"set/train-0000{number}-of-00003.parquet" for number in range(3)]
+    return files
 
 
 def test_a_part_is_the_samples_of_the_whole_in_each_format(shards: list[str]) -> None:
@@ -128,38 +126,38 @@ def saved(split: Any) -> None:
     cut(f"set/{arrow['filename']}")
 
 
-def images(last: Any) -> list[Any]:
-    return [*({"bytes": png(n), "path": None} for n in range(19)), last]
+def without(file: str, name: str) -> None:
+    parquet.write_table(parquet.read_table(file).drop_columns([name]), file)
 
 
-SPOILT: dict[str, Callable[[list[str]], None]] = {
+IMAGES = [{"bytes": png(n), "path": None} for n in range(19)]
+COLUMNS: dict[str, tuple[str, list[Any]]] = {
+    "texts in one shard": ("label", ["a text"] * 20),
+    "lists in one shard": ("label", [[0, 1]] * 20),
+    "no class": ("label", [0] * 11 + [-1] + [0] * 8),
+    "a class too many": ("label", [3] * 20),
+    "no image": ("image", [*IMAGES, None]),
+    "bytes that are no image": ("image", [*IMAGES, {"bytes": b"GIF8", "path": None}]),
+    "a file elsewhere": ("image", [*IMAGES, {"bytes": None, "path": "secret.png"}]),
+}
+FILES: dict[str, Callable[[list[str]], None]] = {
     "a shard ends early": lambda shards: cut(shards[1]),
     "a shard is no parquet": lambda shards: cut(shards[2], 0),
-    "texts in one shard": lambda shards: column(shards[1], "label", ["a text"] * 20),
-    "lists in one shard": lambda shards: column(shards[1], "label", [[0, 1]] * 20),
-    "no class": lambda shards: column(shards[1], "label", [0] * 11 + [-1] + [0] * 8),
-    "a class too many": lambda shards: column(shards[1], "label", [3] * 20),
-    "nothing": lambda shards: column(shards[2], "writer", [None] + ["w0"] * 19),
-    "no column": lambda shards: parquet.write_table(
-        parquet.read_table(shards[1]).drop_columns(["writer"]), shards[1]
-    ),
-    "no image": lambda shards: column(shards[1], "image", images(None)),
-    "bytes that are no image": lambda shards: column(
-        shards[1], "image", images({"bytes": b"GIF8", "path": None})
-    ),
-    "a file elsewhere": lambda shards: column(
-        shards[1], "image", images({"bytes": None, "path": "secret.png"})
-    ),
+    "nothing": lambda shards: column(shards[2], "writer", [None, *["w0"] * 19]),
+    "no column": lambda shards: without(shards[1], "writer"),
     "a saved set ends early": lambda shards: saved(rows(0, 60)),
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("how", [*COLUMNS, *FILES])
 def test_what_is_wrong_with_a_set_is_said_in_one_line(
     shards: list[str], how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("secret.png").write_bytes(png(0))
-    SPOILT[how](shards)
+    if how in COLUMNS:
+        column(shards[1], *COLUMNS[how])
+    else:
+        FILES[how](shards)
     capfd.readouterr()
     refused(load, "set")
     assert "Traceback" not in (said := capfd.readouterr().err) and "Error" not in said

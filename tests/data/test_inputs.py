@@ -33,8 +33,7 @@ def draws(**key: int) -> torch.Generator:
 def test_a_crop_is_a_shift_of_at_most_the_padding() -> None:
     images = torch.arange(1, 1 + 200 * 2 * 36, dtype=torch.float64).reshape(200, 2, 6, 6)
     cropped = own_augment.random_crop(images, draws(), padding=2)
-    assert cropped.shape == images.shape
-    assert cropped.dtype == torch.float64
+    assert cropped.shape == images.shape and cropped.dtype == torch.float64
     seen = set()
     for before, after in zip(images, cropped, strict=True):
         padded = torch.nn.functional.pad(before, (2, 2, 2, 2))
@@ -50,8 +49,7 @@ def test_half_of_the_images_are_mirrored() -> None:
     flipped = own_augment.random_flip(images, draws())
     same = (flipped == images).all(dim=(1, 2, 3))
     mirrored = (flipped == images.flip(-1)).all(dim=(1, 2, 3))
-    assert (same ^ mirrored).all()
-    assert 160 < int(mirrored.sum()) < 240
+    assert (same ^ mirrored).all() and 160 < int(mirrored.sum()) < 240
 
 
 def test_a_resized_crop_shows_a_part_of_the_image_at_its_size() -> None:
@@ -88,20 +86,12 @@ def photos(batch: int = 6, height: int = 9, width: int = 7) -> torch.Tensor:
     return raw.float() / 255
 
 
-@pytest.mark.parametrize(
-    ("own", "name", "factors"),
-    [
-        (own_augment.brightness, "adjust_brightness", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (own_augment.contrast, "adjust_contrast", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (own_augment.saturation, "adjust_saturation", [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]),
-        (own_augment.hue, "adjust_hue", [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5]),
-    ],
-)
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation", "hue"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_colours_are_those_of_torchvision(own: Any, name: str, factors: Any, channels: int) -> None:
-    images = photos()[:, :channels]
-    changed = own(images, torch.tensor(factors))
-    theirs = getattr(reference, name)
+def test_colours_are_those_of_torchvision(name: str, channels: int) -> None:
+    factors = [-0.5, -0.1, 0.0, 0.04, 0.1, 0.5] if name == "hue" else [0.0, 0.6, 1.0, 1.3, 1.4, 3.0]
+    images, theirs = photos()[:, :channels], getattr(reference, f"adjust_{name}")
+    changed = getattr(own_augment, name)(images, torch.tensor(factors))
     expected = [theirs(image, factor) for image, factor in zip(images, factors, strict=True)]
     torch.testing.assert_close(changed, torch.stack(expected), rtol=0, atol=2e-6)
 
@@ -135,18 +125,20 @@ def test_random_angles_stay_within_their_bounds() -> None:
     assert abs(float(angles.mean())) < 3
 
 
-def test_jitter_changes_its_share_of_images_within_bounds() -> None:
-    images = photos(1).expand(1000, -1, -1, -1)
-    jitter = augmentations.get("jitter")
+def test_jitter_and_grayscale_take_their_share_of_images() -> None:
+    """Jitter within its bounds."""
+    images, jitter = photos(1).expand(1000, -1, -1, -1), augmentations.get("jitter")
     result = jitter(images, draws(), p=0.8)
-    changed = (result != images).any(dim=(1, 2, 3))
-    assert 750 < int(changed.sum()) < 850
+    assert 750 < int((result != images).any(dim=(1, 2, 3)).sum()) < 850
     assert float(result.min()) >= 0 and float(result.max()) <= 1
     nothing = dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0)
     assert torch.equal(jitter(images, draws(), **nothing), images)
     only = jitter(images, draws(), **nothing | {"brightness": 0.4}, p=1)
     factors = only[:, 0, 0, 0] / images[:, 0, 0, 0]
     assert 0.6 <= float(factors.min()) < 0.61 and 1.39 < float(factors.max()) <= 1.4 + 1e-6
+    result = augmentations.get("grayscale")(images, draws(), p=0.2)
+    grayed = (result[:, :1] == result).all(dim=(1, 2, 3))
+    assert 160 < int(grayed.sum()) < 240 and torch.equal(result[~grayed], images[~grayed])
 
 
 def test_every_image_has_its_own_order_of_changes() -> None:
@@ -168,14 +160,6 @@ def test_every_image_has_its_own_order_of_changes() -> None:
         torch.testing.assert_close(result[i], one[0], rtol=0, atol=1e-6)
 
 
-def test_grayscale_takes_its_share_of_images() -> None:
-    images = photos(1).expand(1000, -1, -1, -1)
-    result = augmentations.get("grayscale")(images, draws(), p=0.2)
-    grayed = (result[:, :1] == result).all(dim=(1, 2, 3))
-    assert 160 < int(grayed.sum()) < 240
-    assert torch.equal(result[~grayed], images[~grayed])
-
-
 def steps(*given: object) -> object:
     return Local(augment=list(given)).augment
 
@@ -193,9 +177,8 @@ def test_colours_work_on_pixels_whatever_the_normalisation() -> None:
 def test_presets_are_their_steps_bit_for_bit() -> None:
     images = torch.randn(32, 3, 8, 8)
     for preset, names in own_augment.PRESETS.items():
-        a = own_augment.augment_batch(images, preset, draws())
-        b = own_augment.augment_batch(images, steps(*names), draws())
-        assert torch.equal(a, b)
+        pair = (own_augment.augment_batch(images, one, draws()) for one in (preset, steps(*names)))
+        assert torch.equal(*pair)
     crops = {"crop": own_augment.random_crop, "resized": own_augment.random_resized_crop}
     for preset, function in crops.items():
         generator = draws()
@@ -205,28 +188,23 @@ def test_presets_are_their_steps_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("name", augmentations.names())
 def test_an_image_is_not_touched_by_its_neighbours(name: str) -> None:
-    images = photos(40, 8, 8)
-    others = images.clone()
+    images, others = photos(40, 8, 8), photos(40, 8, 8)
     others[1::2] = 0.5
     first, again, beside, other = (
         own_augment.augment_batch(batch, steps(name), draws(round=r))
         for batch, r in ((images, 1), (images, 1), (others, 1), (images, 2))
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(first[0::2], beside[0::2])
-    assert not torch.equal(first, other)
     assert first.shape == images.shape and first.dtype == images.dtype
     assert torch.equal(images, photos(40, 8, 8)), "the batch is left alone"
 
 
 def test_colours_and_normalisation_need_pixels() -> None:
-    for how, shape, dtype in (
-        ("strong", (3, 32, 32), "uint8"),
-        ("strong", (1, 28, 28), "uint8"),
-        ("none", (20,), "float32"),
-        ("crop", (3, 32, 32), "float32"),
-    ):
-        own_augment.check(how, "here", shape, np.dtype(dtype))
+    for shape in ((3, 32, 32), (1, 28, 28)):
+        own_augment.check("strong", "here", shape, np.dtype("uint8"))
+    own_augment.check("none", "here", (20,), np.dtype("float32"))
+    own_augment.check("crop", "here", (3, 32, 32), np.dtype("float32"))
     refused(own_augment.check, "strong", "here", (3, 32, 32), np.dtype("float32"))
     refused(own_augment.check, "flip", "here", (20,), np.dtype("float32"))
     refused(own_augment.augment_pair, photos(), photos(), "strong", draws())
@@ -256,11 +234,9 @@ def test_masks_go_where_their_pixels_go(how: str) -> None:
     assert torch.equal(alone, moved) and torch.equal(labels, torch.arange(40))
 
 
-EXPERIMENT: dict[str, Any] = small(
-    data={"name": "digits-sklearn", "samples": 8},
-    public={"name": "photos", "samples": 6, "crops": 20},
-    model="lenet",
-)
+DIGITS = {"name": "digits-sklearn", "samples": 8}
+PHOTOS = {"name": "photos", "samples": 6, "crops": 20}
+EXPERIMENT = small(data=DIGITS, public=PHOTOS, model="lenet")
 COLOURED = {"data": {"name": "photos", "crops": 20}, "public": None}
 
 
@@ -278,18 +254,15 @@ def first(spec: FederationSpec, public: bool = False) -> tuple[torch.Tensor, tor
     return torch.from_numpy(stored).double() / 255, x.double()
 
 
-@pytest.mark.parametrize(
-    ("changes", "mean", "std"),
-    [
-        ({"normalisation": "none"}, (0.0,), (1.0,)),
-        ({"normalisation": {"mean": [0.5], "std": [0.25]}}, (0.5,), (0.25,)),
-        # the numbers that are printed everywhere, by channel
-        ({**COLOURED, "normalisation": "imagenet"}, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ({}, None, None),  # by default the data set's own
-    ],
+@cases(
+    "how, mean, std",
+    """[none, [0.0], [1.0]], [{mean: [0.5], std: [0.25]}, [0.5], [0.25]],
+    [imagenet, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], [null, null, null]""",
 )
-def test_what_a_network_sees(changes: dict[str, Any], mean: Any, std: Any) -> None:
-    spec = spec_with(**changes)
+def test_what_a_network_sees(how: Any, mean: Any, std: Any) -> None:
+    """For ImageNet the numbers that are printed everywhere, by channel; by default the data set's own."""
+    coloured = COLOURED if how == "imagenet" else {}
+    spec = spec_with(**coloured, **({"normalisation": how} if how else {}))
     m, s = (
         torch.tensor(given or own).double().view(-1, 1, 1)
         for given, own in ((mean, spec.data.mean), (std, spec.data.std))
@@ -317,13 +290,13 @@ def world_of(**changes: Any) -> FederationSpec:
 
 def test_a_choice_of_training_images_of_all_domains() -> None:
     source = load_dataset("digits-sklearn")
-    chosen = public_images(source, (3, 32, 32), 300, seed=0)
     pool = {x.tobytes(): d for d, one in enumerate(source.domains) for x in one.train_x}
+    asked = ((300, 0), (100, 0), (100, 1))
+    chosen, fewer, other = (public_images(source, (3, 32, 32), n, seed=seed) for n, seed in asked)
     homes = [pool[image.tobytes()] for image in chosen]  # only training images are in the pool
     assert len(chosen) == 300 and min(np.bincount(homes, minlength=4)) > 40
-    fewer = public_images(source, (3, 32, 32), 100, seed=0)
     assert {i.tobytes() for i in fewer} < {i.tobytes() for i in chosen}
-    assert not np.array_equal(fewer, public_images(source, (3, 32, 32), 100, seed=1))
+    assert not np.array_equal(fewer, other)
 
 
 @pytest.mark.parametrize(("old", "new"), [(8, 32), (50, 32), (32, 1)])
@@ -338,8 +311,7 @@ def test_resampling_is_that_of_pillow(old: int, new: int) -> None:
 
 def test_colours_become_their_luma() -> None:
     image = np.array([250, 100, 40], dtype=np.uint8).reshape(1, 3, 1, 1).repeat(6, 2).repeat(6, 3)
-    found = fit_to_shape(image, (1, 6, 6))
-    # 0.299 250 + 0.587 100 + 0.114 40.
+    found = fit_to_shape(image, (1, 6, 6))  # 0.299 250 + 0.587 100 + 0.114 40
     assert found.shape == (1, 1, 6, 6) and set(found.ravel().tolist()) == {138}
     refused(fit_to_shape, image, (2, 6, 6))
 

@@ -47,15 +47,16 @@ def write(file: Path, frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def places(rows: int) -> dict[str, Any]:
+    """Return two columns of words: each row's hospital, and whether its patient is ill."""
+    ill = ["yes" if i % 4 == 0 else "no" for i in range(rows)]
+    return {"hospital": [f"H{i % 3}" for i in range(rows)], "ill": ill}
+
+
 def hospitals(file: Path, **changes: Any) -> pd.DataFrame:
     generator = np.random.default_rng(0)
-    columns = {
-        "age": generator.integers(20, 90, 90),
-        "pressure": generator.normal(120, 15, 90),
-        "hospital": [f"H{i % 3}" for i in range(90)],
-        "ill": ["yes" if i % 4 == 0 else "no" for i in range(90)],
-    }
-    return write(file, pd.DataFrame({**columns, **changes}))
+    columns = {"age": generator.integers(20, 90, 90), "pressure": generator.normal(120, 15, 90)}
+    return write(file, pd.DataFrame({**columns, **places(90), **changes}))
 
 
 def ward(file: Path, **changes: Any) -> pd.DataFrame:
@@ -69,14 +70,8 @@ def ward(file: Path, **changes: Any) -> pd.DataFrame:
         "weight": [np.nan if i % 4 == 1 else 60.0 + i % 13 for i in rows],
         "never": np.nan,
         "large": [1e39 if i == 3 else i % 11 for i in rows],
-        "hospital": [f"H{i % 3}" for i in rows],
-        "ill": ["yes" if i % 4 == 0 else "no" for i in rows],
     }
-    return write(file, pd.DataFrame({**columns, **changes}))
-
-
-def federation(**data: Any) -> dict[str, Any]:
-    return {"experiment": small(data=data, local={"lr": 0.05})}
+    return write(file, pd.DataFrame({**columns, **places(120), **changes}))
 
 
 def load(name: str, **options: Any) -> DataSet:
@@ -85,6 +80,10 @@ def load(name: str, **options: Any) -> DataSet:
 
 def sizes(found: DataSet) -> dict[str, tuple[int, int]]:
     return {one.name: (len(one.train_y), len(one.test_y)) for one in found.domains}
+
+
+def trained(found: DataSet) -> Any:
+    return np.concatenate([domain.train_x for domain in found.domains])
 
 
 def test_a_folder_of_classes(tmp_cwd: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_folder_of_domains_makes_a_client_of_each(tmp_cwd: Path) -> None:
     found = load("folder", path="photos")
     assert sizes(found) == {"anna": (9, 3), "ben": (15, 3)}
     assert sizes(load("folder", path="photos", domains=["ben"])) == {"ben": (15, 3)}
-    result = runner.run(federation(name="folder", path="photos"))
+    result = runner.run({"experiment": small(data={"name": "folder", "path": "photos"})})
     assert "global/local/accuracy/client/anna" in result.history
     photographs(Path("photos/carl"), 4, first=16)
     assert "carl" in sizes(load("folder", path="photos")), "the set before was kept"
@@ -118,9 +117,8 @@ def test_a_table_with_a_column_of_hospitals(tmp_cwd: Path) -> None:
     found = load("table", path="patients.csv", label="ill", by="hospital")
     assert found.classes == ("no", "yes")
     assert all(train + test == 30 for train, test in sizes(found).values())
-    training = np.concatenate([domain.train_x for domain in found.domains])
-    assert training.mean(0) == pytest.approx([0, 0], abs=1e-6)
-    assert training.std(0) == pytest.approx([1, 1], abs=1e-6)
+    assert trained(found).mean(0) == pytest.approx([0, 0], abs=1e-6)
+    assert trained(found).std(0) == pytest.approx([1, 1], abs=1e-6)
     options = {"path": "patients.csv", "label": "ill", "by": "hospital", "columns": ["age"]}
     raw = load("table", **options, scale="none")
     both = np.concatenate([a for d in raw.domains for a in (d.train_x, d.test_x)])[:, 0]
@@ -132,10 +130,6 @@ def test_a_table_with_a_column_of_hospitals(tmp_cwd: Path) -> None:
 
 WARD: dict[str, Any] = {"path": "ward.csv", "label": "ill", "by": "hospital", "dates": ["seen"]}
 WARD |= {"leave_out": ["patient", "remark", "never", "large"], "words": "one-hot", "gaps": "median"}
-
-
-def trained(found: DataSet) -> Any:
-    return np.concatenate([domain.train_x for domain in found.domains])
 
 
 def test_words_dates_and_gaps_of_a_table(tmp_cwd: Path) -> None:
@@ -195,16 +189,15 @@ def test_a_table_s_first_error_names_all_settings_that_it_needs(tmp_cwd: Path) -
 
 def test_each_domain_by_its_own_training_rows(tmp_cwd: Path) -> None:
     """One of which never weighs: it takes the others' weight."""
-    rows = range(120)
-    never = [np.nan if i % 3 == 0 else 10.0 * (i % 3) + i % 2 for i in rows]
-    ward(Path("ward.csv"), weight=never)
-    options = {**WARD, "columns": ["weight"], "gaps": "mean", "fit": "domain"}
-    del options["leave_out"], options["words"], options["dates"]
+    weight = [np.nan if i % 3 == 0 else 10.0 * (i % 3) + i % 2 for i in range(120)]
+    ward(Path("ward.csv"), weight=weight)
+    options = {"path": "ward.csv", "label": "ill", "by": "hospital", "columns": ["weight"]}
+    options |= {"gaps": "mean", "fit": "domain"}
     raw = load("table", **options, scale="none")
     assert raw.encoding == "empty cells: 40 (filled with the mean of their domain's training rows)"
-    held = {domain.name: domain for domain in raw.domains}
-    of_all = np.concatenate([held["H1"].train_x, held["H2"].train_x]).mean()
-    for values in (held["H0"].train_x, held["H0"].test_x):
+    never, *others = raw.domains
+    of_all = np.concatenate([domain.train_x for domain in others]).mean()
+    for values in (never.train_x, never.test_x):
         assert values == pytest.approx(of_all)
     for domain in load("table", **options).domains[1:]:
         assert domain.train_x.mean() == pytest.approx(0, abs=1e-6)
@@ -215,10 +208,8 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
     generator = np.random.default_rng(0)
     drawn = [Image.fromarray(x) for x in generator.integers(0, 255, (36, 12, 12), dtype=np.uint8)]
     rows = [{"glyph": x, "digit": n % 2, "writer": f"w{n % 3}"} for n, x in enumerate(drawn)]
-    names = datasets.ClassLabel(names=["zero", "one"])
-    features = datasets.Features(
-        glyph=datasets.Image(), digit=names, writer=datasets.Value("string")
-    )
+    names, writer = datasets.ClassLabel(names=["zero", "one"]), datasets.Value("string")
+    features = datasets.Features(glyph=datasets.Image(), digit=names, writer=writer)
     datasets.Dataset.from_list(rows, features=features).to_parquet("set/train.parquet")
     options = {"path": "set", "image": "glyph", "label": "digit", "by": "writer", "size": 16}
     found = load("huggingface", **options)
@@ -234,13 +225,14 @@ def test_hugging_faces_parquet_with_a_column_of_writers(tmp_cwd: Path) -> None:
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
+    changes: dict[str, dict[str, Any]] = {"patients": {}, "one": {"ill": 1.0, "same": 1}}
+    changes |= {"holes": {"pressure": [np.nan, *[1.0] * 89]}}
+    changes |= {"large": {"pressure": [1.0] * 7 + [1e39] + [2.0] * 82}}
+    changes |= {"unique": {"weight": np.linspace(40, 90, 90)}}
+    changes |= {"again": {"copy": [7 if i % 4 == 0 else 3 for i in range(90)]}}
     with contextlib.chdir(folder):
-        hospitals(Path("patients.csv"))
-        hospitals(Path("holes.csv"), pressure=[np.nan, *[1.0] * 89])
-        hospitals(Path("one.csv"), ill=1.0, same=1)
-        hospitals(Path("unique.csv"), weight=np.linspace(40, 90, 90))
-        hospitals(Path("large.csv"), pressure=[1.0] * 7 + [1e39] + [2.0] * 82)
-        hospitals(Path("again.csv"), copy=[7 if i % 4 == 0 else 3 for i in range(90)])
+        for name, columns in changes.items():
+            hospitals(Path(f"{name}.csv"), **columns)
         Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
         parquet.write_table(pa.table({"y": pa.nulls(2**29 + 1)}), "endless.parquet")
         parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
@@ -290,12 +282,10 @@ def test_a_long_text_that_many_rows_share_is_in_memory_once(tmp_cwd: Path) -> No
 
 
 def test_what_is_wrong_with_a_folder_is_said_in_one_line(tmp_cwd: Path) -> None:
-    photographs(Path("photos"))
-    photograph(Path("photos/anna/cats/1.png"), 3, 0)
-    photograph(Path("single/cats/1.png"), 3, 0)
-    for part in ("train", "val", "test"):
-        photographs(Path("parts") / part)
-    photographs(Path("scans"))
+    for place in ("photos", "parts/train", "parts/val", "parts/test", "scans"):
+        photographs(Path(place))
+    for place in ("photos/anna", "single"):
+        photograph(Path(place, "cats/1.png"), 3, 0)
     Path("scans/slides/1.TIFF").parent.mkdir()
     Path("scans/slides/1.TIFF").touch()
     for path in ("none", "photos", "single", "parts", "scans"):
@@ -310,8 +300,8 @@ CASES = ("case", "control"), ("0", "1"), ("YES", "no")
 def saved_set(where: str, names: tuple[str, str], rows: int = 24) -> Any:
     shades = [Image.fromarray(np.full((9, 9), 7 * n, np.uint8)) for n in range(rows)]
     made = [{"image": image, "label": n % 2} for n, image in enumerate(shades)]
-    classes = datasets.ClassLabel(names=list(names))
-    features = datasets.Features(image=datasets.Image(), label=classes)
+    label = datasets.ClassLabel(names=list(names))
+    features = datasets.Features(image=datasets.Image(), label=label)
     found = datasets.Dataset.from_list(made, features=features)
     found.save_to_disk(where)
     return found
@@ -333,7 +323,6 @@ def three_of(names: tuple[str, str]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("names", CASES, ids=" ".join)
 def test_the_positive_class_is_named_or_evident(tmp_cwd: Path, names: tuple[str, str]) -> None:
-    evident = names != CASES[0]
     for kind, options in three_of(names).items():
         plain = load(kind, **options)
         assert (plain.task, plain.classes) == ("classification", tuple(sorted(names)))
@@ -343,11 +332,11 @@ def test_the_positive_class_is_named_or_evident(tmp_cwd: Path, names: tuple[str,
             ones = np.concatenate([one.train_y for one in found.domains])
             assert 0 < ones.sum() < len(ones)
         refused(load, kind, **options, positive=names[0])
-        if evident:
+        if names == CASES[0]:
+            refused(load, kind, **options, task="binary")
+            refused(load, kind, **options, task="binary", positive="ill")
+        else:
             assert load(kind, **options, task="binary").classes[1].lower() in ("1", "yes")
-            continue
-        refused(load, kind, **options, task="binary")
-        refused(load, kind, **options, task="binary", positive="ill")
 
 
 def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
@@ -367,7 +356,8 @@ def test_the_labels_follow_the_positive_class(tmp_cwd: Path) -> None:
 def test_what_became_of_a_table_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """AUC per client, the positive class, and the filled cells. On Ray: test_doors.py."""
     ward(Path("ward.csv"))
-    result = runner.run(federation(name="table", **WARD, task="binary", positive="yes"))
+    data = {"name": "table", **WARD, "task": "binary", "positive": "yes"}
+    result = runner.run({"experiment": small(data=data)})
     assert {f"global/local/auc/client/H{n}" for n in range(3)} <= set(result.history)
     display.show_result(result)
     assert "positive class: yes" in capsys.readouterr().out
@@ -383,9 +373,8 @@ def test_what_became_of_a_table_is_shown(tmp_cwd: Path, capsys: pytest.CaptureFi
     tags = {name: value for one in events for name, value in one.get("tags", {}).items()}
     assert tags["positive class"] == "yes"
     assert "positive class: yes" in tags["mlflow.note.content"]
-    plain = federation(name="table", **three_of(("case", "control"))["table"])
-    plain["experiment"]["evaluation"] = {"metrics": ["auc"]}
-    refused(runner.run, plain)
+    data = {"name": "table", **three_of(("case", "control"))["table"]}
+    refused(runner.run, {"experiment": small(data=data, evaluation={"metrics": ["auc"]})})
 
 
 def test_what_save_to_disk_wrote_is_read(tmp_cwd: Path) -> None:
@@ -402,7 +391,8 @@ def test_revisions_of_the_hub_stay_apart(tmp_cwd: Path, monkeypatch: pytest.Monk
     """Two revisions in the package's cache, without a hub: it takes whichever is newer of one folder."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     shelf, found = Path("cache/huggingface"), saved_set("one", ("cat", "dog"))
-    for rows, revision in ((24, None), (12, "v1.0"), (18, "../v1.0")):
+    held = (24, None), (12, "v1.0"), (18, "../v1.0")
+    for rows, revision in held:
         found.select(range(rows)).to_parquet(f"{rows}/train.parquet")
         datasets.load_dataset(f"{rows}", cache_dir=f"made{rows}")
         (info,) = Path(f"made{rows}").glob("*/*/*/*/dataset_info.json")
@@ -412,13 +402,11 @@ def test_revisions_of_the_hub_stay_apart(tmp_cwd: Path, monkeypatch: pytest.Monk
         place = shelf / f"revisions/{digest}" if revision else shelf
         (place / "me___set/default/0.0.0").mkdir(parents=True)
         info.parent.rename(place / "me___set/default/0.0.0/0123")
-    marked = {}
-    for rows, revision in ((24, None), (12, "v1.0"), (18, "../v1.0")):
-        loaded = load("huggingface", path="me/set", revision=revision, size=8)
-        assert sum(sizes(loaded)["all"]) == rows
-        marked[loaded.fingerprint] = rows
-    assert len(marked) == 3
-    refused(load, "huggingface", path="me/set", revision="v2.0", size=8)
+    options = {"path": "me/set", "size": 8}
+    loaded = [load("huggingface", **options, revision=one) for _, one in held]
+    assert [sum(sizes(one)["all"]) for one in loaded] == [rows for rows, _ in held]
+    assert len({one.fingerprint for one in loaded}) == 3
+    refused(load, "huggingface", **options, revision="v2.0")
     refused(load, "huggingface", path="one", revision="v1.0", size=8)
 
 
@@ -434,6 +422,6 @@ def test_what_a_saved_set_names_is_not_followed(tmp_cwd: Path) -> None:
     image = {"path": "http://127.0.0.1:9/x.png", "bytes": None}
     rows = [{"image": image, "label": number % 2} for number in range(6)]
     Path("set").mkdir()
-    held = datasets.Dataset.from_list(rows, features=features).data.table
-    parquet.write_table(held, "set/train.parquet")
+    table = datasets.Dataset.from_list(rows, features=features).data.table
+    parquet.write_table(table, "set/train.parquet")
     refused(load, "huggingface", path="set")

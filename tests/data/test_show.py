@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -27,7 +28,7 @@ from flray.federation.building import build_spec
 from flray.registry import datasets
 from tests.data.layouts import LAYOUTS
 from tests.data.test_splits import numbered
-from tests.helpers import cases, printed, small
+from tests.helpers import cases, printed, small, written
 from tests.messages import mistyped, refused
 
 
@@ -45,9 +46,8 @@ def test_every_set_has_a_source_and_a_way_to_it(tmp_path: Path) -> None:
         assert bool(entry.todo) is not entry.present
     for name, files in FILES.items():
         assert entries[name].source == files.where
-    assert entries["svhn"].todo == "flray data get svhn"
-    assert entries["fc100"].todo == "flray data get fc100"
-    assert entries["digits5-local"].todo == "flray data get digits5-local"
+    for name in ("svhn", "fc100", "digits5-local"):
+        assert entries[name].todo == f"flray data get {name}"
     assert entries["vlcs"].todo == "put it into DATA/archives/vlcs (or data.path)"
     assert "flray[eeg]" in entries["eeg"].todo
     assert entries["cifar10-jpeg"].todo == "give data.path"
@@ -90,15 +90,13 @@ def test_get_decodes_what_was_put_there(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_table_counts_what_clients_hold() -> None:
     dataset = load_dataset("digits-sklearn")
     data = federate(dataset, "domains", {}, 0, 0.1)
-    table = partition_table(data)
-    sizes = ("train", "val", "test")
-    assert table.columns.tolist() == ["client", "domain", "origin", *sizes, *"0123456789"]
-    assert table["train"].tolist() == [324, 323, 323, 323]
-    assert table["val"].tolist() == [36] * 4
-    assert table["test"].tolist() == [90] * 4
+    table, digits = partition_table(data), list("0123456789")
+    columns = {"train": [324, 323, 323, 323], "val": [36] * 4, "test": [90] * 4}
+    assert table.columns.tolist() == ["client", "domain", "origin", *columns, *digits]
+    assert table[[*columns]].to_dict("list") == columns
     assert table["origin"].tolist() == ["real", "composed", "composed", "composed"]
-    assert np.array_equal(table[list("0123456789")].to_numpy(), data.class_counts())
-    assert table[list("0123456789")].sum(axis=1).tolist() == table["train"].tolist()
+    assert np.array_equal(table[digits].to_numpy(), data.class_counts())
+    assert table[digits].sum(axis=1).tolist() == table["train"].tolist()
     pooled = partition_table(federate(dataset, "iid", {"clients": 3}, 0))
     assert pooled["origin"].tolist() == ["composed+real"] * 3
 
@@ -116,8 +114,7 @@ def test_bubbles_have_the_area_of_the_counts(tmp_path: Path, clients: int) -> No
     pixels = drawn_in(tmp_path / "new" / "chart.png")
     assert pixels.shape[1] < 4000
     blue = np.abs(pixels - [0x00, 0x72, 0xB2]).max(axis=2) < 60
-    # Sum of areas over the area of the largest, times the largest count: all samples are drawn, at
-    # the right scale.
+    # Sum of areas over the area of the largest, times the largest count: all samples are drawn, at the right scale.
     cell = np.clip(12 / max(clients, 10), 0.2, 0.45) * 150
     largest = np.pi / 4 * (0.95 * cell) ** 2
     drawn = blue.sum() / largest * data.class_counts().max()
@@ -138,29 +135,21 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_read(tmp_cwd: Pa
     mistyped("data", "show", "digits-sklearn", "--plot", "file/chart.png")
 
 
-CLIENTS = {"domains": 3, "domain-dirichlet": 3}  # the others have as many as is said
-OPTIONS = {
-    "domains": "",
-    "domain-dirichlet": "",
-    "flower": ", clients: 6, partitioner: LinearPartitioner",
-    "pathological": ", clients: 6, classes_per_client: 4",
-}
+MORE = {"flower": {"partitioner": "LinearPartitioner"}, "pathological": {"classes_per_client": 4}}
 SHIFT = "long_tail: 10, ratio: 0.5, sizes: {d1: 30}, noise: 0.1"
 
 
-@pytest.mark.parametrize(
-    ("name", "shift"),
-    [*((name, "") for name in registry.partitions.names() if name != "file"), ("domains", SHIFT)],
-)
+DRAWN = [(name, "") for name in registry.partitions.names() if name != "file"]
+
+
+@pytest.mark.parametrize(("name", "shift"), [*DRAWN, ("domains", SHIFT)])
 def test_the_command_draws_every_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shift: str
+    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch, name: str, shift: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    clients = CLIENTS.get(name, 6)
-    Path("x.yaml").write_text(
-        f"{{data: two-levels, partition: {{name: {name}{OPTIONS.get(name, ', clients: 6')}}}, "
-        f"shift: {{{shift}}}, model: linear, algorithm: fedavg}}"
-    )
+    by_domain = name.startswith("domain")
+    clients = 3 if by_domain else 6  # the others have as many as is said
+    partition = {"name": name, **({} if by_domain else {"clients": 6}), **MORE.get(name, {})}
+    written(small(data="two-levels", partition=partition, shift=yaml.safe_load(f"{{{shift}}}")))
     monkeypatch.setattr(registry.datasets, "_entries", {**registry.datasets._entries})
     three = numbered([(400, 100), (120, 30), (250, 63)], classes=8)
     registry.datasets.register("two-levels")(lambda root: three)
@@ -175,7 +164,6 @@ def test_the_command_draws_every_partition(
     pixels = drawn_in("chart.png")
     shades = [list(bytes.fromhex(colour[1:])) for colour in LIGHT[:3]]
     drawn = [(np.abs(pixels - shade).max(axis=2) < 40).sum() for shade in shades]
-    by_domain = name.startswith("domain")
     assert drawn[0] > 500 and (min(drawn[1:]) > 500) == by_domain
 
 
@@ -226,9 +214,9 @@ DAMAGES = [
 def test_damage_is_told(tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]) -> None:
     write_arrays(tmp_path / "set", ARRAYS)
     path = tmp_path / "set" / file
-    content = damage(path.read_bytes())
-    path.unlink()
-    if content is not None:
+    if (content := damage(path.read_bytes())) is None:
+        path.unlink()
+    else:
         path.write_bytes(content)
     refused(read_arrays, tmp_path / "set", "set")
 
@@ -269,17 +257,12 @@ def arrays(shade: int) -> None:
     Path("own.py").write_text(READER)
 
 
-@pytest.mark.parametrize(
-    ("write", "settings"),
-    [
-        (pictures, {"data": {"name": "folder", "path": "photos"}}),
-        (arrays, {"data": "kept-array", "plugins": ["own.py"]}),
-    ],
-)
-def test_a_later_run_reads_them_anew(tmp_cwd: Path, write: Any, settings: dict[str, Any]) -> None:
+@cases("settings", "{data: {name: folder, path: photos}}, {data: kept-array, plugins: [own.py]}")
+def test_a_later_run_reads_them_anew(tmp_cwd: Path, settings: dict[str, Any]) -> None:
+
     learnt = set()
     for shade in (10, 90):
-        write(shade)
+        (arrays if "plugins" in settings else pictures)(shade)
         result = flray.run({"experiment": small(**settings)})
         learnt.add((result.sha256, build_spec(result.experiment).data.fingerprint))
     assert len({model for model, _ in learnt}) == len({data for _, data in learnt}) == 2

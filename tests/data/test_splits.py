@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,17 @@ from tests.helpers import built, cases, small
 from tests.messages import refused
 
 
-def numbered(sizes: list[tuple[int, int]], classes: int = 4, coarse: bool = True) -> DataSet:
+def numbered(sizes: Sequence[tuple[int, int]], classes: int = 4, coarse: bool = True) -> DataSet:
     """Return domains of so many training and test samples; sample i holds the number i, counted over all."""
     generator, numbers, made = np.random.default_rng(0), itertools.count(), []
     for d, pair in enumerate(sizes):
         parts: list[Any] = []
         for size in pair:
-            parts += [
-                np.array([next(numbers) for _ in range(size)], dtype=np.float32)[:, None],
-                generator.integers(0, classes, size),
-            ]
+            x = np.array([[next(numbers)] for _ in range(size)], dtype=np.float32)
+            parts += [x.reshape(size, 1), generator.integers(0, classes, size)]
         made.append(Domain(f"d{d}", "random", *parts))
-    names, above = tuple("abcdefgh"[:classes]), tuple(c // 2 for c in range(classes))
-    parents = above if coarse else None
+    parents = tuple(c // 2 for c in range(classes)) if coarse else None
+    names = tuple("abcdefgh"[:classes])
     return DataSet("numbered", tuple(made), names, (0.0,), (1.0,), coarse=parents)
 
 
@@ -54,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "domains": {"clients_per_domain": 2},
     "domain-dirichlet": {"alpha": 2},
 }
+SEEDS, pick = st.integers(0, 2**32), st.sampled_from
 SPLITS = ["official", (0.6, 0.2, 0.2), (0.5, 0.0, 0.5), "fedbn-office"]
 SHIFTS = [
     *(Shift(), Shift(long_tail=10), Shift(sizes={"d0": 30}), Shift(ratio=0.5)),
@@ -62,13 +62,7 @@ SHIFTS = [
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.sampled_from(sorted(OPTIONS)),
-    st.sampled_from(SPLITS),
-    st.sampled_from(SHIFTS),
-    st.integers(0, 2**32),
-    st.sampled_from([0.0, 0.2, 0.99]),
-)
+@given(pick(sorted(OPTIONS)), pick(SPLITS), pick(SHIFTS), SEEDS, pick([0.0, 0.2, 0.99]))
 def test_nothing_leaks(name: str, split: Any, shift: Shift, seed: int, val_fraction: float) -> None:
     if split != "official":
         val_fraction = 0.0
@@ -80,15 +74,14 @@ def test_nothing_leaks(name: str, split: Any, shift: Shift, seed: int, val_fract
     assert sum(map(len, seen)) == len(set().union(*seen)) == len(rows)
     official = {float(v) for d in dataset.domains for v in d.test_x[:, 0]}
     if split in ("official", "fedbn-office"):
-        assert not (seen[0] | seen[1]) & official
-        assert seen[2] <= official
+        assert not (seen[0] | seen[1]) & official and seen[2] <= official
         if name != "domain-dirichlet":
             assert seen[2] == official  # whatever the shift does to training data
     assert all(len(c.train) for c in data.clients)
-    labels: dict[float, int] = {}
-    for d in dataset.domains:
-        for xs, ys in ((d.train_x, d.train_y), (d.test_x, d.test_y)):
-            labels |= zip(xs[:, 0].tolist(), ys.tolist(), strict=True)
+    pairs = [
+        pair for d in dataset.domains for pair in ((d.train_x, d.train_y), (d.test_x, d.test_y))
+    ]
+    labels = {float(x): int(y) for xs, ys in pairs for x, y in zip(xs[:, 0], ys, strict=True)}
     assert labels == dict(zip(data.x[:, 0].tolist(), data.y.tolist(), strict=True))
     if split == "official" and shift == Shift():
         wholes = [len(c.train) + len(c.val) for c in data.clients]
@@ -100,21 +93,19 @@ def test_nothing_leaks(name: str, split: Any, shift: Shift, seed: int, val_fract
     assert again.partition_fingerprint == data.partition_fingerprint
 
 
-@pytest.mark.parametrize(
-    ("split", "sizes", "held"),
-    [
-        ((0.6, 0.2, 0.2), [(100, 50), (310, 0)], [(90, 30, 30), (186, 62, 62)]),
-        ("fedbn-digits", [(1500, 300), (900, 300)], [(743, 0, 360), (743, 0, 240)]),
-        ("fedbn-office", [(300, 60), (121, 30)], [(60, 48, 60), (60, 48, 30)]),
-        # int(479 * 0.05) of every domain for training, as many others for validation
-        ("fedbn-domainnet", [(900, 60), (479, 30)], [(23, 23, 60), (23, 23, 30)]),
-        ("lgmix-digits", [(100, 50), (41, 10)], [(75, 25, 50), (31, 10, 10)]),
-    ],
+@cases(
+    "split, sizes, held",
+    """[[0.6, 0.2, 0.2], [[100, 50], [310, 0]], [[90, 30, 30], [186, 62, 62]]],
+    [fedbn-digits, [[1500, 300], [900, 300]], [[743, 0, 360], [743, 0, 240]]],
+    [fedbn-office, [[300, 60], [121, 30]], [[60, 48, 60], [60, 48, 30]]],
+    [fedbn-domainnet, [[900, 60], [479, 30]], [[23, 23, 60], [23, 23, 30]]],
+    [lgmix-digits, [[100, 50], [41, 10]], [[75, 25, 50], [31, 10, 10]]]""",
 )
-def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, int, int]]) -> None:
-    dataset = numbered(sizes)
+def test_sizes(split: Any, sizes: Any, held: list[list[int]]) -> None:
+    """DomainNet: int(479 * 0.05) of every domain for training, as many others for validation."""
+    split, dataset = tuple(split) if isinstance(split, list) else split, numbered(sizes)
     data = federate(dataset, "domains", {}, 5, split=split)
-    assert [(len(c.train), len(c.val), len(c.test)) for c in data.clients] == held
+    assert [[len(c.train), len(c.val), len(c.test)] for c in data.clients] == held
     assert not numbers_of(data, "train") & numbers_of(data, "val")
     official = {float(v) for v in dataset.domains[0].test_x[:, 0]}
     pools = len(split) == 3 or split == "fedbn-digits"  # training and test part are divided anew
@@ -126,9 +117,8 @@ def test_sizes(split: Any, sizes: list[tuple[int, int]], held: list[tuple[int, i
 
 
 def test_a_client_of_few_samples_is_split_too() -> None:
-    for n, held in (1, [1, 0, 0]), (2, [2, 0, 0]), (5, [3, 1, 1]):
-        parts = splits.by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0)
-        assert [len(part) for part in parts] == held
+    parts = [splits.by_client(np.arange(n), (0.6, 0.2, 0.2), 0, 0) for n in (1, 2, 5)]
+    assert [[len(part) for part in one] for one in parts] == [[1, 0, 0], [2, 0, 0], [3, 1, 1]]
 
 
 def test_a_ratio_of_fedbns_digits_is_one_of_its_training_part() -> None:
@@ -145,13 +135,11 @@ def test_a_ratio_of_fedbns_digits_is_one_of_its_training_part() -> None:
 
 def test_a_balanced_part_of_a_domain_is_nearer_to_its_share() -> None:
     dataset = numbered([(3000, 300)] * 2, classes=8)
-    options = {"alpha": 0.3, "parts": 3, "keep": 3}
-
-    def sizes_with(**more: Any) -> list[list[int]]:
-        made = (federate(dataset, "domain-dirichlet", {**options, **more}, s) for s in range(5))
-        return [[len(c.train) for c in data.clients] for data in made]
-
-    sizes = [sizes_with(), sizes_with(balanced=True)]
+    sizes = []
+    for more in ({}, {"balanced": True}):
+        options = {"alpha": 0.3, "parts": 3, "keep": 3, **more}
+        made = (federate(dataset, "domain-dirichlet", options, seed) for seed in range(5))
+        sizes.append([[len(c.train) for c in data.clients] for data in made])
     plain, balanced = (np.abs(np.array(one) - 1000).mean() for one in sizes)
     assert balanced < 0.7 * plain
     # A part that is full gets no further class: none is fuller than by the class that filled it.
@@ -232,13 +220,11 @@ def test_settings_survive_a_round_trip() -> None:
     assert Config.model_validate(config.model_dump(mode="json")) == config
 
 
-SEEDS = st.integers(0, 2**32)
 quick = settings(max_examples=40, deadline=None)
 
 
-@pytest.mark.parametrize(
-    ("classes", "rho", "size"),
-    [(10, 10, 20431), (10, 50, 13996), (10, 100, 12406), (100, 100, 10847)],
+@cases(
+    "classes, rho, size", "[10, 10, 20431], [10, 50, 13996], [10, 100, 12406], [100, 100, 10847]"
 )
 def test_long_tailed_cifar_has_the_published_sizes(classes: int, rho: float, size: int) -> None:
     labels = np.random.default_rng(0).permutation(np.arange(50000) % classes)
@@ -259,8 +245,7 @@ def test_long_tails_are_nested_and_by_domain(
     generator = np.random.default_rng(seed)
     labels, domains = generator.integers(0, classes, n), generator.integers(0, num_domains, n)
     mild, strong = (splits.long_tail(labels, domains, seed, r, classes) for r in (rho, rho * more))
-    assert (np.diff(mild) > 0).all()
-    assert set(strong) <= set(mild)
+    assert (np.diff(mild) > 0).all() and set(strong) <= set(mild)
     have = {*zip(domains, labels, strict=True)}
     assert {*zip(domains[strong], labels[strong], strict=True)} == have
     for d in range(num_domains):
@@ -293,8 +278,7 @@ def test_used_shares_are_nested(seed: int, n: int, ratio: float, part: float) ->
 
 def test_noise_grows_linearly_with_the_client() -> None:
     levels = splits.noise_levels([np.array([0, 1]), np.array([4]), np.array([2, 3])], 6, 0.5)
-    assert levels.dtype == np.float32
-    assert levels.tolist() == [0, 0, 0.5, 0.5, 0.25, 0]
+    assert levels.dtype == np.float32 and levels.tolist() == [0, 0, 0.5, 0.5, 0.25, 0]
     assert splits.noise_levels([np.array([0])], 1, 0.5).tolist() == [0]
 
 
@@ -310,8 +294,7 @@ def test_the_numbers_are_standard_normal_and_independent() -> None:
         assert abs(float((z * other).mean())) < 4 / n**0.5
         assert float((z**2 * other**2).mean()) == pytest.approx(1, abs=4 * (8 / n) ** 0.5)
 
-
-def test_a_row_has_its_noise_in_any_batch() -> None:
+    # and a row has its own in any batch
     whole = sample_noise(torch.arange(20), 12, 3)
     assert torch.equal(sample_noise(torch.tensor([7, 2, 7]), 12, 3), whole[[7, 2, 7]])
     assert not torch.equal(sample_noise(torch.arange(20), 12, 4), whole)
@@ -326,18 +309,15 @@ def test_a_client_sees_its_samples_with_its_noise() -> None:
         for rows in (client.train, client.test):
             positions = torch.arange(len(rows))
             (before, y), (after, labels) = (p.samples(rows).take(positions) for p in (clean, noisy))
-            assert torch.equal(y, labels)
-            assert after.stride() == before.stride()
+            assert torch.equal(y, labels) and after.stride() == before.stride()
             again, _ = noisy.samples(rows).take(positions.flip(0))
             assert torch.equal(again.flip(0), after)
             spreads.append(float((after - before).std()))
     assert spreads == pytest.approx([0, 0, 0.2, 0.2, 0.4, 0.4, 0.6, 0.6], abs=0.01)
     assert specs[0].data.noise is None
     assert specs[0].data.partition_fingerprint != specs[1].data.partition_fingerprint
-    assert all(
-        np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
-        for a, b in zip(specs[0].data.clients, specs[1].data.clients, strict=True)
-    )
+    for a, b in zip(specs[0].data.clients, specs[1].data.clients, strict=True):
+        assert np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
 
 
 def test_a_data_sets_fingerprint_is_that_of_earlier_releases() -> None:
@@ -364,8 +344,7 @@ def test_match_test_by_hand() -> None:
     groups = np.array([0, 0, 1, 0, 1, 1])
     test_groups = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 2])
     tests = splits.assign_test_samples(trains, groups, test_groups, 3)
-    # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1,
-    # 0.5: the last to 2.
+    # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1, 0.5: the last to 2.
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]
 
 
@@ -389,9 +368,7 @@ def test_names_of_classes_may_be_numbers(tmp_path: Path) -> None:
     assert read_partition(tmp_path / directory.PARTITION)["classes"] == [str(n) for n in numbers]
 
 
-def test_a_partition_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_file_is_always_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory.save_partition({"clients": []}, tmp_path)
 
     def full(file: int) -> None:

@@ -11,22 +11,19 @@ from torch import Tensor, nn
 
 from flray import rng
 from flray.config.sections import Shift
-from flray.data import FederatedData, load_dataset
+from flray.data import load_dataset
 from flray.data.federated import federate
 from flray.functional import dice_loss, prototypical_loss
 from flray.models import build, layer_taps
 from flray.tasks import NAMES, make_task
 from flray.tasks.classification import FewShot, summarise_parts
+from tests.helpers import cases
 from tests.messages import refused
 
 
 def measured(name: str, outputs: Tensor, targets: Tensor, classes: tuple = ()) -> dict[str, float]:
     kind = make_task(name, classes)
     return kind.summarise({k: v.numpy() for k, v in kind.predictions(outputs, targets).items()})
-
-
-def of_masks() -> FederatedData:
-    return federate(load_dataset("fundus-synthetic", {"samples": 5, "size": 16}), "domains", {}, 0)
 
 
 def test_binary_has_two_logits_and_their_difference_as_score() -> None:
@@ -76,33 +73,30 @@ def test_no_samples_give_nan(name: str) -> None:
 def test_a_diverged_network_has_an_infinite_loss_that_no_mean_leaves_out(name: str) -> None:
     outputs, targets = torch.zeros(12, 2), torch.arange(12) % 2
     if name == "segmentation":
-        outputs, targets = torch.zeros(12, 2, 4, 4), torch.ones(12, 2, 4, 4, dtype=torch.uint8)
+        outputs = torch.zeros(12, 2, 4, 4)
+        targets = torch.ones_like(outputs, dtype=torch.uint8)
     elif make_task(name).target in ("numbers", "flags"):
         targets = torch.stack([targets, 1 - targets], 1).to(torch.uint8)
     outputs[4:] = math.nan
     task = make_task(name, ("a", "b"), {"shot": 1, "queries": 3, "way": 2, "test": 2})
     found = {k: v.numpy() for k, v in task.predictions(outputs, targets).items()}
     measures = task.summarise(found)
-    assert measures["loss"] == math.inf
-    assert not math.isnan(measures[task.measures[0]])
+    assert measures["loss"] == math.inf and not math.isnan(measures[task.measures[0]])
     apart = summarise_parts(task, found, [4, 0, 8])
     assert apart["loss"][0] < math.inf and apart["loss"][2] == math.inf
     assert math.isnan(apart["loss"][1])
 
 
 def test_data_of_another_kind_are_refused() -> None:
-    masks = of_masks()
-    digits = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
-    for name, classes, data in (
-        ("classification", (), masks),
-        ("binary", (), masks),
-        ("few-shot", (), masks),
-        ("binary", (), digits),
-        ("segmentation", digits.classes, digits),
-        ("segmentation", ("disc",), masks),
-        ("segmentation", masks.classes, replace(masks, y=masks.y * 255)),
-    ):
-        refused(make_task(name, classes).check, data)
+    options = {"fundus-synthetic": {"samples": 5, "size": 16}, "digits-sklearn": {"samples": 20}}
+    sets = (load_dataset(name, given) for name, given in options.items())
+    masks, digits = (federate(one, "domains", {}, 0) for one in sets)
+    for name in ("classification", "binary", "few-shot"):
+        refused(make_task(name).check, masks)
+    refused(make_task("binary").check, digits)
+    refused(make_task("segmentation", digits.classes).check, digits)
+    refused(make_task("segmentation", ("disc",)).check, masks)
+    refused(make_task("segmentation", masks.classes).check, replace(masks, y=masks.y * 255))
     refused(make_task, "regresion")
     make_task("segmentation", masks.classes).check(masks)
     make_task("classification").check(digits)
@@ -132,20 +126,14 @@ def labels(*sizes: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "shape"),
-    [
-        ((9, 9, 9, 9), (3, 6)),
-        ((9, 9, 5, 2), (3, 5)),  # only two classes are large enough: the third leaves three queries
-        ((9, 9, 2, 1), (2, 6)),  # fewer classes than the way
-    ],
-)
-def test_an_episode_is_of_distinct_classes(sizes: tuple[int, ...], shape: tuple[int, int]) -> None:
+@cases("sizes, shape", "[[9, 9, 9, 9], [3, 6]], [[9, 9, 5, 2], [3, 5]], [[9, 9, 2, 1], [2, 6]]")
+def test_an_episode_is_of_distinct_classes(sizes: list[int], shape: list[int]) -> None:
+    """Where only two classes are large enough the third leaves three queries; or there are fewer than the way."""
     known = labels(*sizes)
     drawn = list(TASK.episodes(known, np.random.default_rng(1), 50))
     assert len(drawn) == 50
     for episode in drawn:
-        assert episode.shape == shape and len(np.unique(episode)) == episode.size
+        assert [*episode.shape] == shape and len(np.unique(episode)) == episode.size
         assert all(len(np.unique(row)) == 1 for row in known[episode])
         assert len(np.unique(known[episode][:, 0])) == shape[0]
     assert len({tuple(known[episode][:, 0]) for episode in drawn}) > 1
@@ -170,30 +158,26 @@ def test_batches_are_keyed_by_their_generator() -> None:
 
 def test_an_evaluation_equals_the_loss_and_tells_embeddings_apart() -> None:
     known = labels(12, 12, 12, 12, 12)
-    generator = np.random.default_rng(3)
-    noise = generator.standard_normal((60, 4)).astype(np.float32)
+    noise = np.random.default_rng(3).standard_normal((60, 4)).astype(np.float32)
     apart = noise * 0.1 + np.eye(5, 4, dtype=np.float32)[known] * 5
     apart[known == 4] -= 5
-    found = {
-        name: TASK.summarise({"label": known, "embedding": x})
-        for name, x in (("good", apart), ("noise", noise))
-    }
-    assert found["good"]["accuracy"] == 1
-    assert found["noise"]["accuracy"] == pytest.approx(1 / 3, abs=0.06)
-    assert TASK.summarise({"label": known, "embedding": noise}) == found["noise"]
+    sets = (apart, noise, noise)
+    good, bad, again = (TASK.summarise({"label": known, "embedding": x}) for x in sets)
+    assert good["accuracy"] == 1 and bad["accuracy"] == pytest.approx(1 / 3, abs=0.06)
+    assert bad == again
     # one episode of everything: the mean loss is the training loss of the same episode
     one = FewShot(way=3, shot=2, queries=4, test=1, seed=5)
     (episode,) = one.episodes(known, rng.numpy_generator(5, "batches", extra="test episodes"), 1)
-    rows = torch.from_numpy(episode.reshape(-1))
-    embeddings = torch.from_numpy(noise)[rows].double()
-    loss = float(prototypical_loss(embeddings, torch.from_numpy(known)[rows], 2))
+    rows = episode.reshape(-1)
+    embeddings, classes = torch.from_numpy(noise[rows]).double(), torch.from_numpy(known[rows])
+    loss = float(prototypical_loss(embeddings, classes, 2))
     assert one.summarise({"label": known, "embedding": noise})["loss"] == pytest.approx(loss, 1e-12)
 
 
 def test_the_classifier_is_left_out() -> None:
     model = TASK.network(build("digit-cnn", (1, 32, 32), 7, {"width": 0.05}, 0))
-    assert isinstance(model.classifier, nn.Identity)
     x = torch.rand(2, 1, 32, 32)
+    assert isinstance(model.classifier, nn.Identity)
     assert torch.equal(model.eval()(x), model.features(x))
     assert all(name.startswith("features.") for name, _ in layer_taps(model))
 

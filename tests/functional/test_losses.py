@@ -43,8 +43,7 @@ def test_restricted_logits_scale_the_weights_not_the_bias() -> None:
 
 @pytest.mark.slow
 def test_equals_monai() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         from monai.losses import DiceLoss
 
         generator = torch.Generator().manual_seed(1)
@@ -76,16 +75,13 @@ def test_unit_gradient_along_any_dimension() -> None:
     assert numerics.unit(torch.tensor([[float("nan"), 1.0]])).isnan().all()
 
 
-def test_means_of_nothing_are_zero_with_a_gradient() -> None:
+def test_means_of_nothing_are_zero_and_rows_that_are_not_kept_leave_no_trace() -> None:
     values = torch.zeros(0, requires_grad=True)
     assert numerics.batch_mean(values).item() == 0.0 and numerics.batch_mean(values).requires_grad
     spoilt = torch.tensor([float("nan"), 2.0, 4.0, float("inf")], requires_grad=True)
     mean = numerics.masked_mean(spoilt, torch.tensor([False, True, True, False]))
     assert mean.item() == 3.0 and grad(mean, spoilt)[0].tolist() == [0.0, 0.5, 0.5, 0.0]
     assert numerics.masked_mean(spoilt, torch.zeros(4).bool()).item() == 0.0
-
-
-def test_rows_that_are_not_kept_leave_no_trace() -> None:
     rows = torch.tensor([[1.0, 2.0], [float("nan"), float("inf")]], requires_grad=True)
     kept = numerics.keep_rows(rows, torch.tensor([True, False]))
     assert kept.tolist() == [[1.0, 2.0], [0.0, 0.0]]
@@ -246,9 +242,8 @@ def test_symmetric_cross_entropy_parts() -> None:
     assert fn.symmetric_cross_entropy(torch.zeros(0, 3), torch.zeros(0).long()).item() == 0.0
 
 
-def test_confidence_neutral_cases() -> None:
-    losses = torch.tensor([1.0, 2.0, 4.0])
-    uniform = approx([1 / 3] * 3)
+def test_neutral_cases_of_confidence_and_of_learning_from_peers() -> None:
+    losses, uniform = torch.tensor([1.0, 2.0, 4.0]), approx([1 / 3] * 3)
     assert fn.confidence_weights(losses, losses * 2, eta=0.0).tolist() == uniform
     assert fn.confidence_weights(losses, losses).tolist() == uniform
     rising = fn.confidence_weights(losses, torch.tensor([0.9, 1.0, 1.0]))
@@ -257,14 +252,10 @@ def test_confidence_neutral_cases() -> None:
         assert fn.confidence_weights(*one).tolist() == [0.0]
     perfect = fn.confidence_weights(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     assert perfect[0] > perfect[1] and perfect.sum().item() == approx(1.0)
-
-
-def test_peer_distillation_neutral_cases() -> None:
     logits = normal(2, 3).requires_grad_()
     same = torch.softmax(logits.detach(), dim=1).expand(3, 2, 3)
     near(fn.peer_distillation_loss(logits, same, torch.ones(3).double(), 0), 0.0, abs=1e-15)
-    alone = fn.peer_distillation_loss(logits, same[:1], torch.ones(1).double(), 0)
-    flat(alone, logits)
+    flat(fn.peer_distillation_loss(logits, same[:1], torch.ones(1).double(), 0), logits)
 
 
 def test_confidence_and_votes() -> None:
@@ -273,7 +264,7 @@ def test_confidence_and_votes() -> None:
     assert not fn.confident(logits, 1.01).any()
     # The second sample is tied three ways.
     picks = torch.tensor([[2, 2, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]])
-    assert fn.vote(torch.nn.functional.one_hot(picks, 3).double()).tolist() == [1, 2, 1, 1]
+    assert fn.vote(F.one_hot(picks, 3).double()).tolist() == [1, 2, 1, 1]
     own = normal(1, 5, 3)
     assert torch.equal(fn.vote(own.expand(3, 5, 3)), own[0].argmax(1))
 
@@ -311,29 +302,24 @@ def test_single_participant_and_poisoned_own_head() -> None:
 SEEN, WEIGHTS = torch.ones(3).bool(), torch.ones(2, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        (fn.cross_correlation_loss, (4, 3), (4, 3)),
-        (fn.decomposition_penalty, {"w": (3,)}, {"w": (3,)}),
-        (fn.digest_loss, (4, 3), (4, 3)),
-        (fn.distillation_loss, (4, 3), (4, 3)),
-        (fn.ewc_penalty, {"w": (3,)}, {"w": (3,)}, {"w": (3,)}, 0.5),
-        (fn.helper_consistency_loss, (4, 3), (2, 4, 3), torch.ones(4).bool()),
-        (fn.hyper_feature_loss, (4, 3), LABELS, (3, 3), SEEN),
-        (fn.hyper_prediction_loss, (3, 3), (3, 3), SEEN),
-        (fn.instance_similarity_loss, (4, 3), (4, 3)),
-        (fn.local_contrastive_loss, (4, 3), LABELS, (3, 3), SEEN),
-        (fn.model_contrastive_loss, (4, 3), (4, 3), (4, 3)),
-        (fn.peer_distillation_loss, (4, 3), (2, 4, 3), WEIGHTS, 0),
-        (fn.prototype_contrastive_loss, (4, 3), LABELS, (3, 3), SEEN),
-        (fn.prototype_loss, (4, 3), LABELS, (3, 3), SEEN),
-        (fn.proximal_penalty, {"w": (3,)}, {"w": (3,)}, 0.5),
-    ],
-    ids=lambda row: row[0].__name__,
-)
-def test_a_gradient_reaches_the_own_argument_alone(row: tuple[Any, ...]) -> None:
-    loss, *arguments = row
+TREE, TWO = {"w": (3,)}, (fn.cross_correlation_loss, fn.digest_loss, fn.distillation_loss)
+OF_CLASSES = (fn.hyper_feature_loss, fn.local_contrastive_loss)
+OF_CLASSES += (fn.prototype_contrastive_loss, fn.prototype_loss)
+ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    **dict.fromkeys((*TWO, fn.instance_similarity_loss), ((4, 3), (4, 3))),
+    **dict.fromkeys(OF_CLASSES, ((4, 3), LABELS, (3, 3), SEEN)),
+    fn.decomposition_penalty: (TREE, TREE),
+    fn.proximal_penalty: (TREE, TREE, 0.5),
+    fn.ewc_penalty: (TREE, TREE, TREE, 0.5),
+    fn.helper_consistency_loss: ((4, 3), (2, 4, 3), torch.ones(4).bool()),
+    fn.hyper_prediction_loss: ((3, 3), (3, 3), SEEN),
+    fn.model_contrastive_loss: ((4, 3), (4, 3), (4, 3)),
+    fn.peer_distillation_loss: ((4, 3), (2, 4, 3), WEIGHTS, 0),
+}
+
+
+@pytest.mark.parametrize("loss", ARGUMENTS)
+def test_a_gradient_reaches_the_own_argument_alone(loss: Any) -> None:
     leaves: list[torch.Tensor] = []
 
     def made(value: Any) -> Any:
@@ -345,5 +331,5 @@ def test_a_gradient_reaches_the_own_argument_alone(row: tuple[Any, ...]) -> None
         leaves.append(normal(*value, seed=len(leaves)).requires_grad_())
         return leaves[-1]
 
-    loss(*map(made, arguments)).backward()
+    loss(*map(made, ARGUMENTS[loss])).backward()
     assert [leaf.grad is not None for leaf in leaves] == [True, *[False] * (len(leaves) - 1)]

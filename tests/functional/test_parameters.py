@@ -20,8 +20,15 @@ from flray.trees import total as left_to_right
 from tests.functional.helpers import f64, near, normal
 from tests.messages import refused
 
+Tree = dict[str, torch.Tensor]
+z = torch.zeros
 
-def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, torch.Tensor]]:
+
+def tree(**shapes: int) -> Tree:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def trees(number: int, dtype: torch.dtype = torch.float32) -> list[Tree]:
     rng = np.random.default_rng(0)
     made = []
     for _ in range(number):
@@ -29,6 +36,11 @@ def trees(number: int, dtype: torch.dtype = torch.float32) -> list[dict[str, tor
         seen = torch.tensor(int(rng.integers(100)))
         made.append({"w": w.to(dtype), "b": b.to(dtype), "seen": seen})
     return made
+
+
+def same(found: Tree, expected: Tree) -> bool:
+    """Return whether the entries that are expected are there to the bit."""
+    return all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -44,18 +56,15 @@ def test_each_product_and_each_sum_is_rounded_once(weight: float, dtype: str) ->
 
 
 def test_streaming_gives_the_same_bits_and_copies_its_inputs() -> None:
-    clients, weights = trees(5), f64([0.1, 0.2, 0.3, 0.15, 0.25])
-    mean = fn.WeightedMean()
+    clients, weights, mean = trees(5), f64([0.1, 0.2, 0.3, 0.15, 0.25]), fn.WeightedMean()
     for client, weight in zip(clients, weights, strict=True):
         scratch = {name: value.clone() for name, value in client.items()}
         mean.add(scratch, weight.item())
         for value in scratch.values():
             value.fill_(99)
-    expected = fn.weighted_mean(clients, weights)
-    assert all(torch.equal(mean.result()[name], expected[name]) for name in expected)
+    assert same(mean.result(), fn.weighted_mean(clients, weights))
     mean.add(clients[0], 1.0)
-    expected = fn.weighted_mean([*clients, clients[0]], [*weights, 1.0])
-    assert all(torch.equal(mean.result()[name], expected[name]) for name in expected)
+    assert same(mean.result(), fn.weighted_mean([*clients, clients[0]], [*weights, 1.0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -63,7 +72,7 @@ def test_one_tree_gives_itself(dtype: torch.dtype) -> None:
     (client,) = trees(1, dtype)
     for weight in (49.0, 0.1, 1 / 3):
         mean = fn.weighted_mean([client], [weight])
-        assert all(torch.equal(mean[n], v) and mean[n].dtype == v.dtype for n, v in client.items())
+        assert same(mean, client) and all(mean[n].dtype == v.dtype for n, v in client.items())
         assert mean["w"].data_ptr() != client["w"].data_ptr()
 
 
@@ -73,17 +82,14 @@ def test_one_tree_gives_itself(dtype: torch.dtype) -> None:
 def test_identical_float32_trees_give_exactly_that_tree(weights: list[int]) -> None:
     (client,) = trees(1)
     client["extreme"] = torch.tensor([1e-42, 3.4e38, -0.1, 0.0, 1 / 3])
-    mean = fn.weighted_mean([client] * len(weights), weights)
-    assert all(torch.equal(mean[name], value) for name, value in client.items())
+    assert same(fn.weighted_mean([client] * len(weights), weights), client)
 
 
 def test_weight_zero_has_no_influence() -> None:
-    clients = trees(3)
-    broken, huge = float("nan"), torch.tensor(10**6)
-    bad = {"w": torch.full((3, 5), broken), "b": torch.tensor(broken), "seen": huge}
+    clients, huge = trees(3), torch.tensor(10**6)
+    bad = {"w": torch.full((3, 5), math.nan), "b": torch.tensor(math.nan), "seen": huge}
     with_bad = fn.weighted_mean([bad, *clients[:2], bad, clients[2]], [0, 1, 2, 0, 3])
-    without = fn.weighted_mean(clients, [1, 2, 3])
-    assert all(torch.equal(with_bad[name], without[name]) for name in without)
+    assert same(with_bad, fn.weighted_mean(clients, [1, 2, 3]))
 
 
 def test_counters_and_flags_take_the_maximum_exactly() -> None:
@@ -94,11 +100,10 @@ def test_counters_and_flags_take_the_maximum_exactly() -> None:
     assert mean["n"].tolist() == [big, 2] and mean["f"].tolist() == [True, False]
 
 
-def test_it_is_detached() -> None:
+def test_it_is_detached_and_may_be_of_nothing() -> None:
     clients = trees(6)
     clients[0]["w"].requires_grad_()
-    mean = fn.weighted_mean(clients, [1, 5, 2, 0.1, 9, 3])["w"]
-    assert not mean.requires_grad
+    assert not fn.weighted_mean(clients, [1, 5, 2, 0.1, 9, 3])["w"].requires_grad
     assert fn.weighted_mean([{}, {}], [1, 1]) == {}
 
 
@@ -106,9 +111,8 @@ def test_unusable_weights_and_unequal_trees_are_refused() -> None:
     refused(fn.weighted_mean, [], [])
     for weights in ([1.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf], [0.0, 0.0]):
         refused(fn.weighted_mean, trees(2), weights)
-    zero = torch.zeros(2)
-    for other in ({"v": zero}, {"w": torch.zeros(3)}, {"w": zero.double()}):
-        refused(fn.weighted_mean, [{"w": zero}, other], [1, 1])
+    for other in (tree(v=2), tree(w=3), {"w": z(2).double()}):
+        refused(fn.weighted_mean, [tree(w=2), other], [1, 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -135,8 +139,7 @@ def test_merged_blocks_are_the_sum_of_their_sums(dtype: torch.dtype, size: int) 
         near = 1e-12 if dtype == torch.float64 else 1e-2
         assert_close(mean[name], plain[name], rtol=near, atol=1e-15)
     assert torch.equal(mean["seen"], plain["seen"])
-    if size in (1, 7):
-        assert all(torch.equal(mean[name], plain[name]) for name in plain)
+    assert size not in (1, 7) or same(mean, plain)
 
 
 def test_merging_blocks_without_weight_and_unequal_ones() -> None:
@@ -149,8 +152,7 @@ def test_merging_blocks_without_weight_and_unequal_ones() -> None:
         pair.add(client, 2.0)
     for part in (pair, nothing):
         whole.merge(part.partial())
-    expected = fn.weighted_mean(clients[:2], [2, 2])
-    assert all(torch.equal(whole.result()[name], value) for name, value in expected.items())
+    assert same(whole.result(), fn.weighted_mean(clients[:2], [2, 2]))
     other = fn.WeightedMean()
     for client in trees(2, torch.float64):
         other.add(client, 1.0)
@@ -175,22 +177,26 @@ def test_large_tensors_get_the_same_bits_piece_by_piece() -> None:
 
 def test_trees_keep_counters() -> None:
     trees = [{"w": torch.ones(2), "n": torch.tensor(3)} for _ in range(3)]
-    step, momentum, variance = fn.adaptive_step(*trees)
-    for tree in (step, momentum, variance):
+    for tree in fn.adaptive_step(*trees):
         assert tree["n"].item() == 3 and tree["w"].dtype == torch.float32
-
-
-def test_mixture_and_its_ends() -> None:
     v = {"a": torch.tensor([1.0, 3.0]), "n": torch.tensor(4)}
     w = {"a": torch.tensor([2.0, -1.0]), "n": torch.tensor(9)}
     mixed = fn.apfl_mix(v, w, 0.25)
     assert mixed["a"].tolist() == [1.75, 0.0] and mixed["n"].item() == 4
+
+
+def test_the_ends_of_mixtures_are_their_parts_bit_for_bit() -> None:
     x, broken = normal(100).float(), torch.full((100,), float("nan"))
     assert torch.equal(fn.apfl_mix(x, broken, 1.0), x)
     assert torch.equal(fn.apfl_mix(broken, x, 0.0), x)
     assert torch.equal(fn.pull_to_mean(x, broken, 0.0), x)
     assert torch.equal(fn.pull_to_mean(broken, x, 1.0), x)
     assert fn.apfl_mix(x, x, 1.0).data_ptr() != x.data_ptr()
+    start, new, common = (normal(1000, seed=s).float() for s in range(3))
+    broken = torch.full_like(start, float("nan"))
+    assert torch.equal(fn.mix_updates(start, broken, common, 0.0), start + common)
+    own = new.double() - start.double()
+    assert torch.equal(fn.mix_updates(start, own, broken.double(), 1.0), new)
 
 
 def test_broken_and_identical_candidates_get_no_weight() -> None:
@@ -212,14 +218,11 @@ def test_fomo_mix_equals_the_convex_form_when_weights_sum_to_one() -> None:
     assert kept["w"].data_ptr() != reference["w"].data_ptr()
 
 
-def test_trace_adds_up_over_batches_and_ends() -> None:
+def test_a_trace_adds_up_over_batches_and_a_ratio_is_of_two() -> None:
     h = normal(6, 4)
     near(fn.gram_trace(h[:2]) + fn.gram_trace(h[2:]), fn.gram_trace(h).item(), rel=1e-13)
     assert fn.gram_trace(h[:1], centred=True).item() == 0.0 and fn.gram_trace(h[:0]).item() == 0.0
     assert fn.gram_trace(h.float()).dtype == torch.float32
-
-
-def test_ratio() -> None:
     local, other = normal(5, 3), normal(5, 3, seed=1)
     a, b = (local.numpy() ** 2).sum(), (other.numpy() ** 2).sum()
     near(fn.mixing_ratio(local, other), a / (a + b), rel=1e-13)
@@ -230,14 +233,6 @@ def test_ratio() -> None:
     # Squares exceed float32.
     assert fn.mixing_ratio(torch.full((2, 3), 1e25), torch.full((2, 3), 1e25)).item() == 0.5
     assert fn.trace_ratio(3.0, 1.0).item() == 0.75
-
-
-def test_ratio_zero_is_fedavg_and_one_is_local_bit_for_bit() -> None:
-    start, new, common = (normal(1000, seed=s).float() for s in range(3))
-    broken = torch.full_like(start, float("nan"))
-    assert torch.equal(fn.mix_updates(start, broken, common, 0.0), start + common)
-    own = new.double() - start.double()
-    assert torch.equal(fn.mix_updates(start, own, broken.double(), 1.0), new)
 
 
 def test_no_bit_depends_on_the_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,14 +248,6 @@ def test_no_bit_depends_on_the_version_of_python(monkeypatch: pytest.MonkeyPatch
 X, Y = torch.zeros(3, 2), torch.zeros(3).long()
 HERE = torch.ones(3).bool()
 HEADS = [nn.Linear(2, 4), nn.Linear(2, 4)]
-
-
-def z(*shape: int) -> torch.Tensor:
-    return torch.zeros(*shape)
-
-
-def tree(**shapes: int) -> dict[str, torch.Tensor]:
-    return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 WRONG: dict[Any, list[tuple[Any, ...]]] = {
@@ -349,18 +336,15 @@ def test_wrong_arguments_are_named(row: tuple[Any, ...]) -> None:
 
 
 def test_shapes_bind_symbols_across_and_within_arguments() -> None:
-    square, row = torch.zeros(3, 3), torch.zeros(3)
-    scalar = torch.tensor(1.0), ""
-    assert check_shapes(square=(square, "C C"), row=(row, "C"), scalar=scalar) == {"C": 3}
-    check_shapes(pairs=(torch.zeros(4, 3), "B B-1"))
-    check_shapes(pairs=(torch.zeros(1, 0), "B B-1"))
-    for arguments in (
-        {"row": (row, "C"), "square": (torch.zeros(2, 3), "C C")},
-        {"square": (torch.zeros(2, 3), "C C")},
-        {"pairs": (torch.zeros(4, 4), "B B-1")},
-        {"row": (torch.tensor(1.0), "C")},
-    ):
-        refused(check_shapes, **arguments)
+    row, scalar = (z(3), "C"), torch.tensor(1.0)
+    found = check_shapes(square=(z(3, 3), "C C"), row=row, scalar=(scalar, ""))
+    assert found == {"C": 3}
+    check_shapes(pairs=(z(4, 3), "B B-1"))
+    check_shapes(pairs=(z(1, 0), "B B-1"))
+    refused(check_shapes, row=row, square=(z(2, 3), "C C"))
+    refused(check_shapes, square=(z(2, 3), "C C"))
+    refused(check_shapes, pairs=(z(4, 4), "B B-1"))
+    refused(check_shapes, row=(scalar, "C"))
 
 
 def test_trees_are_mapped_in_float64_and_rounded_once() -> None:

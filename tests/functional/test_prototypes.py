@@ -1,7 +1,7 @@
 """Prototypes and structural knowledge of classes at their edges; absent entries leave no trace."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,8 +17,6 @@ from tests.messages import refused
 LABELS = torch.tensor([0, 1, 2, 2, 3])
 PRESENT = torch.tensor([True, False, True, True])
 P = normal(4, 4, seed=1)
-
-
 FEATURES = normal(5, 4)
 COUNTS = torch.tensor([[2, 0, 1, 0], [6, 0, 0, 0], [1, 0, 3, 0]])
 HOLDERS, NOW = COUNTS > 0, torch.tensor([True, True, True, False])
@@ -26,36 +24,25 @@ BEFORE = PRESENT
 Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def reviewed(x: torch.Tensor, spoil: Spoil) -> torch.Tensor:
+def absent(x: torch.Tensor, spoil: Spoil) -> Iterator[torch.Tensor]:
+    """Yield values of which some are absent; `spoil` hides what a mask leaves out."""
+    prototypes, held = spoil(P, PRESENT), spoil(x[:3, None].expand(3, 4, 4), HOLDERS)
+    for name in ABSENT[:4]:
+        yield getattr(fn, name)(x, LABELS, prototypes, PRESENT)
+    yield fn.hyper_prediction_loss(spoil(x[:4], PRESENT), spoil(P.softmax(1), PRESENT), PRESENT)
+    yield fn.knowledge_discrepancy(held, HOLDERS, spoil(P, HOLDERS.any(0)))
+    yield fn.merge_prototypes(held, COUNTS, previous=(spoil(P, NOW), NOW))[0]
+    yield fn.global_structural_knowledge(held, HOLDERS)[0]
     knowledge = spoil(normal(4, 3), NOW), spoil(normal(4, 3, seed=1), BEFORE)
-    return fn.period_review(x, 2 * x, *knowledge, present_now=NOW, present_before=BEFORE)
+    yield fn.period_review(x, 2 * x, *knowledge, present_now=NOW, present_before=BEFORE)
+    peers = spoil(normal(4, 5, 4).softmax(2), PRESENT)
+    yield fn.peer_distillation_loss(x, peers, torch.ones(4).double(), 1)
 
 
-ABSENT: dict[str, Callable[[torch.Tensor, Spoil], torch.Tensor]] = {
-    "prototype loss": lambda x, spoil: fn.prototype_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
-    "prototype contrast": lambda x, spoil: fn.prototype_contrastive_loss(
-        x, LABELS, spoil(P, PRESENT), PRESENT
-    ),
-    "hyper prediction": lambda x, spoil: fn.hyper_prediction_loss(
-        spoil(x[:4], PRESENT), spoil(torch.softmax(P, 1), PRESENT), PRESENT
-    ),
-    "hyper feature": lambda x, spoil: fn.hyper_feature_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
-    "contrast": lambda x, spoil: fn.local_contrastive_loss(x, LABELS, spoil(P, PRESENT), PRESENT),
-    "discrepancy": lambda x, spoil: fn.knowledge_discrepancy(
-        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), HOLDERS, spoil(P, HOLDERS.any(0))
-    ),
-    "merged": lambda x, spoil: fn.merge_prototypes(
-        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), COUNTS, previous=(spoil(P, NOW), NOW)
-    )[0],
-    "knowledge": lambda x, spoil: fn.global_structural_knowledge(
-        spoil(x[:3, None].expand(3, 4, 4), HOLDERS), HOLDERS
-    )[0],
-    "review": reviewed,
-    "peers": lambda x, spoil: fn.peer_distillation_loss(
-        x, spoil(torch.softmax(normal(4, 5, 4), 2), PRESENT), torch.ones(4).double(), 1
-    ),
-}
-"""Values of which some are absent; the second argument hides what a mask leaves out."""
+_NAMES = """prototype_loss prototype_contrastive_loss hyper_feature_loss local_contrastive_loss
+hyper_prediction_loss knowledge_discrepancy merge_prototypes global_structural_knowledge
+period_review peer_distillation_loss"""
+ABSENT = _NAMES.split()
 
 
 @pytest.mark.parametrize("name", ABSENT)
@@ -66,7 +53,7 @@ def test_what_is_absent_may_hold_anything(name: str) -> None:
             return torch.where(mask, values, poison)
 
         x = FEATURES.clone().requires_grad_()
-        value = ABSENT[name](x, spoil)
+        value = dict(zip(ABSENT, absent(x, spoil), strict=True))[name]
         return [value.detach(), *torch.autograd.grad(value.sum(), x)]
 
     clean = found(0.5)
@@ -103,12 +90,6 @@ def test_no_counted_sample_is_a_differentiable_zero(function) -> None:  # type: 
         flat(loss, features)
 
 
-def test_one_known_class_has_no_contrast() -> None:
-    labels, present = torch.tensor([1, 1, 0]), torch.tensor([False, True])
-    loss = fn.prototype_contrastive_loss(normal(3, 2), labels, normal(2, 2, seed=1), present)
-    assert loss.item() == 0.0
-
-
 def test_nearest_prototype_is_never_an_absent_class() -> None:
     prototypes = torch.tensor([[0.0, 0.0], [float("nan"), 1.0], [3.0, 4.0]])
     points, present = torch.tensor([[0.0, 1.0], [3.0, 3.0]]), torch.tensor([True, False, True])
@@ -117,9 +98,12 @@ def test_nearest_prototype_is_never_an_absent_class() -> None:
     assert_allclose(scores[:, [0, 2]], [[-1, -(18**0.5)], [-(18**0.5), -1]], rtol=1e-6)
 
 
-def test_one_holder_gives_its_own_bits() -> None:
-    means = normal(1, 2, 3).float()
-    assert torch.equal(fn.merge_prototypes(means, torch.tensor([[3, 5]]))[0], means[0])
+def test_one_holder_gives_its_own_bits_and_one_known_class_has_no_contrast() -> None:
+    held = normal(1, 2, 3).float()
+    assert torch.equal(fn.merge_prototypes(held, torch.tensor([[3, 5]]))[0], held[0])
+    labels, present = torch.tensor([1, 1, 0]), torch.tensor([False, True])
+    loss = fn.prototype_contrastive_loss(normal(3, 2), labels, normal(2, 2, seed=1), present)
+    assert loss.item() == 0.0
 
 
 def test_direction_update_by_hand() -> None:
@@ -146,26 +130,17 @@ def test_exact_hits_and_absent_classes_have_zero_gradient() -> None:
     flat(loss, logits)
 
 
-def test_loss_by_hand() -> None:
+def test_the_prototypical_loss_by_hand_and_that_support_and_queries_both_learn() -> None:
     """Prototypes 1 (class 7: samples 0 and 2) and 5 (class 3), one query of each class; order is as it comes."""
     embeddings = f64([[0.0], [4.0], [2.0], [6.0], [2.5], [5.5]])
     labels = torch.tensor([7, 3, 7, 3, 7, 3])
     first, second = (math.log(1 + math.exp(a - b)) for a, b in ((1.5**2, 2.5**2), (0.5**2, 4.5**2)))
     near(fn.prototypical_loss(embeddings, labels, 2), (first + second) / 2, abs=1e-14)
-
-
-def test_support_and_queries_both_learn() -> None:
     embeddings = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    fn.prototypical_loss(embeddings, labels, 2).backward()
+    fn.prototypical_loss(embeddings, torch.arange(8) // 4, 2).backward()
     assert bool((embeddings.grad.abs().sum(1) > 1e-6).all())
     without = torch.randn(4, 3, requires_grad=True)
     flat(fn.prototypical_loss(without, torch.tensor([0, 0, 1, 1]), 2), without)
-
-
-def test_gate_saturates_without_nan() -> None:
-    knowledge, _ = fn.structural_knowledge(f64([[-1e5, 1e5, 0.0]]), torch.tensor([0]), 1)
-    assert knowledge.tolist() == [[0.0, 1e5, 0.0]]
 
 
 def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
@@ -177,7 +152,9 @@ def test_class_means_do_not_mix_classes_dtypes_or_large_sums() -> None:
     assert not empty.any() and counts.tolist() == [0, 0]
 
 
-def test_global_knowledge_by_hand_with_ties() -> None:
+def test_a_gate_saturates_without_nan_and_global_knowledge_by_hand_with_ties() -> None:
+    gated, _ = fn.structural_knowledge(f64([[-1e5, 1e5, 0.0]]), torch.tensor([0]), 1)
+    assert gated.tolist() == [[0.0, 1e5, 0.0]]
     # Points 0, 1, 2 on a line: the middle one is equally near to both and takes the first client.
     knowledge = f64([[[0.0]], [[1.0]], [[2.0]]])
     merged, _ = fn.global_structural_knowledge(knowledge, torch.ones(3, 1).bool())
@@ -214,30 +191,28 @@ def test_local_contrastive_zero_vectors_and_exact_hits_are_finite() -> None:
 
 
 def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None:
-    big = fn.discrepancy_weights(torch.tensor([4000, 2000, 100]), f64([3.0, 1.0, 9.0]))
-    assert big.tolist() == [1 / 3] * 3
+    def weights(sizes: torch.Tensor, distances: torch.Tensor) -> list[float]:
+        return fn.discrepancy_weights(sizes, distances).tolist()
+
+    assert weights(torch.tensor([4000, 2000, 100]), f64([3.0, 1.0, 9.0])) == [1 / 3] * 3
     # Arguments near -1250 and -5000: both sigmoids underflow, the ratio is exp of their difference.
-    low = fn.discrepancy_weights(f64([0.0, 0.0, 0.0]), f64([5e3, 5e3, 1e4]))
-    assert low.tolist() == [0.5, 0.5, 0.0]
-    pair = fn.discrepancy_weights(torch.zeros(2, dtype=F64), f64([2000.0, 2001.0]))
+    assert weights(f64([0.0] * 3), f64([5e3, 5e3, 1e4])) == [0.5, 0.5, 0.0]
     gap = (2001.0**2 - 2000.0**2) / 4001.0
-    near(pair[1], math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
-    huge = fn.discrepancy_weights(torch.tensor([1, 1]), f64([1e308, 1e308]))
-    assert huge.tolist() == [0.5, 0.5]
-    assert fn.discrepancy_weights(torch.tensor([5]), torch.tensor([2.0])).tolist() == [1.0]
-    assert fn.discrepancy_weights(torch.tensor([7, 7]), torch.zeros(2)).tolist() == [0.5, 0.5]
-    assert fn.discrepancy_weights(torch.tensor([0, 0]), torch.zeros(2)).tolist() == [0.5, 0.5]
-    equal = fn.discrepancy_weights(torch.full((5,), 3), torch.full((5,), 0.7, dtype=F64))
-    assert equal.tolist() == [0.2] * 5
+    ratio = approx(math.exp(-gap) / (1 + math.exp(-gap)), rel=1e-9)
+    assert weights(f64([0.0] * 2), f64([2000.0, 2001.0]))[1] == ratio
+    assert weights(torch.tensor([1, 1]), f64([1e308, 1e308])) == [0.5, 0.5]
+    assert weights(torch.tensor([5]), torch.tensor([2.0])) == [1.0]
+    for size in (7, 0):
+        assert weights(torch.tensor([size] * 2), torch.zeros(2)) == [0.5, 0.5]
+    assert weights(torch.full((5,), 3), f64([0.7] * 5)) == [0.2] * 5
 
 
 def test_period_review_returns_current_where_rho_is_undefined() -> None:
-    weights, none = torch.tensor([0.1, 3.0]), torch.zeros(2).bool()
+    weights, none, eye = torch.tensor([0.1, 3.0]), torch.zeros(2).bool(), torch.eye(2)
     # 0.1 is not exact in binary: its computed variance must still be zero.
     flat = torch.full((2, 3), 0.1)
     assert fn.variance_change(torch.randn(2, 3), flat) is None
     assert torch.equal(fn.period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
-    eye = torch.eye(2)
     found = fn.period_review(weights, weights + 1, eye, eye, present_now=none)
     assert torch.equal(found, weights)
     assert fn.variance_change(torch.zeros(2, 3), torch.eye(2, 3)) == -1.0

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -29,7 +28,7 @@ from flray.tasks.classification import among_largest, binary_metrics
 from flray.tasks.multi_output import dice_coefficient, hausdorff_distance
 from tests.algorithms.helpers import gaussian_clients, run, spec_of
 from tests.end_to_end.test_tasks import GLYPHS
-from tests.helpers import cases, small
+from tests.helpers import cases, small, written
 from tests.messages import mistyped, refused
 
 
@@ -44,13 +43,10 @@ def test_two_classes_equal_scikit_learn() -> None:
     assert found["f1"] == approx(f1_score(labels, predicted), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("labels", "defined"),
-    [([1, 1], {"sensitivity", "f1"}), ([0, 0], {"specificity", "f1"}), ([], set())],
-)
-def test_what_is_not_defined_is_nan(labels: list[int], defined: set[str]) -> None:
+@cases("labels, defined", "[[1, 1], [f1, sensitivity]], [[0, 0], [f1, specificity]], [[], []]")
+def test_what_is_not_defined_is_nan(labels: list[int], defined: list[str]) -> None:
     found = binary_metrics(np.full(len(labels), 0.9), np.array(labels, dtype=np.int64))
-    assert {name for name, value in found.items() if not math.isnan(value)} == defined
+    assert sorted(name for name, value in found.items() if not math.isnan(value)) == defined
 
 
 def box(top: int, left: int, height: int, width: int, size: int = 24) -> np.ndarray:
@@ -78,8 +74,7 @@ def masks(generator: np.random.Generator) -> np.ndarray:
 
 
 def test_equals_monai() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         from monai.metrics import compute_dice, compute_hausdorff_distance
 
         generator = np.random.default_rng(5)
@@ -98,28 +93,20 @@ def test_equals_monai() -> None:
     assert_allclose(np.where(np.isinf(mine[..., 1]), np.nan, mine[..., 1]), most, rtol=1e-5)
 
 
-def test_equals_torch() -> None:
+def test_the_k_largest_equal_torchs_and_are_exactly_k_where_logits_are_equal() -> None:
+    """A network that says nothing is right as often as chance, and a diverged one never."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(500, 9, generator=generator, dtype=torch.float64)
     labels = torch.randint(9, (500,), generator=generator)
     for k in range(1, 9):
         wanted = (logits.topk(k, 1).indices == labels[:, None]).any(1)
         assert torch.equal(among_largest(logits, labels, k), wanted)
-
-
-def test_exactly_k_classes_count_where_logits_are_equal() -> None:
-    """A network that says nothing is right as often as chance."""
     logits, labels = torch.zeros(5, 5), torch.arange(5)
     assert among_largest(logits, labels, 2).sum() == 2
     assert torch.equal(among_largest(logits, labels, 1), logits.argmax(1) == labels)
-
-
-def test_a_diverged_network_is_never_right() -> None:
-    logits, labels = torch.full((5, 5), math.nan), torch.arange(5)
-    assert not among_largest(logits, labels, 4).any()
-    logits = torch.tensor([[math.nan, 1.0, 0.0]])
-    assert not among_largest(logits, torch.tensor([1]), 1).any()
-    assert among_largest(logits, torch.tensor([1]), 2).all()
+    assert not among_largest(torch.full((5, 5), math.nan), labels, 4).any()
+    logits, label = torch.tensor([[math.nan, 1.0, 0.0]]), torch.tensor([1])
+    assert not among_largest(logits, label, 1).any() and among_largest(logits, label, 2).all()
 
 
 def test_what_does_not_suit_classes_or_episodes_is_refused() -> None:
@@ -164,20 +151,15 @@ def test_one_model_for_all_has_it_on_the_common_test_set() -> None:
 
 
 def test_clean_name() -> None:
-    for name in ("global/common/accuracy", "time: a.b-c d_e"):
-        assert clean_name(name) == name
     others = {
         "/loss//x/./../y/": "loss/x/y",
         "worst 10 %": "worst 10 _",
         "accuracy@5\n": "accuracy_5_",
     }
+    others |= {name: name for name in ("global/common/accuracy", "time: a.b-c d_e")}
     assert {name: clean_name(name) for name in others} == others
-
-
-def test_long_names_stay_different() -> None:
     one, other = clean_name("x" * 300 + "a"), clean_name("x" * 300 + "b")
-    assert len(one) == len(other) == 250
-    assert one != other
+    assert len(one) == len(other) == 250 and one != other, "long names stay different"
 
 
 @settings(deadline=None, max_examples=50)  # the first call imports mlflow
@@ -190,8 +172,7 @@ def test_mlflows_own_check_takes_every_cleaned_name(name: str) -> None:
     except ValueError:
         return
     _validate_metric_name(cleaned)
-    assert len(cleaned) <= 250
-    assert clean_name(cleaned) == cleaned
+    assert len(cleaned) <= 250 and clean_name(cleaned) == cleaned
 
 
 @pytest.mark.parametrize(
@@ -216,16 +197,18 @@ def hospitals(root, *, seed: int = 0, names: str):
 """
 
 
+def hospitals(names: str, algorithm: str = "fedavg") -> dict[str, Any]:
+    """Write the plug-in, and return an experiment on hospitals of these names."""
+    Path("plugin.py").write_text(PLUGIN)
+    data = {"name": "hospitals", "names": names}
+    return small(data=data, plugins=["plugin.py"], algorithm=algorithm)
+
+
 def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in_one_line(
-    tmp_cwd: Path, digits: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    tmp_cwd: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_cwd / "plugin.py").write_text(PLUGIN)
-    content = {**digits, "rounds": 1, "model": "linear", "resources": {"executor": "inline"}}
-    content["plugins"] = ["plugin.py"]
-    names = {"two": "hospital(1);hospital[1]", "odd": "[/x] hospital;a\nb\x85;=1+1"}
-    for name, domains in names.items():
-        content["data"] = {"name": "hospitals", "names": domains}
-        (tmp_cwd / f"{name}.yaml").write_text(yaml.safe_dump({"experiment": content}))
+    written(hospitals("hospital(1);hospital[1]"), "two.yaml")
+    written(hospitals("[/x] hospital;a\nb\x85;=1+1"), "odd.yaml")
     mistyped("run", "two.yaml")
     assert not (tmp_cwd / "runs").exists()
     assert invoke(["run", "odd.yaml"]) == 0
@@ -236,11 +219,7 @@ def test_such_a_run_is_refused_before_the_first_round_and_odd_names_are_shown_in
 
 
 def test_clients_whose_names_differ_in_signs_have_a_file_each(tmp_cwd: Path) -> None:
-    (tmp_cwd / "plugin.py").write_text(PLUGIN)
-    data = {"name": "hospitals", "names": "a b;a:b;c"}
-    ran = flray.run(
-        {"experiment": small(data=data, model="linear", plugins=["plugin.py"], algorithm="local")}
-    )
+    ran = flray.run({"experiment": hospitals("a b;a:b;c", "local")})
     files = {path.name for path in export(ran.folder, every=True) if path.suffix == ".safetensors"}
     assert files == {"client-a_b.safetensors", "client-a_b-1.safetensors", "client-c.safetensors"}
     assert export(ran.folder, client="a:b")[1].name == "client-a_b-1.safetensors"
@@ -256,8 +235,7 @@ def test_clients_whose_names_differ_in_signs_have_a_file_each(tmp_cwd: Path) -> 
     [personal/local/accuracy/client/std, accuracy, false]""",
 )
 def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
-    assert measure_name(metric) == measure
-    assert lower_is_better(metric) is lower
+    assert measure_name(metric) == measure and lower_is_better(metric) is lower
 
 
 @cases(
@@ -275,19 +253,16 @@ def test_only_shares_are_shown_in_percent(metric: str, share: bool) -> None:
 
 
 HISTORY = pd.DataFrame({"round": [1, 2, 3, 4, 5], "a": [0.1, 0.5, math.nan, 0.5, 0.3]})
+COURSE = HISTORY.set_index("round")["a"].dropna()
 
 
 def test_course() -> None:
-    assert metrics.trajectory(HISTORY, "a", 2) == metrics.MetricTrajectory(
-        last=0.3, mean_of_last=0.4, rounds=2, best=0.5, best_round=2
-    )
+    values = {"last": 0.3, "mean_of_last": 0.4, "rounds": 2, "best": 0.5, "best_round": 2}
+    assert vars(metrics.trajectory(HISTORY, "a", 2)) == values
     assert metrics.trajectory(HISTORY, "a", 99).rounds == 4
     refused(metrics.trajectory, HISTORY, "b", 2)
-
-
-@pytest.mark.parametrize(("target", "round_"), [(0.1, 1), (0.4, 2), (0.51, math.inf)])
-def test_rounds_to_target(target: float, round_: float) -> None:
-    assert metrics.rounds_to_target(HISTORY.set_index("round")["a"].dropna(), target) == round_
+    targets = {target: metrics.rounds_to_target(COURSE, target) for target in (0.1, 0.4, 0.51)}
+    assert targets == {0.1: 1, 0.4: 2, 0.51: math.inf}
 
 
 NAN = math.nan
@@ -300,22 +275,17 @@ for _name, _values in EVERY_SECOND.items():
     VALIDATED[_name] = np.stack([[NAN] * 3, _values], 1).ravel()
 
 
-FIRST = {ACCURACY: 0.5, CLIENT: 1, LOSS: 0.3}
-
-
-@pytest.mark.parametrize(
-    ("metric", "which", "count", "text", "values"),
-    [
-        (ACCURACY, "last", 2, "after 6 rounds", {ACCURACY: 0.7, "time/round": 6}),
-        # of validation, not of the test, and the first of two equals
-        (ACCURACY, "best", 2, "round 2 of 6, best on validation", FIRST),
-        (LOSS, "best", 2, "round 4 of 6, best on validation", {LOSS: 0.2}),
-        (ACCURACY, "mean-last", 2, "mean of the last 2 evaluations", {ACCURACY: 0.8, CLIENT: 2.5}),
-        (ACCURACY, "mean-last", 9, "mean of the last 3 evaluations", {ACCURACY: 0.7}),
-        ("time/round", "best", 2, "after 6 rounds", {"time/round": 6}),  # it is never validated
-    ],
+@cases(
+    "metric, which, count, text, values",
+    f"""[{ACCURACY}, last, 2, after 6 rounds, {{{ACCURACY}: 0.7, time/round: 6}}],
+    [{ACCURACY}, best, 2, 'round 2 of 6, best on validation', {{{ACCURACY}: 0.5, {CLIENT}: 1, {LOSS}: 0.3}}],
+    [{LOSS}, best, 2, 'round 4 of 6, best on validation', {{{LOSS}: 0.2}}],
+    [{ACCURACY}, mean-last, 2, mean of the last 2 evaluations, {{{ACCURACY}: 0.8, {CLIENT}: 2.5}}],
+    [{ACCURACY}, mean-last, 9, mean of the last 3 evaluations, {{{ACCURACY}: 0.7}}],
+    [time/round, best, 2, after 6 rounds, {{time/round: 6}}]""",
 )
 def test_which_rounds_count(metric: str, which: Any, count: int, text: str, values: Any) -> None:
+    """The best are of validation, not of the test, and the first of two equals; the time is never validated."""
     reported = metrics.summarise_history(VALIDATED, metric, which, count)
     assert reported.text == text
     assert {name: reported.values[name] for name in values} == pytest.approx(values)
@@ -327,13 +297,6 @@ def test_nan_is_not_best_beside_infinities_alone(metric: str, worst: float) -> N
     history = pd.DataFrame({"round": [1, 2, 3], metric: [1.0, 2.0, 3.0], held: [NAN, worst, worst]})
     assert metrics.summarise_history(history, metric, "best", 1).values[metric] == 2.0
     assert metrics.trajectory(history, str(held), 1).best_round == 2
-
-
-def test_the_report_during_a_run_is_told_that_less_is_better() -> None:
-    held = metrics.validation_metric("global/common/gap")
-    rounds = [{"global/common/gap": value, held: value} for value in (0.3, 0.1, 0.2)]
-    during = metrics.RunningReport("global/common/gap", "best", 1, lower=True)
-    assert [during.add(one) for one in rounds] == [0.3, 0.1, 0.1]
 
 
 def test_what_was_never_measured_is_left_out() -> None:
@@ -360,3 +323,7 @@ def test_a_distance_is_best_where_it_is_lowest() -> None:
     assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
     values = history.set_index("round")["global/common/hausdorff95"]
     assert metrics.rounds_to_target(values, 5.0, lower=True) == 2
+    held = metrics.validation_metric("global/common/gap")
+    rounds = [{"global/common/gap": value, held: value} for value in (0.3, 0.1, 0.2)]
+    during = metrics.RunningReport("global/common/gap", "best", 1, lower=True)
+    assert [during.add(one) for one in rounds] == [0.3, 0.1, 0.1], "an own metric, as it is told"

@@ -10,7 +10,7 @@ import torch
 import yaml
 from pydantic import Field
 from torch import nn
-from torchvision.models import alexnet, resnet18
+from torchvision import models as zoo
 
 import flray
 from flray import registry
@@ -22,13 +22,11 @@ from tests.helpers import cases, small
 from tests.messages import refused
 
 CIFAR, MNIST, LARGE, DIGITS = (3, 32, 32), (1, 28, 28), (3, 256, 256), (3, 28, 28)
-
-
 RESNETS = {8: 1_227_594, 10: 4_903_242, 12: 4_977_226, 18: 11_173_962, 34: 21_282_122}
 
 
 def on_meta(name: str, shape: tuple[int, ...], num_classes: int = 10, **options: Any) -> nn.Module:
-    """The network without storage: shapes only, in no time."""
+    """Return a network without storage: shapes only, in no time."""
     with torch.device("meta"):
         model = registry.models.get(name)(shape, num_classes, **options)
     assert isinstance(model, nn.Module)
@@ -45,13 +43,12 @@ def count(model: nn.Module) -> int:
         # McMahan et al. 2017: "199,210 total parameters" and "1,663,370 total parameters"
         *(("mlp", MNIST, 10, {}, 199_210), ("emnist-cnn", MNIST, 10, {}, 1_663_370)),
         *(("linear", MNIST, 10, {}, 7_850), ("simple-cnn", CIFAR, 10, {}, 92_626)),
-        ("lenet", CIFAR, 10, {}, 62_006),
+        *(("lenet", CIFAR, 10, {}, 62_006), ("cnn", CIFAR, 10, {}, 121_182)),
         *(("lenet", CIFAR, 10, {"norm": norm}, 62_006 + 452) for norm in ("batch", "group")),
-        *(("cnn", CIFAR, 10, {}, 121_182), ("cnn", CIFAR, 100, {}, 128_832)),
+        ("cnn", CIFAR, 100, {}, 128_832),
         ("cnn", CIFAR, 10, {"norm": "batch"}, 121_182 + 2 * (16 + 32 + 120 + 84)),
         # FedBN's network for digits
-        ("digit-cnn", DIGITS, 10, {}, 14_219_210),
-        ("digit-cnn", DIGITS, 10, {"split": "head"}, 14_219_210),
+        *(("digit-cnn", DIGITS, 10, options, 14_219_210) for options in ({}, {"split": "head"})),
         ("digit-cnn", DIGITS, 10, {"classifier_norm": False}, 14_219_210 - 2 * (2048 + 512)),
         ("digit-cnn", DIGITS, 10, {"layers": 4}, 14_219_210 + 128 * (25 * 128 + 1 + 2)),
         # Krizhevsky 2014, with a norm behind every layer; 54.6 of its 57 million are the classifier's
@@ -60,9 +57,8 @@ def count(model: nn.Module) -> int:
         # He et al. 2016, with a stem for small images
         *((f"resnet{n}", CIFAR, 10, {}, wanted) for n, wanted in RESNETS.items()),
         ("resnet18-imagenet", LARGE, 1000, {}, 11_689_512),
-        # the widely used form has 7,763,041 with one structure
+        # the widely used form has 7,763,041 with one structure; without norms, one bias instead of scale and shift
         ("unet", LARGE, 2, {}, 7_763_041 + 33),
-        # one bias instead of scale and shift
         ("unet", LARGE, 2, {"norm": "none"}, 7_763_041 + 33 - 2 * (2 * 480 + 512)),
         # Snell et al. 2017, with three channels: 113,088 and the last layer
         ("protonet", CIFAR, 5, {}, 113_088 + 257 * 5),
@@ -90,7 +86,7 @@ def test_pooling_and_grey_images_change_no_count() -> None:
 
 
 def test_resnet18_imagenet_computes_what_torchvisions_does() -> None:
-    theirs = resnet18(weights=None, num_classes=4).eval()
+    theirs = zoo.resnet18(weights=None, num_classes=4).eval()
     ours = build("resnet18-imagenet", (3, 64, 64), 4, {}, seed=0).eval()
     # Both list a block's branch before its shortcut, so the entries correspond in order.
     entries = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
@@ -103,7 +99,7 @@ def test_resnet18_imagenet_computes_what_torchvisions_does() -> None:
 
 def test_alexnet_without_norms_has_torchvisions_convolutions() -> None:
     with torch.device("meta"):
-        theirs = alexnet(weights=None).features.to_empty(device="cpu")
+        theirs = zoo.alexnet(weights=None).features.to_empty(device="cpu")
     ours = on_meta("alexnet", (3, 70, 70), norm="none").features.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -125,18 +121,18 @@ def test_lenet_with_norms_computes_its_definition() -> None:
         centred = x - x.mean(axes, keepdim=True)
         return (centred / (centred.pow(2).mean(axes, keepdim=True) + 1e-5).sqrt()).clamp(min=0)
 
+    def of(layer: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return entries[f"{layer}.weight"], entries[f"{layer}.bias"]
+
     x = torch.rand(4, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = x
-    for i in (1, 2):
-        weight, bias = entries[f"features.conv{i}.weight"], entries[f"features.conv{i}.bias"]
-        expected = normed(torch.nn.functional.conv2d(expected, weight, bias))
+    for layer in ("features.conv1", "features.conv2"):
+        expected = normed(nn.functional.conv2d(expected, *of(layer)))
         expected = expected.unfold(2, 2, 2).unfold(3, 2, 2).amax(dim=(4, 5))
     expected = expected.flatten(1)
-    for i in (1, 2):
-        weight, bias = entries[f"features.fc{i}.weight"], entries[f"features.fc{i}.bias"]
-        expected = normed(expected @ weight.T + bias)
-    expected = expected @ entries["classifier.weight"].T + entries["classifier.bias"]
-    torch.testing.assert_close(model(x), expected)
+    for layer in ("features.fc1", "features.fc2"):
+        expected = normed(nn.functional.linear(expected, *of(layer)))
+    torch.testing.assert_close(model(x), nn.functional.linear(expected, *of("classifier")))
 
 
 def test_classifiers_are_split_off_where_asked() -> None:
@@ -152,37 +148,33 @@ def test_classifiers_are_split_off_where_asked() -> None:
     assert classifier("digit-cnn", CIFAR).fc1.in_features == 128 * 8 * 8
     narrow = on_meta("digit-cnn", DIGITS, width=0.25)
     widths = [narrow.get_submodule(f"features.conv{i}").out_channels for i in (1, 2, 3)]
-    assert widths == [16, 16, 32]
-    assert narrow.classifier.fc1.weight.shape == (512, 32 * 49)
+    assert widths == [16, 16, 32] and narrow.classifier.fc1.weight.shape == (512, 32 * 49)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("resnet8", [(64, 32), (64, 32), (128, 16), (256, 8)]),
-        ("resnet10", [(64, 32), (64, 32), (128, 16), (256, 8), (512, 4)]),
-        ("resnet34", [(64, 32), (64, 32), (128, 16), (256, 8), (512, 4)]),
-        ("resnet18-imagenet", [(64, 16), (64, 8), (128, 4), (256, 2), (512, 1)]),
-        ("mobilenetv2", [(32, 32), (24, 32), (32, 16), (96, 8), (1280, 4)]),
-        ("efficientnet-b0", [(32, 32), (24, 16), (40, 8), (112, 4), (320, 2)]),
-        ("googlenet", [(192, 32), (480, 32), (832, 16), (1024, 8)]),
-        ("densenet121", [(64, 16), (256, 8), (512, 4), (1024, 2), (1024, 1)]),
-    ],
+@cases(
+    "name, sizes",
+    """[resnet8, [[64, 32], [64, 32], [128, 16], [256, 8]]],
+    [resnet10, [[64, 32], [64, 32], [128, 16], [256, 8], [512, 4]]],
+    [resnet34, [[64, 32], [64, 32], [128, 16], [256, 8], [512, 4]]],
+    [resnet18-imagenet, [[64, 16], [64, 8], [128, 4], [256, 2], [512, 1]]],
+    [mobilenetv2, [[32, 32], [24, 32], [32, 16], [96, 8], [1280, 4]]],
+    [efficientnet-b0, [[32, 32], [24, 16], [40, 8], [112, 4], [320, 2]]],
+    [googlenet, [[192, 32], [480, 32], [832, 16], [1024, 8]]],
+    [densenet121, [[64, 16], [256, 8], [512, 4], [1024, 2], [1024, 1]]]""",
 )
-def test_channels_and_pixels_at_the_taps(name: str, sizes: list[tuple[int, int]]) -> None:
+def test_channels_and_pixels_at_the_taps(name: str, sizes: list[list[int]]) -> None:
     model, seen = on_meta(name, CIFAR), []
     for _, module in layer_taps(model):
-        module.register_forward_hook(lambda _m, _i, out: seen.append((out.shape[1], out.shape[3])))
+        module.register_forward_hook(lambda _m, _i, out: seen.append([out.shape[1], out.shape[3]]))
     model(torch.zeros(2, 3, 32, 32, device="meta"))
     assert seen == sizes
 
 
 def test_he_initialisation_has_variance_two_over_fan_out() -> None:
     name = "features.stage3.0.sum.branch.conv2.weight"
-    weight = build("resnet8", CIFAR, 10, {"init": "he"}, seed=0).state_dict()[name]
-    assert weight.std().item() == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.01)
-    default = build("resnet8", CIFAR, 10, {}, seed=0).state_dict()[name]
-    assert default.std().item() == pytest.approx((1 / (3 * 256 * 9)) ** 0.5, rel=0.01)
+    for options, variance in (({"init": "he"}, 2 / (256 * 9)), ({}, 1 / (3 * 256 * 9))):
+        weight = build("resnet8", CIFAR, 10, options, seed=0).state_dict()[name]
+        assert weight.std().item() == pytest.approx(variance**0.5, rel=0.01)
 
 
 @pytest.fixture
@@ -221,22 +213,18 @@ def test_what_cannot_be_built_is_told(users_model: str, name: str, options: dict
     refused(build, name, (3, 32, 32), 4, options, seed=0)
 
 
-def test_another_dtype_starts_at_the_same_point() -> None:
+def test_another_dtype_starts_at_the_same_point_and_another_name_at_another() -> None:
     given = "lenet", (3, 16, 16), 4, {"norm": "batch"}, 3
     single, double = (build(*given, t).state_dict() for t in (torch.float32, torch.float64))
     for name, value in double.items():
         whole = name.endswith("num_batches_tracked")
         assert value.dtype == (torch.int64 if whole else torch.float64)
         assert torch.equal(value, single[name].to(value.dtype))
+    names = ("lenet", "simple-cnn")
+    states = [build(name, CIFAR, 10, {}, seed=0).state_dict() for name in names]
+    assert not torch.equal(*(state["features.conv1.weight"] for state in states))
 
 
-def test_models_of_different_names_start_at_different_points() -> None:
-    lenet = build("lenet", (3, 32, 32), 10, {}, seed=0).state_dict()
-    simple = build("simple-cnn", (3, 32, 32), 10, {}, seed=0).state_dict()
-    assert not torch.equal(lenet["features.conv1.weight"], simple["features.conv1.weight"])
-
-
-zoo = pytest.importorskip("torchvision.models")
 NETWORK = "shufflenet_v2_x0_5"
 X = torch.rand(3, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -283,13 +271,12 @@ def test_weights_are_those_of_the_file_but_for_the_last_layer(
         weights = str(tmp_path / "w.safetensors")
         safetensors.torch.save_file(network.state_dict(), weights)
     elif form == "name":
-        url = zoo.get_model_weights(NETWORK)["IMAGENET1K_V1"].url
+        weights, place = "IMAGENET1K_V1", tmp_path / "hub" / "checkpoints"
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-        place = tmp_path / "hub" / "checkpoints"
-        refused(made, network=NETWORK, weights="IMAGENET1K_V1")
+        refused(made, network=NETWORK, weights=weights)
         place.mkdir(parents=True)
+        url = zoo.get_model_weights(NETWORK)[weights].url
         torch.save(network.state_dict(), place / url.rpartition("/")[2])
-        weights = "IMAGENET1K_V1"
     own, other = (made(network=NETWORK, weights=weights, seed=seed) for seed in (0, 1))
     for name, value in network.state_dict().items():
         if not name.startswith("fc."):
@@ -305,20 +292,16 @@ def test_grey_images_are_repeated() -> None:
     refused(made, (4, 64, 64), network=NETWORK)
 
 
-def test_a_run_with_them_is_resumed_and_told_apart_by_the_file(
-    tmp_cwd: Path, digits: dict[str, Any], trained: tuple[Any, Path]
-) -> None:
+def test_a_run_with_them_is_resumed_and_known_by_the_file(tmp_cwd: Path, trained: Any) -> None:
     file = Path("w.pth")
     file.write_bytes(trained[1].read_bytes())
-    digits["data"] |= {"samples": 16, "domains": ["plain"]}
-    digits |= {"rounds": 1, "resources": {"executor": "inline"}}
+    data = {"name": "digits-sklearn", "samples": 16, "domains": ["plain"]}
     model = {"name": "torchvision", "network": NETWORK, "weights": "w.pth"}
-    content = {"experiment": {**digits, "model": model}}
+    content = {"experiment": small(data=data, model=model)}
     result = flray.run(content)
     saved = yaml.safe_load((result.folder / "config.yaml").read_text())["experiment"]["model"]
     assert saved["weights"]["weights"] == str(file.resolve())
-    more = runner.resume(result.folder, rounds=2)
-    assert len(more.history) == 2
+    assert len(runner.resume(result.folder, rounds=2).history) == 2
     first = run_identity(load(content).experiment, "auto", "data")
     state = trained[0].state_dict()
     torch.save({**state, "conv1.0.weight": state["conv1.0.weight"] + 1}, file)

@@ -1,6 +1,7 @@
 """What every built-in network promises at its smallest, and the same network in bfloat16 and compiled."""
 
 import copy
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -50,40 +51,32 @@ def batch(size: int) -> torch.Tensor:
 
 
 def test_every_built_in_model_is_here_and_all_but_linear_have_a_norm() -> None:
-    built_in = set(registry.models.names()) - set(registry.models.added())
-    assert {name for name, *_ in CASES} == built_in == {"linear", *NORMED}
+    assert {name for name, *_ in CASES} == OWN == {"linear", *NORMED}
 
 
 @every
 def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, features: int) -> None:
     model, x = small(name, options, size).eval(), batch(size)
-    outputs: list[torch.Tensor] = []
-    copies: list[torch.Tensor] = []
+    outputs: list[tuple[torch.Tensor, torch.Tensor]] = []
     taps = models.layer_taps(model) if name != "linear" else []
-
-    def note(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
-        outputs.append(output)
-        copies.append(output.clone())
-
     for _, module in taps:
-        module.register_forward_hook(note)
+        module.register_forward_hook(lambda _m, _i, out: outputs.append((out, out.clone())))
     with torch.no_grad():
         logits = model(x)
         assert len(outputs) == len(taps) == len({tap for tap, _ in taps})
         # A ReLU in place behind a tap would change what the hook was given.
-        assert all(torch.equal(y, copy) for y, copy in zip(outputs, copies, strict=True))
+        assert all(torch.equal(y, copy) for y, copy in outputs)
         hidden = model.features(x)
         place = (size, size) if name in MAPS else ()
         assert features == model.feature_dim == models.feature_dim(model)
-        assert hidden.shape == (2, features, *place)
-        assert logits.shape == (2, 5, *place)
+        assert hidden.shape == (2, features, *place) and logits.shape == (2, 5, *place)
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
             assert hidden.min() >= 0
         assert torch.equal(model.classifier(hidden), logits)
         # In double precision: rounding alone may differ, and a group norm of two equal values enlarges it.
         expected, x = model.double()(x.double()), x.double()
-        last = torch.channels_last
-        other = model.to(memory_format=last)(x.contiguous(memory_format=last))
+        last = {"memory_format": torch.channels_last}
+        other = model.to(**last)(x.contiguous(**last))
     torch.testing.assert_close(other, expected, rtol=1e-8, atol=1e-8)
 
 
@@ -98,8 +91,7 @@ def test_groups_partition_the_state(name: str, options: Any, size: int, features
     # weight, bias, running mean, running variance and counter of each
     assert len(norms) == 5 * len(models.batch_norm_modules(model))
     if options.get("norm") == "group":
-        assert not norms
-        assert any(isinstance(module, nn.GroupNorm) for module in model.modules())
+        assert not norms and any(isinstance(module, nn.GroupNorm) for module in model.modules())
 
 
 @pytest.mark.parametrize(("name", "options", "size", "features"), BUILT)
@@ -119,12 +111,8 @@ def test_too_small_an_image_or_none_is_refused(name: str, size: int) -> None:
         refused(models.build, name, shape, 5, {}, seed=0)
 
 
-NORMED = sorted(
-    name
-    for name in registry.models.names()  # other modules of this process register theirs as well
-    if registry.models.get(name).__module__.startswith("flray.")
-    and "norm" in registry.models.params(name).model_fields
-)
+OWN = set(registry.models.names()) - set(registry.models.added())
+NORMED = sorted(name for name in OWN if "norm" in registry.models.params(name).model_fields)
 
 
 @pytest.mark.parametrize("name", NORMED)
@@ -140,25 +128,19 @@ def test_every_network_with_norms_has_them_as_group_norm(name: str) -> None:
     assert taps[0] == taps[1]
 
 
-def test_flattened_models_take_any_shape() -> None:
-    for shape in [(64,), (1, 8, 8), (5, 4, 3, 2)]:
-        for name in ("linear", "mlp"):
-            assert models.build(name, shape, 4, {}, seed=0)(torch.zeros(2, *shape)).shape == (2, 4)
+def test_flattened_models_take_any_shape_and_unet_sizes_that_can_be_halved_alone() -> None:
+    for shape, name in itertools.product([(64,), (1, 8, 8), (5, 4, 3, 2)], ("linear", "mlp")):
+        assert models.build(name, shape, 4, {}, seed=0)(torch.zeros(2, *shape)).shape == (2, 4)
+    assert small("unet", {"width": 2, "depth": 3}, 24).eval()(batch(24)).shape == (2, 5, 24, 24)
+    refused(small, "unet", {}, 24)
 
 
 def test_dropout_of_efficientnet_acts_in_training_only() -> None:
-    x = batch(16)
     model = small("efficientnet-b0", {"dropout": 0.5, "norm": "group"}, 16)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        dropped = (model.train().features(x) == 0).float().mean().item()
-        assert (model.eval().features(x) == 0).float().mean().item() == 0
-    assert dropped == pytest.approx(0.5, abs=0.08)
-
-
-def test_unet_takes_sizes_that_can_be_halved_alone() -> None:
-    assert small("unet", {"width": 2, "depth": 3}, 24).eval()(batch(24)).shape == (2, 5, 24, 24)
-    refused(small, "unet", {}, 24)
+        dropped, kept = ((model.train(on).features(batch(16)) == 0) for on in (True, False))
+    assert dropped.float().mean().item() == pytest.approx(0.5, abs=0.08) and not kept.any()
 
 
 SMALL = [("resnet8", {"width": 4}), ("resnet8", {"width": 4, "norm": "group"}), ("mlp", {})]
@@ -187,21 +169,20 @@ def test_bfloat16_stays_within_the_network(name: str, options: Mapping[str, Any]
     assert 0 < float((outputs - expected).detach().norm() / expected.detach().norm()) < 0.03
     again = lowered.classifier(lowered.features(images()))
     assert torch.equal(again, lowered(images())), "the parts alone are the whole"
-    outputs.square().sum().backward()
-    expected.square().sum().backward()
-    assert {p.grad.dtype for p in lowered.parameters() if p.grad is not None} == {torch.float32}
-    ours, theirs = (
-        torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        for model in (lowered, plain)
-    )
+    (outputs.square().sum() + expected.square().sum()).backward()
+    found = [
+        [p.grad for p in model.parameters() if p.grad is not None] for model in (lowered, plain)
+    ]
+    assert {gradient.dtype for gradient in found[0]} == {torch.float32}
+    ours, theirs = (torch.cat([gradient.flatten() for gradient in one]) for one in found)
     assert len(ours) == len(theirs) == sum(p.numel() for p in plain.parameters())
     assert float(torch.cosine_similarity(ours, theirs, dim=0)) > 0.95
 
 
 def test_a_copy_computes_likewise_with_its_own_values() -> None:
-    lowered, other = network("lenet", {}), network("lenet", {}, seed=1)
-    models.acceleration.in_bfloat16(lowered)
-    models.acceleration.in_bfloat16(other)
+    lowered, other = (network("lenet", {}, seed) for seed in (0, 1))
+    for model in (lowered, other):
+        models.acceleration.in_bfloat16(model)
     twin = copy.deepcopy(lowered)
     twin.load_state_dict(other.state_dict())
     assert torch.equal(twin(images()), other(images()))
@@ -237,10 +218,8 @@ def test_compiled_it_is_the_same_function(name: str, options: Mapping[str, Any])
     assert len(sizes) == 8, "both parts, each time"
     for model in (plain, fast):
         model(images()).square().sum().backward()
-    for ours, theirs in zip(fast.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-    for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    ours, theirs = ([*(p.grad for p in m.parameters()), *m.buffers()] for m in (fast, plain))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_only_whole_training_batches_run_compiled() -> None:
@@ -250,9 +229,8 @@ def test_only_whole_training_batches_run_compiled() -> None:
         model(images())
     model.eval()(images())
     model.train()
-    layer = model.features.stage1
     seen: list[int] = []
-    hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(1))
+    hook = model.features.stage1.register_forward_hook(lambda *_: seen.append(1))
     model(images())
     assert not sizes[1:] and seen == [1], "a hook is never compiled away (the classifier has none)"
     hook.remove()

@@ -14,6 +14,7 @@ from flray.data.loading import load_dataset
 from flray.models import complement, dry_run
 from flray.tasks import Task, make_task
 from tests.algorithms import helpers as tiny
+from tests.helpers import cases
 from tests.messages import refused
 
 
@@ -36,7 +37,7 @@ class WideAndDeep(nn.Module):
         self.classifier = nn.Linear(5, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of halved features."""
+
         return self.classifier(self.features(x) / 2)
 
 
@@ -50,7 +51,7 @@ class WithHead(WideAndDeep):
         del self.classifier
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+
         return self.head(self.features(x))
 
 
@@ -85,7 +86,7 @@ class Remembers(WideAndDeep):
         self.register_buffer("seen", torch.zeros(()), persistent=where != "not saved")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return logits that grow with the calls."""
+
         size = {"attribute": self.calls, "numpy": np.random.random()}.get(self.where, self.seen)
         if self.training:
             self.calls += 1
@@ -122,11 +123,10 @@ def resnet() -> nn.Module:
 def test_batch_norm_in_shortcuts_is_found_by_type(resnet: nn.Module) -> None:
     """Nine of them: stem, two in each of three blocks, one in each of two shortcuts."""
     names = [name for name, _ in models.batch_norm_modules(resnet)]
-    assert len(names) == 9
-    assert not any("bn" in name for name in names)
-    assert "features.stage2.0.sum.shortcut.norm" in names
-    assert "features.stage2.0.sum.shortcut.norm.running_var" in models.select(resnet, "batch_norm")
-    assert "features.stage2.0.sum.shortcut.conv.weight" not in models.select(resnet, "batch_norm")
+    assert len(names) == 9 and not any("bn" in name for name in names)
+    shortcut, norms = "features.stage2.0.sum.shortcut", models.select(resnet, "batch_norm")
+    assert f"{shortcut}.norm" in names and f"{shortcut}.norm.running_var" in norms
+    assert f"{shortcut}.conv.weight" not in norms
 
 
 def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
@@ -140,22 +140,17 @@ def test_prefixes_end_at_the_dot_and_a_bare_norm_is_all_norm() -> None:
 def test_expressions(resnet: nn.Module) -> None:
     everything = frozenset(resnet.state_dict())
     norms, head = models.select(resnet, "batch_norm"), models.select(resnet, "classifier")
-    assert models.select(resnet, "all") == everything
-    assert models.select(resnet, "none") == frozenset()
-    assert head == {"classifier.weight", "classifier.bias"}
-    assert models.select(resnet, "features-batch_norm") == everything - norms - head
-    assert models.select(resnet, "classifier+batch_norm") == head | norms
-    assert models.select(resnet, "all - classifier - batch_norm + classifier") == everything - norms
-    assert len(everything) == 9 * 5 + 9 + 2
     buffers = everything - {name for name, _ in resnet.named_parameters()}
-    assert models.select(resnet, "buffers") == buffers
-    whole = models.select(resnet, "not_batch_norm+buffers")
-    assert whole == models.select(resnet, "not_batch_norm") | buffers
+    assert head == {"classifier.weight", "classifier.bias"} and len(everything) == 9 * 5 + 9 + 2
+    expected = {"all": everything, "none": frozenset[str](), "buffers": buffers}
+    expected |= {"features-batch_norm": everything - norms - head}
+    expected |= {"classifier+batch_norm": head | norms}
+    expected |= {"all - classifier - batch_norm + classifier": everything - norms}
+    expected |= {"not_batch_norm+buffers": models.select(resnet, "not_batch_norm") | buffers}
+    assert {group: models.select(resnet, group) for group in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "group", ["none", "classifier", "features - batch_norm", "all-features+buffers-classifier"]
-)
+@cases("group", "none, classifier, features - batch_norm, all-features+buffers-classifier")
 def test_others_is_the_complement(resnet: nn.Module, group: str) -> None:
     chosen, rest = models.select(resnet, group), models.select(resnet, complement(group))
     assert not chosen & rest and chosen | rest == frozenset(resnet.state_dict())
@@ -168,8 +163,7 @@ def test_unknown_groups_are_refused(resnet: nn.Module, group: str) -> None:
 
 def test_a_model_without_split_is_refused_only_where_the_split_is_needed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert len(models.select(model, "all")) == 7
-    assert len(models.select(model, "batch_norm")) == 5
+    assert [len(models.select(model, group)) for group in ("all", "batch_norm")] == [7, 5]
     for group in ("features", "all-classifier"):
         refused(models.select, model, group)
 
@@ -194,9 +188,7 @@ def test_a_user_models_taps() -> None:
     refused(models.layer_taps, models.build("linear", (4,), 2, {}, seed=0))
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups"), [(512, 32), (64, 32), (32, 16), (6, 1), (12, 2), (7, 1)]
-)
+@cases("channels, groups", "[512, 32], [64, 32], [32, 16], [6, 1], [12, 2], [7, 1]")
 def test_group_norm_keeps_two_channels_in_each_group(channels: int, groups: int) -> None:
     layer, flat = (models.norm_layer("group", channels, images=images) for images in (True, False))
     assert isinstance(layer, nn.GroupNorm) and layer.num_groups == groups
@@ -215,15 +207,17 @@ def test_it_is_left_as_it_was() -> None:
     refused(dry_run, "mine", nn.Linear(3, 4), (5,))
 
 
+DATA = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
+SIZE = int(np.prod(DATA.shape))
+
+
 @pytest.mark.parametrize("outputs", [(9,), (10, 1)])
 def test_a_logit_for_every_class(outputs: tuple[int, ...]) -> None:
-    data = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
-    size = int(torch.tensor(data.shape).prod())
+    task = make_task("classification", DATA.classes)
     last = nn.Unflatten(1, outputs) if len(outputs) > 1 else nn.Identity()
-    model = nn.Sequential(nn.Flatten(), nn.Linear(size, outputs[0]), last)
-    refused(make_task("classification", data.classes).check_network, "mine", model, data)
-    more = nn.Sequential(nn.Flatten(), nn.Linear(size, 12))
-    make_task("classification", data.classes).check_network("mine", more, data)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(SIZE, outputs[0]), last)
+    refused(task.check_network, "mine", model, DATA)
+    task.check_network("mine", nn.Sequential(nn.Flatten(), nn.Linear(SIZE, 12)), DATA)
 
 
 def test_outputs_of_several_tensors_need_predictions_of_their_own() -> None:
@@ -231,8 +225,7 @@ def test_outputs_of_several_tensors_need_predictions_of_their_own() -> None:
         def predictions(self, outputs: Any, targets: Any) -> dict[str, torch.Tensor]:
             return {"first": outputs[0]}
 
-    data = federate(load_dataset("digits-sklearn", {"samples": 20}), "domains", {}, 0)
-    model = nn.Sequential(nn.Flatten(), nn.GRU(int(torch.tensor(data.shape).prod()), 10))
-    Parts().check_network("mine", model, data)
-    for task in (Task(), make_task("classification", data.classes), make_task("few-shot")):
-        refused(task.check_network, "mine", model, data)
+    model = nn.Sequential(nn.Flatten(), nn.GRU(SIZE, 10))
+    Parts().check_network("mine", model, DATA)
+    for task in (Task(), make_task("classification", DATA.classes), make_task("few-shot")):
+        refused(task.check_network, "mine", model, DATA)

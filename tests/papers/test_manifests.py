@@ -14,6 +14,7 @@ from flray.data import FederatedData
 from flray.federation.manifest import digests, manifest
 from flray.tuning.space import enumerate_settings, resolve_sweep
 from tests.algorithms import helpers as tiny
+from tests.helpers import cases
 from tests.papers.protocols.facts import divided
 
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
@@ -73,13 +74,13 @@ def written() -> list[Any]:
     """Return suite, arms, rounds with epochs, and the clients, of each block."""
     blocks: list[Any] = []
     for line in _WRITTEN.strip().splitlines():
-        if not line.startswith(" "):
+        if line.startswith(" "):
+            blocks[-1][3].append(line.split())
+        else:
             name, *given = line.split()
             values = dict(one.split("=") for one in given)
             counts = int(values.pop("rounds")), int(values.pop("epochs"))
             blocks.append((name, values, counts, []))
-        else:
-            blocks[-1][3].append(line.split())
     return blocks
 
 
@@ -107,8 +108,8 @@ def test_clients_hold_and_do_what_the_paper_says(
     found = manifest(experiment, data, digests(data))
     assert (found["rounds"], found["epochs"]) == counts
     for one, (client, *wanted) in zip(found["clients"], clients, strict=True):
-        held = [client, one["train"], one["val"], one["test"], one["weight"], one["steps"]]
-        assert [str(one["client"]), *map(str, held[1:4])] == [client, *wanted[:3]]
+        held = [str(one[part]) for part in ("client", "train", "val", "test")]
+        assert held == [client, *wanted[:3]]
         assert wanted[3] == "-" or one["weight"] == pytest.approx(float(wanted[3]), abs=5e-5)
         assert one["steps"] == int(wanted[4])
         assert sum(one["classes"].values()) == one["train"]
@@ -118,17 +119,14 @@ def test_clients_hold_and_do_what_the_paper_says(
 def test_fedskcs_released_clients_have_as_many_samples_each(alpha: str) -> None:
     experiment, data = run("fedskc/table1", {"data": f"CIFAR-10 α = {alpha}, equal sizes"})
     found = manifest(experiment, data, digests(data))["clients"]
-    assert [(one["train"], one["weight"], one["steps"]) for one in found] == [
-        (2500, 0.05, 400)
-    ] * 20
+    held = [(one["train"], one["weight"], one["steps"]) for one in found]
+    assert held == [(2500, 0.05, 400)] * 20
 
 
-@pytest.mark.parametrize(
-    ("local", "models"),
-    [
-        *[(one, {}) for one in ({}, {"steps": 13}, {"drop_last": True}, {"epochs": 1.5})],
-        ({"epochs": 10}, {"client1": {"name": "two-layer", "norm": False}}),
-    ],
+@cases(
+    "local, models",
+    """[{}, {}], [{steps: 13}, {}], [{drop_last: true}, {}], [{epochs: 1.5}, {}],
+    [{epochs: 10}, {client1: {name: two-layer, norm: false}}]""",
 )
 def test_steps_are_those_that_are_done(local: dict[str, Any], models: dict[str, Any]) -> None:
     work = {"work": {"client1": 0.3}}
@@ -147,6 +145,6 @@ def test_digests_name_the_samples_of_each_part() -> None:
     moved = replace(data, y=labels)
     again, other = (manifest(experiment, one, digests(one))["clients"] for one in (data, moved))
     assert found == again
-    assert [one["train_sha256"] == two["train_sha256"] for one, two in zip(found, other, strict=True)] == [
-        False, True, True, True,
-    ]  # fmt: skip
+    pairs = zip(found, other, strict=True)
+    same = [one["train_sha256"] == two["train_sha256"] for one, two in pairs]
+    assert same == [False, True, True, True]

@@ -26,9 +26,7 @@ def seconds(federation: Federation) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["local", "fedbn"])
-def test_the_first_is_the_method_and_the_second_another_run_of_it(
-    kind: str, tmp_path: Path
-) -> None:
+def test_the_first_is_the_method_the_second_another_run_of_it(kind: str, tmp_path: Path) -> None:
     model = {"name": "two-layer"}
     pair = tiny.run({"name": "pair", "of": kind}, rounds=3, model=model)
     alone = tiny.run(kind, rounds=3, model=model)

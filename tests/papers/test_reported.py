@@ -1,14 +1,16 @@
+from typing import Any
+
 import pytest
 
 from flray.papers import COLUMNS, PAPERS, printed_numbers, tables
+from tests.helpers import cases
 from tests.messages import refused
 
 
 def test_all_2455_printed_numbers_are_there_and_are_numbers_or_said_not_to_be() -> None:
     keys = [(paper, table) for paper, names in tables().items() for table in names]
     frames = {key: printed_numbers(*key) for key in keys}
-    assert len(frames) == 46
-    assert sum(map(len, frames.values())) == 2455
+    assert len(frames) == 46 and sum(map(len, frames.values())) == 2455
     for (paper, table), frame in frames.items():
         assert tuple(frame.columns) == (*COLUMNS, "number", "spread")
         assert set(frame["paper"]) == {paper} and set(frame["table"]) == {table}
@@ -17,28 +19,18 @@ def test_all_2455_printed_numbers_are_there_and_are_numbers_or_said_not_to_be() 
         assert (frame["spread"].notna() == (frame["std"] != "")).all(), table
 
 
-DIGITS4 = {"method": "fcclplus", "dataset": "digits4", "client": "avg", "metric": "inter_acc"}
-CIFAR10 = {"method": "fedskc", "dataset": "cifar10", "setting": "dirichlet:0.2"}
-FCCM = {"setting": "heterogeneous,public=tinyimagenet,ablation:fccm"}
-
-
-@pytest.mark.parametrize(
-    ("paper", "table", "where", "value", "spread"),
-    [
-        ("fedco2", "table1", {"method": "local", "client": "amazon"}, 54.9, 1.5),
-        ("fedskc", "table1", CIFAR10, 82.35, None),
-        ("fcclplus", "table8", DIGITS4, 50.49, None),
-        ("fcclplus", "fig7", FCCM, 35.70, None),
-    ],
+@cases(
+    "table, where, value, spread",
+    """[fedco2 table1, {method: local, client: amazon}, 54.9, [1.5]],
+    [fedskc table1, {method: fedskc, dataset: cifar10, setting: 'dirichlet:0.2'}, 82.35, []],
+    [fcclplus table8, {method: fcclplus, dataset: digits4, client: avg, metric: inter_acc}, 50.49, []],
+    [fcclplus fig7, {setting: 'heterogeneous,public=tinyimagenet,ablation:fccm'}, 35.70, []]""",
 )
-def test_numbers_as_printed(
-    paper: str, table: str, where: dict[str, str], value: float, spread: float | None
-) -> None:
-    frame = printed_numbers(paper, table)
+def test_numbers_as_printed(table: str, where: dict[str, str], value: float, spread: Any) -> None:
+    frame = printed_numbers(*table.split())
     for column, wanted in where.items():
         frame = frame[frame[column] == wanted]
-    assert frame["number"].tolist() == [value]
-    assert frame["spread"].dropna().tolist() == ([] if spread is None else [spread])
+    assert frame["number"].tolist() == [value] and frame["spread"].dropna().tolist() == spread
 
 
 def test_tables_come_in_the_order_of_the_paper() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,7 @@ from tests.papers.protocols.facts import as_facts, facts, matches
 ALL = suites.files(Path(__file__).parents[2] / "search_spaces" / "papers")
 # Those on other data are no tables.
 FILES = [name for name in ALL if "/local" not in name]
-WRITTEN = {
-    f"{paper}/{name}": suite for paper in PAPERS for name, suite in read(paper).suites.items()
-}
+WRITTEN = {f"{p}/{name}": suite for p in PAPERS for name, suite in read(p).suites.items()}
 MEASURES = {name: fact for paper in PAPERS for name, fact in read(paper).measures.items()}
 # Values of a preset that an arm replaces.
 REPLACED = {("fcclplus/table15", "moon (μ = 5)"): {"mu": 5.0}}
@@ -49,14 +48,11 @@ def _loaded(name: str) -> Config:
 @functools.cache
 def _runs(name: str) -> list[tuple[dict[str, str], Experiment]]:
     """Return the runs of a suite's first seed, by their arms."""
-    config = _loaded(name)
-    return [
-        (
-            {path.removeprefix(PREFIX): str(arm) for path, arm in setting.items()},
-            experiment_at(config, {**setting, "seed": config.sweep.seeds[0]}),
-        )
-        for setting in enumerate_settings(config)
-    ]
+    config, runs = _loaded(name), []
+    for setting in enumerate_settings(config):
+        arms = {path.removeprefix(PREFIX): str(arm) for path, arm in setting.items()}
+        runs.append((arms, experiment_at(config, {**setting, "seed": config.sweep.seeds[0]})))
+    return runs
 
 
 def test_every_suite_is_written_down() -> None:
@@ -67,17 +63,13 @@ def test_every_suite_is_written_down() -> None:
 def test_a_suite_is_expanded_to_as_many_runs_as_it_says(name: str) -> None:
     content = read_with_base(ALL[name])
     assert set(suites.data_names(content)) <= set(FORMS)
-    config = _loaded(name)
-    seeds = config.sweep.seeds
-    first = config.sweep.model_copy(update={"seeds": seeds[:1]})
-    config = config.model_copy(update={"sweep": first})
-    small = suites.smoke(config, FORMS)
-    made, tried = (trial_specs(one, enumerate_settings(one)) for one in (config, small))
-    assert len(made) * len(seeds) == suites.run_count(content)
-    arms, smoke = (
-        [set(one) for one in zip(*(p.setting.items() for p in points), strict=True)]
-        for points in (made, tried)
-    )
+    whole = _loaded(name)
+    first = whole.sweep.model_copy(update={"seeds": whole.sweep.seeds[:1]})
+    config = whole.model_copy(update={"sweep": first})
+    configs = (config, suites.smoke(config, FORMS))
+    made, tried = ([p.setting for p in trial_specs(c, enumerate_settings(c))] for c in configs)
+    assert len(made) * len(whole.sweep.seeds) == suites.run_count(content)
+    arms, smoke = ([{one[axis] for one in points} for axis in made[0]] for points in (made, tried))
     assert arms == smoke, "smoke leaves arms out"
 
 
@@ -86,15 +78,15 @@ def test_a_suite_names_its_own_table_and_arms(name: str) -> None:
     content = read_with_base(ALL[name])
     paper, arms = PaperTable.model_validate(content["paper"]), content["arms"]
     assert f"{paper.name}/{paper.table}" == name
-    assert content["experiment"]["name"] == name.replace("/", "-")
-    assert paper.rows in arms
+    assert content["experiment"]["name"] == name.replace("/", "-") and paper.rows in arms
     for axis, printed in content["paper"].get("printed", {}).items():
         assert set(printed) <= set(arms[axis]), axis
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FILES if name.split("/")[1] in tables()[name.split("/")[0]]]
-)
+PRINTED = {f"{paper}/{table}" for paper, names in tables().items() for table in names}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name in PRINTED])
 def test_every_printed_number_has_exactly_one_cell(name: str) -> None:
     content = read_with_base(ALL[name])
     paper = PaperTable.model_validate(content["paper"])
@@ -126,22 +118,18 @@ def _narrow(experiment: Experiment) -> Experiment:
     if options.get("public_size"):
         options["public_size"] = 16
     few = 10 if partition.name == "domains" else 30
-    return experiment.model_copy(
-        update={
-            "subset": experiment.subset if partition.options.get("clients") else few,
-            "model": choice(experiment.model),
-            "algorithm": experiment.algorithm.model_copy(update={"options": options}),
-            "models": {name: choice(one) for name, one in experiment.models.items()},
-        }
-    )
+    changes: dict[str, Any] = {"model": choice(experiment.model)}
+    changes |= {"models": {name: choice(one) for name, one in experiment.models.items()}}
+    changes |= {"subset": experiment.subset if partition.options.get("clients") else few}
+    changes |= {"algorithm": experiment.algorithm.model_copy(update={"options": options})}
+    return experiment.model_copy(update=changes)
 
 
-ONE_OF_EACH = ("fcclplus/table8", "fedco2/table1", "fedskc/table1", "lgmix/table1")
+QUICK = ("fcclplus/table8", "fedco2/table1", "fedskc/table1", "lgmix/table1")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in QUICK]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in ONE_OF_EACH else pytest.mark.slow) for one in ALL]
-)
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_the_first_run_of_a_suites_smoke_form(name: str) -> None:
     config = suites.smoke(_loaded(name), FORMS)
     experiment = _narrow(trial_specs(config, enumerate_settings(config)[:1])[0].experiment)
@@ -172,9 +160,6 @@ def test_a_smoke_form_runs_without_data(tmp_path: Path, monkeypatch: pytest.Monk
         data = {"name": "office31", "path": str(tmp_path / file)}
         own = load({"experiment": {"model": "lenet", "algorithm": "fedavg", "data": data}})
         assert suites.smoke(own, FORMS).experiment.data.name == used
-
-
-# --- what the paper, or its released code, says of every run ---------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)

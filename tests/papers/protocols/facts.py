@@ -49,39 +49,27 @@ def facts(experiment: Experiment, seeds: int, wanted: Mapping[str, object]) -> d
         return described(value, wanted.get(name))
 
     models = wanted.get("models")
-    found: dict[str, object] = {
-        "rounds": experiment.rounds,
-        "seeds": seeds,
-        "clients": experiment.partition.options.get("clients") or len(_domains(experiment)),
-        "participation": experiment.participation.clients or experiment.participation.fraction,
-        "epochs": local.epochs,
-        "batch": local.batch_size,
-        "lr": local.lr,
-        "optimiser": _optimiser(experiment),
-        "clip": local.clip_norm,
-        "augment": _augmentation(local.augment),
-        "data": component(experiment.data, "data"),
-        "partition": component(experiment.partition, "partition"),
-        "split": experiment.split,
-        "shift": experiment.shift.model_dump(exclude_defaults=True),
-        "normalisation": _normalisation(experiment.normalisation),
-        "model": component(experiment.model, "model"),
-        "method": component(experiment.algorithm, "method"),
-        "weights": experiment.aggregation.weights,
-        "tested": (
-            "own",
-            *(["others"] if evaluation.others else []),
-            *(["pooled"] if evaluation.pooled else []),
-            *([f"top{evaluation.top_k}"] if evaluation.top_k else []),
-        ),
-        "protocol": " ".join(
-            [
-                evaluation.protocol,
-                *([str(evaluation.last)] if evaluation.protocol == "mean-last" else []),
-                *([f"every {evaluation.every}"] if evaluation.every > 1 else []),
-            ]
-        ),
-    }
+    clients = experiment.partition.options.get("clients")
+    if not clients:  # each domain is one
+        clients = len(experiment.data.options.get("domains") or SIZES[experiment.data.name][1])
+    participation = experiment.participation.clients or experiment.participation.fraction
+    found: dict[str, object] = {"rounds": experiment.rounds, "seeds": seeds, "clients": clients}
+    found |= {"participation": participation, "epochs": local.epochs, "batch": local.batch_size}
+    found |= {"lr": local.lr, "optimiser": _optimiser(experiment), "clip": local.clip_norm}
+    found |= {"augment": _augmentation(local.augment), "split": experiment.split}
+    found |= {name: component(getattr(experiment, name), name) for name in ("data", "partition")}
+    found |= {"model": component(experiment.model, "model")}
+    found |= {"method": component(experiment.algorithm, "method")}
+    found |= {"shift": experiment.shift.model_dump(exclude_defaults=True)}
+    found |= {"normalisation": _normalisation(experiment.normalisation)}
+    found |= {"weights": experiment.aggregation.weights}
+    tested = {"others": evaluation.others, "pooled": evaluation.pooled}
+    tested |= {f"top{evaluation.top_k}": bool(evaluation.top_k)}
+    found["tested"] = ("own", *(name for name, on in tested.items() if on))
+    last = f" {evaluation.last}" * (evaluation.protocol == "mean-last")
+    found["protocol"] = evaluation.protocol + last
+    if evaluation.every > 1:
+        found["protocol"] = f"{found['protocol']} every {evaluation.every}"
     if isinstance(models, Mapping) or experiment.models:
         networks = models if isinstance(models, Mapping) else {}
         assert isinstance(experiment.models, Mapping)
@@ -123,20 +111,13 @@ def described(value: Component, wanted: object) -> dict[str, object]:
         for name, option in value.options.items()
         if name in named or option != fields[name].default
     }
-    return {
-        "name": value.name,
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in given.items()},
-    }
+    listed = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
+    return {"name": value.name, **listed}
 
 
 @functools.cache
 def _params(kind: type[Component], name: str) -> type[BaseModel]:
     return kind.params(name)
-
-
-def _domains(experiment: Experiment) -> Sequence[str]:
-    """Return the domains of an experiment's data, each of which is a client where none are counted."""
-    return experiment.data.options.get("domains") or tuple(SIZES[experiment.data.name][1])
 
 
 def _optimiser(experiment: Experiment) -> str:
@@ -176,9 +157,8 @@ def matches(found: object, wanted: object) -> bool:
 
 def training_images(experiment: Experiment) -> list[Any]:
     """Return the number of training images of each client; with shares, also that of all its images."""
-    key = experiment.model_dump_json(
-        include={"data", "partition", "split", "shift", "seed", "evaluation"}
-    )
+    sections = {"data", "partition", "split", "shift", "seed", "evaluation"}
+    key = experiment.model_dump_json(include=sections)
     if key not in _images:
         clients, shares = divided(experiment).clients, isinstance(experiment.split, tuple)
         sizes = [(len(c.train), len(c.train) + len(c.val) + len(c.test)) for c in clients]
@@ -193,16 +173,10 @@ def divided(experiment: Experiment) -> FederatedData:
     """Return an experiment's clients on labels alone, in the sizes that its data have."""
     partition, options = experiment.partition, experiment.data.options
     name = experiment.data.name + "-whole" * (options.get("training") == "whole")
-    return federate(
-        _labels(name, options.get("samples"), tuple(options.get("domains") or ())),
-        partition.name,
-        partition.arguments,
-        experiment.seed,
-        experiment.evaluation.validation,
-        split=experiment.split,
-        shift=experiment.shift,
-        fingerprint="labels",
-    )
+    labels = _labels(name, options.get("samples"), tuple(options.get("domains") or ()))
+    cut = partition.arguments, experiment.seed, experiment.evaluation.validation
+    how: Any = {"split": experiment.split, "shift": experiment.shift, "fingerprint": "labels"}
+    return federate(labels, partition.name, *cut, **how)
 
 
 @functools.cache
@@ -215,15 +189,9 @@ def _labels(name: str, samples: int | None, chosen: Iterable[str]) -> DataSet:
             continue
         parts: list[Any] = []
         for size in (samples or train, test):
-            parts += [
-                np.zeros((size, 1), dtype=np.float32),
-                np.arange(size, dtype=np.int64) % classes,
-            ]
+            parts += [np.zeros((size, 1), np.float32), np.arange(size, dtype=np.int64) % classes]
         made.append(Domain(domain, "random", *parts))
     coarse = tuple(label // 5 for label in range(classes)) if name == "cifar-100" else None
     names = tuple(map(str, range(classes)))
     ordered = name.startswith("digits5") and "local" not in name
     return DataSet(name, tuple(made), names, (0.0,), (1.0,), coarse=coarse, ordered=ordered)
-
-
-__all__ = ["as_facts", "described", "divided", "facts", "matches", "training_images"]
