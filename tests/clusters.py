@@ -16,7 +16,6 @@ from pathlib import Path
 
 from flray import register_algorithm, registry
 
-
 @register_algorithm("held")
 class Held(registry.algorithms.get({method!r})):
     def train(self, client):

@@ -6,13 +6,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from threadpoolctl import threadpool_limits
 
 from tests.forked import light_nodes
+from tests.helpers import Settings
 from tests.messages import COLLECTED
 from tests.services import bucket_server
 
@@ -125,7 +126,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def digits() -> dict[str, Any]:
+def digits() -> Settings:
     """A small real federation: scikit-learn's digits in four domains, one client each."""
     data, model = {"name": "digits-sklearn", "samples": 96}, {"name": "lenet", "norm": "batch"}
     world = {"name": "digits", "rounds": 3, "data": data, "model": model, "algorithm": "fedavg"}

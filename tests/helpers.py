@@ -18,12 +18,13 @@ from flray.federation import FederationSpec
 from flray.federation.building import build_spec
 from flray.runs.progress import Progress
 
+Settings = dict[str, Any]  # as a user writes them in YAML
 VARIES = ("time/", "memory/", "system/", "train/seconds")
 """Metrics of the machine, which are never the same twice."""
-INLINE: dict[str, Any] = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
+INLINE: Settings = {"resources": {"executor": "inline"}, "tracking": {"uri": None}}
 
 
-def inline(settings: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def inline(settings: Settings, **changes: Any) -> dict[str, Any]:
     return {"experiment": {**settings, **INLINE, **changes}}
 
 
@@ -32,13 +33,13 @@ def small(**changes: Any) -> dict[str, Any]:
     return {**named, **INLINE, **changes}
 
 
-def written(experiment: dict[str, Any], file: str = "x.yaml", **sections: Any) -> str:
+def written(experiment: Settings, file: str = "x.yaml", **sections: Any) -> str:
     """Write the settings of an experiment into the current folder and return the file's name."""
     Path(file).write_text(yaml.safe_dump({"experiment": experiment, **sections}))
     return file
 
 
-def built(experiment: dict[str, Any], **changes: Any) -> FederationSpec:
+def built(experiment: Settings, **changes: Any) -> FederationSpec:
     return build_spec(load({"experiment": {**experiment, **changes}}).experiment)
 
 
@@ -50,6 +51,15 @@ def cases(names: str, rows: str) -> pytest.MarkDecorator:
 def steady(metrics: Any) -> dict[str, Any]:
     """Return the metrics, or the columns of a history, that neither clock nor memory decides."""
     return {name: value for name, value in metrics.items() if not name.startswith(VARIES)}
+
+
+def tracked(uri: str, experiment: str) -> list[Any]:
+    """Return the runs of an experiment in a store of MLflow."""
+    from flray.tracking.client import connect
+
+    client = connect(uri)
+    found = client.get_experiment_by_name(experiment)
+    return list(client.search_runs([found.experiment_id])) if found else []
 
 
 def printed(*command: str) -> str:

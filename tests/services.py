@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import free_port
 
-PATIENCE = 300
-"""Seconds on a busy machine until a server answers."""
+PATIENCE = 300  # seconds on a busy machine until a server answers
 
 
 class Service:
@@ -24,9 +22,7 @@ class Service:
     It is ready once it answers `health`, asked for by `method`; its log is in its folder.
     """
 
-    def __init__(
-        self, folder: Path, command: Sequence[str], health: str, method: str = "GET"
-    ) -> None:
+    def __init__(self, folder: Path, command: list[str], health: str, method: str = "GET") -> None:
         self.folder, self._command, self._health, self._method = folder, command, health, method
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"

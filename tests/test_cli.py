@@ -27,12 +27,12 @@ from flray.records import JOURNAL, directory
 from flray.results import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
-from tests.helpers import INLINE, printed, small, told, written
+from tests.helpers import INLINE, Settings, printed, small, told, written
 from tests.messages import mistyped, refused
 
 
 @pytest.fixture
-def file(tmp_cwd: Path, digits: dict[str, Any]) -> str:
+def file(tmp_cwd: Path, digits: Settings) -> str:
     return written({**digits, **INLINE, "rounds": 2})
 
 
@@ -47,10 +47,14 @@ def test_an_algorithm_is_listed_with_defaults_and_sources() -> None:
     assert "mu" in shown and "0.01" in shown and "Table VII" in shown and "number >= 0" in shown
 
 
+def test_a_partition_has_its_own_seed() -> None:
+    assert [row["option"] for row in shown("list", "partitions", "iid")] == ["clients", "seed"]
+    assert setting_label({"algorithm.mu": 0.1, "partition.seed": 3}) == "mu=0.1 partition.seed=3"
+
+
 def test_misspelt_names_are_answered_with_the_nearest(tmp_cwd: Path) -> None:
-    mistyped("list", "algoritms")
-    mistyped("list", "algorithms", "fedprx")
-    mistyped("data", "get", "digit5-local")
+    for line in ("list algoritms", "list algorithms fedprx", "data get digit5-local"):
+        mistyped(*line.split())
 
 
 def test_the_schema_describes_every_component_with_its_options() -> None:
@@ -65,8 +69,7 @@ def test_the_schema_describes_every_component_with_its_options() -> None:
     forms = document["$defs"]["AlgorithmChoice"]["anyOf"]
     names = [form.get("properties", {}).get("name", {}).get("const") for form in forms]
     prox = forms[names.index("fedprox")]
-    assert prox["properties"]["mu"]["default"] == 0.01
-    assert prox["additionalProperties"] is False
+    assert prox["properties"]["mu"]["default"] == 0.01 and prox["additionalProperties"] is False
     parts = {"base", "experiment", "arms", "space", "sweep", "paper"}
     assert set(document["$defs"]["File"]["properties"]) == parts
     assert set(document["$defs"]["Local"]["properties"]) >= {"lr", "epochs", "batch_size"}
@@ -84,15 +87,13 @@ def test_a_run_ends_with_table_digest_and_folder(file: str, tmp_cwd: Path, store
     shown = printed("run", file, *settings, f"tracking.uri={store}")
     folder = tmp_cwd / "runs/digits/001"
     identity = json.loads((folder / "run.json").read_text())
-    assert identity["status"] == "finished"
-    assert f"model SHA-256: {identity['sha256']}" in shown
+    assert identity["status"] == "finished" and f"model SHA-256: {identity['sha256']}" in shown
     assert "run: runs/digits/001" in shown and "mlflow ui --backend-store-uri sqlite:///" in shown
     assert "round 2/2" in shown and "global/common" in shown
     speed = r"\n[\d.e-]+ s per round, [\d,.]+ training samples per second, at most [\d,]+ MiB"
     assert re.search(f"{speed} in one", shown)
     figures = {f"figures/{name}.png" for name in ("curves", "clients", "partition")}
     assert {f"figures/{path.name}" for path in (folder / "figures").iterdir()} == figures
-
     client = MlflowClient(tracking_uri=store)
     (run,) = client.search_runs([client.get_experiment_by_name("seen").experiment_id])
     wanted = {"algorithm.name": "fedprox", "algorithm.mu": "0.5", "local.momentum": "0.0"}
@@ -108,8 +109,7 @@ def test_a_run_ends_with_table_digest_and_folder(file: str, tmp_cwd: Path, store
 
 def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
     result = flray.run(file, rounds=3, **{"local.lr": 0.1})
-    assert list(result.history["round"]) == [1, 2, 3]
-    assert result.experiment.local.lr == 0.1
+    assert list(result.history["round"]) == [1, 2, 3] and result.experiment.local.lr == 0.1
     assert result.history["global/common/accuracy"].between(0, 1).all()
     assert result.metrics["time/round"] > 0
     assert 0 < result.metrics["system/server/cpu_utilization_percentage"] < 400
@@ -120,8 +120,7 @@ def test_python_gives_a_history(file: str, tmp_cwd: Path) -> None:
     assert seen.to_numpy() == pytest.approx(4 * 96)
     again = flray.run(result.folder / "config.yaml")  # the resolved file
     assert again.sha256 == result.sha256
-    other = flray.run(file, ["local.lr=0.1", "rounds=3", "seed=1"])
-    assert other.sha256 != result.sha256
+    assert flray.run(file, ["local.lr=0.1", "rounds=3", "seed=1"]).sha256 != result.sha256
 
 
 def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
@@ -167,9 +166,7 @@ def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("suite_files")
-def test_suites_with_their_runs_data_and_what_is_missing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_suites_with_their_runs_data_and_missing_files(capsys: pytest.CaptureFixture[str]) -> None:
     refused(show_papers, "nope")
     refused(show_list, "fedavg", None)
     show_papers("fedskc/table1")
@@ -177,8 +174,7 @@ def test_suites_with_their_runs_data_and_what_is_missing(
     assert "fedskc/table1" in text and "yes" in text and "fedskc/table2" not in text
     there, absent, unknown = list_suites()
     assert (there.name, there.title, there.runs) == ("fedskc/table1", "made up", 2)
-    assert there.data == ("digits-sklearn",)
-    assert there.problem == "" and there.availability == "yes"
+    assert there.data == ("digits-sklearn",) and there.problem == "" and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "without data: nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
@@ -201,13 +197,6 @@ def test_options_of_another_function_under_the_same_name_are_its_own() -> None:
         assert set(registry.partitions.params("of-a-test").model_fields) == {"depth"}
     finally:
         registry.partitions._entries.pop("of-a-test", None)
-
-
-def test_a_partition_has_its_own_seed() -> None:
-    options = [row["option"] for row in shown("list", "partitions", "iid")]
-    assert options == ["clients", "seed"]
-    setting = {"algorithm.mu": 0.1, "partition.seed": 3}
-    assert setting_label(setting) == "mu=0.1 partition.seed=3"
 
 
 def test_every_view_and_every_measure_has_a_line() -> None:
@@ -256,7 +245,6 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     result = flray.resume(runs[1])
     assert metric == result.metric
     assert float(value) == pytest.approx(result.metrics[metric], abs=1e-4)
-
     found = shown("compare", "small/001", "small/002")
     assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]
     row = next(row for row in found["values"] if row["value"] == "global/local/accuracy")
@@ -264,7 +252,6 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     assert float(low) <= float(row["difference"]) <= float(high)
     said = printed("compare", "small/001", "small/002")
     assert "small/002 less small/001, over the clients" in said
-
     directory.update(runs[0], status="running")
     assert shown("ls")[0]["status"] == "running"
     before = time.time() - 20 * 60
@@ -275,8 +262,7 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_cwd: Path) -> None:
     runs = [{"experiment": {**SMALL, "algorithm": name}} for name in ("fedavg", "local")]
     one, other = (flray.run(run).metrics for run in runs)
-    found = shown("compare", "small/001", "small/002")
-    row = found["values"][0]
+    row = shown("compare", "small/001", "small/002")["values"][0]
     assert row["value"] == "global/local/accuracy, personal/local/accuracy"
     difference = other["personal/local/accuracy"] - one["global/local/accuracy"]
     assert one["global/local/accuracy"] != pytest.approx(one["global/common/accuracy"], abs=1e-3)
@@ -287,20 +273,17 @@ def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_c
 
 
 def test_options_that_exclude_each_other(tmp_cwd: Path) -> None:
-    mistyped("data", "show", "digits-sklearn", "--json", "--split", "split.json")
-    mistyped("data", "show", "digits-sklearn", "--json", "--plot", "plot.png")
-    mistyped("export", "small/001", "--all", "--client", "a")
-    mistyped("tune", "quickstart", "--detect", "1", "--plan")
-    mistyped("tune", "quickstart", "--detect", "1", "--smoke")
+    show, tune = "data show digits-sklearn --json", "tune quickstart --detect 1"
+    shown = f"{show} --split split.json", f"{show} --plot plot.png"
+    for line in (*shown, "export small/001 --all --client a", f"{tune} --plan", f"{tune} --smoke"):
+        mistyped(*line.split())
     assert not Path("split.json").exists()
 
 
 def test_json_has_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"loss": [math.inf, -math.inf, math.nan, 0.5], "name": "Infinity"})
-    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
-        "loss": [None, None, None, 0.5],
-        "name": "Infinity",
-    }
+    shown = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert shown == {"loss": [None, None, None, 0.5], "name": "Infinity"}
 
 
 def test_json_for_scripts(tmp_cwd: Path) -> None:
@@ -310,14 +293,11 @@ def test_json_for_scripts(tmp_cwd: Path) -> None:
     assert shown("resume", "small")["sha256"] == made["sha256"]
     space = {"local.lr": {"grid": [0.1, 0.2]}}
     (tmp_cwd / "two.yaml").write_text(json.dumps({"experiment": SMALL, "space": space}))
-    planned = shown("tune", "two.yaml", "--plan")
-    assert [row["number"] for row in planned] == ["0001", "0002"]
+    assert [row["number"] for row in shown("tune", "two.yaml", "--plan")] == ["0001", "0002"]
     kinds = told(2, "list", "nothing").rpartition("one of ")[2].split(", ")
     assert len(kinds) == len(set(kinds)) > 8
-    methods = shown("list", "algorithms")
-    assert {"fedavg", "fedskc"} <= {row["name"] for row in methods}
+    assert {"fedavg", "fedskc"} <= {row["name"] for row in shown("list", "algorithms")}
     assert shown("list", "algorithms", "fedprox")[0]["option"] == "mu"
     assert {row["name"] for row in shown("data", "list")} >= {"digits-sklearn", "usps"}
     assert "global/common/MEASURE" in shown("list", "metrics")
-    suites = shown("list", "papers", "fedskc/local")
-    assert suites[0]["name"] == "fedskc/local"
+    assert shown("list", "papers", "fedskc/local")[0]["name"] == "fedskc/local"

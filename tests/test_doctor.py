@@ -32,9 +32,7 @@ def test_a_readable_token_is_pointed_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert "WARNING" not in dict(doctor.diagnose())
 
 
-def test_a_folder_in_which_others_can_replace_ray_s_sockets_is_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_folders_of_ray_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     tmp_path.chmod(0o777)
     found = list(doctor.diagnose())
@@ -126,7 +124,6 @@ def test_the_gpu_s_check_runs_on_a_cpu_too_and_ends_with_1_if_anything_fails(
     assert "sees no GPU here" in lines[0]
     assert "(no actor, no actor, again, 2 actors)" in "".join(lines)
     assert sum("images/s" in line for line in lines) == 3
-
     monkeypatch.setattr(doctor, "ON_CPU", ("lenet", 64, ()))
     monkeypatch.setattr(doctor, "alike", lambda digests: (False, "they differ"))
     assert invoke(["doctor", "--gpu"]) == 1

@@ -63,11 +63,8 @@ def test_a_setting_has_one_colour_in_figures_that_lack_others() -> None:
 
 
 def test_an_axis_of_shares_ends_at_0_and_1_unless_a_value_lies_beyond() -> None:
-    for values, low, high in (
-        ([0.0, 1.0], 0.0, 1.0),
-        ([-0.9, -0.4], -0.9, -0.4),
-        ([0.5, 3.0], 0.5, 3),
-    ):
+    beyond = ([-0.9, -0.4], -0.9, -0.4), ([0.5, 3.0], 0.5, 3)
+    for values, low, high in (([0.0, 1.0], 0.0, 1.0), *beyond):
         panel = LinePanel("", [Line("a", [1, 2], values)])
         bottom, top = draw_lines([panel], "round", "r2", share=True).axes[0].get_ylim()
         assert bottom <= low < high <= top
@@ -84,15 +81,11 @@ def test_names_are_text_in_svg_and_no_markup() -> None:
 
 
 def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
-    values = np.array([[0.5, -0.5], [0.1, 1.0]])
-    texts = [["50", "x"], ["1", "2"]]
+    values, texts = np.array([[0.5, -0.5], [0.1, 1.0]]), [["50", "x"], ["1", "2"]]
     panel = GridPanel("t", ["a", "b"], ["c", "d"], values, texts, frozenset({(0, 1)}))
-    for figure in (
-        drawn(curve("a", 0.5), title="t"),
-        charts.draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy"),
-        draw_table(panel),
-        draw_matrices([panel]),
-    ):
+    bars = charts.draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy")
+    grids = draw_table(panel), draw_matrices([panel])
+    for figure in (drawn(curve("a", 0.5), title="t"), bars, *grids):
         svg = theme_svg(render_svg(figure), "label")
         assert svg.startswith("<svg ") and "var(--fg)" in svg and "matplotlib" not in svg
         assert not set(re.findall("#[0-9a-f]{6}\\b", re.sub('base64[^"]*', "", svg)))

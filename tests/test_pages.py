@@ -95,9 +95,8 @@ def write_own_data(folder: Path) -> None:
 RUNNABLE = [block for block in BLOCKS if block.language == "bash" and not block.not_run]
 SWEEPING = [block for block in RUNNABLE if any(words[1] == "tune" for words in block.commands)]
 QUICK = sorted({block.page for block in RUNNABLE if block not in SWEEPING})
-SCRIPTS = [
-    block for block in BLOCKS if block.language == "python" and not block.file and not block.not_run
-]
+PYTHON = [block for block in BLOCKS if block.language == "python" and not block.not_run]
+SCRIPTS = [block for block in PYTHON if not block.file]
 
 
 @pytest.fixture
@@ -157,9 +156,8 @@ def test_ones_own_files_reach_the_actors(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("block", SCRIPTS, ids=lambda block: name_of(block.page))
 def test_a_piece_of_python(folder: Path, block: Block) -> None:
     text = (folder / "demo.yaml").read_text()
-    (folder / "demo.yaml").write_text(
-        f"{text}  resources: {{executor: inline}}\n  tracking: {{uri: null}}\n"
-    )
+    own = "  resources: {executor: inline}\n  tracking: {uri: null}\n"
+    (folder / "demo.yaml").write_text(text + own)
     names: dict[str, object] = {}
     exec(compile(block.text, name_of(block.page), "exec"), names)
     assert len(names["result"].history) == 5  # type: ignore[attr-defined]
@@ -279,7 +277,6 @@ def test_the_site_has_all_modules_functions_components_settings_and_texts(tmp_pa
     assert [path for path in shown if f">{path}<" not in settings] == []
     commands = (built / "reference" / "commands.html").read_text()
     assert "flray data show" in commands and "--smoke" in commands
-
     texts = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]
     wanted = {str(path.relative_to(ROOT).with_suffix("")) for path in texts}
     wanted |= {f"reference/suites/{name}" for name in suites.files(yaml_files.folder() / "papers")}

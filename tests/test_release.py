@@ -20,7 +20,7 @@ from flray import registry
 from flray.config import suites, yaml_files
 from flray.config.loader import experiment_at, load
 from flray.federation.building import build_spec
-from tests.helpers import ended, python
+from tests.helpers import Settings, ended, python
 from tests.messages import refused
 
 ROOT = Path(__file__).parents[1]
@@ -37,18 +37,16 @@ def test_metadata_have_a_page_whose_links_work(tmp_path: Path, repository: str |
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "flray").mkdir()
+    (tmp_path / "made").mkdir()
     code = "import sys, setuptools.build_meta as b; b.prepare_metadata_for_build_wheel('made')"
     given = {"FLRAY_REPOSITORY": f"{repository}/", "FLRAY_REF": "v9"} if repository else {}
-    environment = {**os.environ, **given, "PYTHONPATH": ""}
-    (tmp_path / "made").mkdir()
-    python(code, cwd=tmp_path, env=environment)
+    python(code, cwd=tmp_path, env={**os.environ, **given, "PYTHONPATH": ""})
     (file,) = (tmp_path / "made").glob("*.dist-info/METADATA")
     found = message_from_string(file.read_text(encoding="utf-8"))
     page = str(found.get_payload())
     assert found["Description-Content-Type"] == "text/markdown"
     assert found["Author"] and found["Keywords"] and found.get_all("Classifier")
     assert len(found.get_all("Project-URL") or []) == (3 if repository else 0)
-
     own = links_of((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links_of(page)) == len(own) > 30
     for before, after in zip(own, links_of(page), strict=True):
@@ -155,7 +153,7 @@ PRESETS = [
 ]
 
 
-def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
+def content(algorithm: Any = "fedavg", **more: Any) -> Settings:
     settings = {"data": "digits-sklearn", "partition": {"name": "iid", "clients": 7}}
     return {"experiment": {**settings, "model": "lenet", "algorithm": algorithm, **more}}
 
@@ -165,8 +163,7 @@ def content(algorithm: Any = "fedavg", **more: Any) -> dict[str, Any]:
 )
 def test_every_preset_fits_its_method_and_has_a_source(name: str, preset: registry.Preset) -> None:
     options = load(content({"name": name, "preset": preset.name})).experiment.algorithm.options
-    assert preset.source
-    assert preset.values.items() <= options.items()
+    assert preset.source and preset.values.items() <= options.items()
     assert options == registry.algorithms.params(name)(**preset.values).model_dump()
 
 
@@ -191,8 +188,7 @@ def test_a_list_of_networks_is_dealt_by_seed_each_as_often_as_the_others() -> No
         return build_spec(load(several).experiment).architecture_of
 
     assert sorted(Counter(dealt(0)).values()) == [2, 2, 3]
-    assert dealt(0) == dealt(0)
-    assert len({dealt(seed) for seed in range(4)}) > 1
+    assert dealt(0) == dealt(0) and len({dealt(seed) for seed in range(4)}) > 1
     refused(load, content("local", models=["mlp", "lent"]))  # it is named with its place
 
 
@@ -208,15 +204,13 @@ def program(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_generated_method_passes_its_own_test_and_those_of_all_methods(tmp_path: Path) -> None:
     for part in ("flray", "tests"):
-        left_out = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / part, tmp_path / part, ignore=left_out)
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     made = program(tmp_path, "flray.new", "method", "demo")
     assert made.returncode == 0, made.stderr
     log = (tmp_path / "CHANGELOG.md").read_text()
     assert log.count("- The method `demo`") == 1
-
     files = [f"tests/algorithms/{name}.py" for name in TESTS]
     tested = program(tmp_path, "pytest", "-p", "no:cacheprovider", "-k", "demo", *files)
     assert tested.returncode == 0, tested.stdout
@@ -224,7 +218,6 @@ def test_the_generated_method_passes_its_own_test_and_those_of_all_methods(tmp_p
     for check in (("check",), ("format", "--check")):
         ruff = program(tmp_path, "ruff", *check, "flray/algorithms/demo.py", files[0])
         assert ruff.returncode == 0, ruff.stdout
-
     method = (tmp_path / "flray/algorithms/demo.py").read_bytes()
     wrong = {"demo": "exists already", "base": "exists already", "fedadam": "there is a method"}
     wrong |= {"../x": "small letter", "class": "no word of Python", "Demo": "small letter"}

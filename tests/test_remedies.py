@@ -20,6 +20,7 @@ from tests.helpers import built, printed, small, written
 from tests.messages import mistyped, refused
 
 BASE = {"experiment": small()}
+DIGITS = {"name": "digits-sklearn", "samples": 40}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_numbers_that_mean_one_thing_are_taken(text: str, value: int) -> None:
 
 
 def test_validation_samples_are_asked_for_where_they_come_from() -> None:
-    shares = small(data={"name": "digits-sklearn", "samples": 40}, split=[0.8, 0, 0.2])
+    shares = small(data=DIGITS, split=[0.8, 0, 0.2])
     for change in ({"algorithm": "fedfomo"}, {"evaluation": {"protocol": "best"}}):
         refused(built, {**shares, **change})
         assert built({**shares, **change, "split": [0.6, 0.2, 0.2]}).data.validation.size
@@ -57,21 +58,16 @@ def test_validation_samples_are_asked_for_where_they_come_from() -> None:
     assert "a second share of split" in selects_on_test(config)
 
 
-def test_a_group_of_parameters_is_said_to_be_the_methods() -> None:
-    data = {"name": "digits-sklearn", "samples": 40}
-    refused(built, small(data=data, algorithm={"name": "fedper", "personal": "head"}))
-
-
-def test_public_images_are_proposed_to_images_alone() -> None:
+def test_a_group_of_parameters_is_the_method_s_and_public_images_are_for_images_alone() -> None:
+    refused(built, small(data=DIGITS, algorithm={"name": "fedper", "personal": "head"}))
     data = {"name": "random", "samples": 40}
     refused(built, small(data=data, algorithm="fcclplus", partition={"name": "iid", "clients": 2}))
 
 
 @pytest.mark.parametrize("stop", [{"target": 90}, {"patience": 3, "min_delta": 2}], ids=str)
 def test_a_share_to_stop_at_is_none_of_percent(stop: dict[str, Any]) -> None:
-    data = {"name": "digits-sklearn", "samples": 40}
-    refused(built, small(data=data, stop=stop))
-    assert built(small(data=data, stop={**stop, "metric": "global/common/loss"})).config.stop
+    refused(built, small(data=DIGITS, stop=stop))
+    assert built(small(data=DIGITS, stop={**stop, "metric": "global/common/loss"})).config.stop
 
 
 @pytest.mark.parametrize(
@@ -79,16 +75,12 @@ def test_a_share_to_stop_at_is_none_of_percent(stop: dict[str, Any]) -> None:
     [
         ("dirichlet", {"clients": 30, "alpha": 0.001}),
         ("dirichlet", {"clients": 30, "alpha": 0.001, "min_size": 2}),
-        ("quantity", {"clients": 3000}),
-        ("domains", {"clients_per_domain": 10**9}),
+        *(("quantity", {"clients": 3000}), ("domains", {"clients_per_domain": 10**9})),
         ("domain-dirichlet", {"parts": 10**9}),
     ],
 )
-def test_what_a_partition_cannot_give_is_refused_with_what_helps(
-    name: str, options: dict[str, Any]
-) -> None:
-    dataset = load_dataset("digits-sklearn", {"samples": 40})
-    refused(federate, dataset, name, options, 0)
+def test_what_a_partition_cannot_give_is_refused(name: str, options: dict[str, Any]) -> None:
+    refused(federate, load_dataset("digits-sklearn", {"samples": 40}), name, options, 0)
 
 
 def test_a_table_may_be_called_so_in_capitals_and_says_what_counts_as_empty(tmp_cwd: Path) -> None:
@@ -99,14 +91,11 @@ def test_a_table_may_be_called_so_in_capitals_and_says_what_counts_as_empty(tmp_
     assert table(Path(), path="T.CSV", label="y").classes == ("no", "some")
 
 
-def test_a_path_below_the_home_folder_makes_no_folder_of_that_name(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tilde_makes_no_folder(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_cwd / "home"))
-    data = {"name": "digits-sklearn", "samples": 40}
     tracking, database = {"uri": "sqlite:///~/mlflow.db"}, f"sqlite:///{tmp_cwd}/home/mlflow.db"
     connect(database)  # which takes longer than a run waits if the machine is busy
-    run = flray.run(small(data=data, output="~/runs", tracking=tracking)).folder
+    run = flray.run(small(data=DIGITS, output="~/runs", tracking=tracking)).folder
     assert run == tmp_cwd / "home/runs/experiment/001"
     assert f" of 1 run sent to {database}" in printed("sync", str(run)) and not Path("~").exists()
     assert directory.find("experiment", "~/runs") == run
@@ -117,7 +106,7 @@ def test_a_path_below_the_home_folder_makes_no_folder_of_that_name(
 
 
 def test_a_folder_that_cannot_be_written_is_said_with_the_option(tmp_cwd: Path) -> None:
-    assert invoke(["run", written(small(data={"name": "digits-sklearn", "samples": 40}))]) == 0
+    assert invoke(["run", written(small(data=DIGITS))]) == 0
     (run,) = Path("runs").glob("*/001")
     Path("file").touch()
     for command in (["export", str(run)], ["report", str(run)]):

@@ -15,7 +15,6 @@ from flray.config import yaml_files
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import load
 from flray.config.schema import schema, settings
-from flray.config.yaml_files import parse, read_yaml
 from flray.errors import FlrayError
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from tests.helpers import printed, python
@@ -42,7 +41,7 @@ def accepts(content: Any) -> bool:
 
 @pytest.mark.parametrize("path", FILES_OF_FLRAY, ids=lambda path: path.stem)
 def test_every_file_is_accepted_and_names_the_schema(path: Path) -> None:
-    assert [error.message for error in validator().iter_errors(read_yaml(path))] == []
+    assert [error.message for error in validator().iter_errors(yaml_files.read_yaml(path))] == []
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith(MODELINE)
     place = path.parent / first.removeprefix(MODELINE)
@@ -61,7 +60,7 @@ def test_blocks_of_the_pages_are_accepted(tmp_cwd: Path) -> None:
         return bool(Draft202012Validator(json.loads(done.stdout)).is_valid(content))
 
     for block in blocks:
-        content = parse(block.text)
+        content = yaml_files.parse(block.text)
         if not block.file:  # a part of an experiment
             for file in re.findall(r"[\w.-]+\.pth", block.text):
                 (tmp_cwd / file).touch()

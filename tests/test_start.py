@@ -61,8 +61,7 @@ def test_a_report_needs_none_of_what_trains(tmp_path: Path) -> None:
 
 def test_a_mistake_in_a_file_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     for name, text in MISTAKES.items():
-        text = f"experiment: {{data: digits-sklearn, {text}"
-        (tmp_path / f"{name}.yaml").write_text(text)
+        (tmp_path / f"{name}.yaml").write_text(f"experiment: {{data: digits-sklearn, {text}")
     commands = [[command, f"{name}.yaml"] for name in MISTAKES for command in ("run", "tune")]
     found = loaded_by(commands, tmp_path)
     assert [one for one in zip(commands, found, strict=True) if one[1] != (2, [])] == []
@@ -79,8 +78,8 @@ def test_declarations_are_those_of_the_imported_components(kind: str) -> None:
         real = entries.get(name)
         assert real.__module__ == read.__module__.removeprefix(registry.PREFIX)
         assert real.__doc__ == read.__doc__
-        options = getattr(read, "Params", None) or registry.signature_model(read, name)
-        expected, found = entries.params(name), options
+        found = getattr(read, "Params", None) or registry.signature_model(read, name)
+        expected = entries.params(name)
         assert found.model_json_schema() == expected.model_json_schema(), name
         presets = ([vars(p) for p in getattr(one, "presets", ())] for one in (found, expected))
         assert next(presets) == next(presets), name
@@ -147,9 +146,7 @@ def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
 
 
 @pytest.mark.slow
-def test_the_digest_of_flrays_code_is_kept_by_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_is_kept_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity.storage, "cache_folder", lambda: tmp_path / "cache")
 
     def digest() -> str:

@@ -14,14 +14,13 @@ from flray.cli.main import invoke
 from flray.process import SIGNALS, preserve_handlers, signals_as_interrupt
 from flray.runs import progress, runner
 from flray.runs.progress import Progress, RunProgress, SweepProgress, shown
-from tests.helpers import INLINE, small, told, written
+from tests.helpers import INLINE, Settings, small, told, written
 
 ASKED = '''
 import signal
 from pathlib import Path
 
 from flray import register_algorithm, registry
-
 
 @register_algorithm("asked")
 class Asked(registry.algorithms.get("scaffold")):
@@ -47,7 +46,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, Any]:
+def prepared(tmp_cwd: Path, digits: Settings, number: int) -> dict[str, Any]:
     (tmp_cwd / "asked.py").write_text(ASKED.format(number=int(number)))
     own = {"rounds": 4, "plugins": ["asked.py"], "algorithm": "asked", "output": "runs of mine"}
     content = {**digits, **INLINE, **own}
@@ -57,25 +56,21 @@ def prepared(tmp_cwd: Path, digits: dict[str, Any], number: int) -> dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_asked_to_end_says_how_to_go_on_and_ends_with_the_same_bits(
-    tmp_cwd: Path, digits: dict[str, Any], number: int
-) -> None:
+def test_a_run_asked_to_end_can_go_on(tmp_cwd: Path, digits: Settings, number: int) -> None:
     content = prepared(tmp_cwd, digits, number)
     whole = runner.run({"experiment": {**content, "algorithm": "scaffold", "plugins": []}})
     said = "stopped; go on with: flray resume 'runs of mine/digits/002'\n"
     assert told(128 + number, "run", "x.yaml") == said
     assert invoke(["resume", "digits", "--output", "runs of mine"]) == 0
     resumed = runner.resume(tmp_cwd / "runs of mine" / "digits" / "002")
-    assert resumed.sha256 == whole.sha256
-    assert list(resumed.history["round"]) == [1, 2, 3, 4]
+    assert resumed.sha256 == whole.sha256 and list(resumed.history["round"]) == [1, 2, 3, 4]
 
 
-def test_a_hangup_the_caller_ignores_is_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_hangup_the_caller_ignores_is_ignored(tmp_cwd: Path, digits: Settings) -> None:
     """As under nohup."""
     prepared(tmp_cwd, digits, signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert invoke(["run", "x.yaml"]) == 0
-    assert (tmp_cwd / "asked").exists()
+    assert invoke(["run", "x.yaml"]) == 0 and (tmp_cwd / "asked").exists()
     assert signal.signal(signal.SIGHUP, signal.SIG_DFL) is signal.SIG_IGN
 
 
@@ -101,7 +96,7 @@ class AskingStream(io.StringIO):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_command_asked_to_end_again_while_it_says_so_ends_with_the_same_code(
-    tmp_cwd: Path, digits: dict[str, Any], number: int, monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(tmp_cwd, digits, number)
     stream = AskingStream()
@@ -115,16 +110,13 @@ import signal
 
 from flray import register_dataset
 
-
 @register_dataset("early")
 def early(options):
     signal.raise_signal(signal.SIGTERM)
 """
 
 
-def test_a_command_asked_to_end_before_the_first_round_leaves_nothing_behind(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_ended_before_round_one_it_leaves_nothing(tmp_cwd: Path, digits: Settings) -> None:
     (tmp_cwd / "early.py").write_text(ASKED_EARLY)
     written({**digits, **INLINE, "plugins": ["early.py"], "data": "early"})
     assert told(143, "run", "x.yaml") == "stopped\n"
@@ -155,8 +147,7 @@ def test_a_run_shows_its_rounds_on_a_terminal(
 
 def test_a_sweep_is_shown_and_the_callers_display_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Progress()
-    assert shown(own, SweepProgress) is own
-    assert isinstance(shown(None, SweepProgress), Progress)
+    assert shown(own, SweepProgress) is own and isinstance(shown(None, SweepProgress), Progress)
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert isinstance(shown(None, SweepProgress), SweepProgress)
 

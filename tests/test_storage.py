@@ -27,7 +27,7 @@ from flray.runs import runner
 from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
 from tests.clusters import Gates
-from tests.helpers import INLINE, StopAfter, inline, printed, told, written
+from tests.helpers import INLINE, Settings, StopAfter, inline, printed, told, tracked, written
 from tests.messages import refused
 
 BUCKET = "s3://flray-test"
@@ -63,9 +63,7 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_take_turns(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     tracking = {"uri": f"sqlite:///{tmp_cwd}/mlflow.db", "experiment": "hosts"}
     inline = {**digits, **INLINE, "rounds": 4}
     whole = runner.run({"experiment": {**inline, "name": "whole"}})
@@ -95,21 +93,18 @@ def test_two_hosts_take_turns_and_never_go_on_from_an_old_copy(
     storage.download(uri, tmp_cwd / "copy")
     assert directory.read(tmp_cwd / "copy")["sha256"] == whole.sha256
     assert (tmp_cwd / "copy" / "figures" / "curves.png").is_file()
-    client = connect(tracking["uri"])
-    (run,) = client.search_runs([client.get_experiment_by_name("hosts").experiment_id])
+    (run,) = tracked(**tracking)
     assert run.info.status == "FINISHED"
     for name in ("train/loss", "time/round"):
-        steps = [point.step for point in client.get_metric_history(run.info.run_id, name)]
-        assert steps == [1, 2, 3, 4]
+        history = connect(tracking["uri"]).get_metric_history(run.info.run_id, name)
+        assert [point.step for point in history] == [1, 2, 3, 4]
     assert storage.names(f"{BUCKET}/hosts/turns") == {"001"}  # no lease is left
     on("c")  # does not take the number of a run it has never seen
     assert directory.create(output, "turns").name == "002"
 
 
 @pytest.mark.slow
-def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_living_worker_is_joined(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.3)
     uri, lines = f"{BUCKET}/leased/run/001", list[str]()
     mine = lease.Lease(uri, lines.append)
@@ -131,15 +126,12 @@ def test_a_living_worker_is_not_joined_and_a_dead_one_is_waited_for(
     monkeypatch.setattr(lease, "LAPSE_S", 4.0)  # S3's times are whole seconds
     storage.write(f"{uri}.lease", json.dumps(note).encode())
     lease.Lease(uri, lines.append).take()
-    line = lines[-1]
-    assert "was worked on by process 1 on far-away; continuing when it has not" in line
+    assert "was worked on by process 1 on far-away; continuing when it has not" in lines[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lapsed", [False, True])
-def test_one_of_two_workers_gets_it_however_slow_the_other_is(
-    lapsed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_workers_gets_it(lapsed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.2)
     uri = f"{BUCKET}/raced-{lapsed}/run/001"
     if lapsed:  # both find a dead worker's lease
@@ -185,7 +177,7 @@ def test_one_of_two_workers_gets_it_however_slow_the_other_is(
     assert storage.read(f"{uri}.lease") is None
 
 
-def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path, digits: Settings) -> None:
     lines: list[str] = []
     mine = lease.Lease(f"file://{tmp_cwd}/001", lines.append)
     mine.take()
@@ -203,7 +195,7 @@ def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path, digits: dict[str, A
 
 
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.1)
     uri = f"{BUCKET}/lost/lost/001"
@@ -216,13 +208,11 @@ def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
 
     progress = Rob(0)
     own = {"name": "lost", "rounds": 10_000, "output": f"{BUCKET}/lost"}
-    content = {"experiment": {**digits, **INLINE, **own}}
-    refused(runner.run, content, progress=progress)
+    refused(runner.run, {"experiment": {**digits, **INLINE, **own}}, progress=progress)
     (line,) = progress.find("far-away")
     assert line.startswith(f"{uri}: process 1 on far-away works on it now; this process stops")
     pushed = json.loads(storage.read(f"{uri}/run.json") or b"")
-    assert pushed["status"] == "running"
-    assert storage.read(f"{uri}.lease") is not None
+    assert pushed["status"] == "running" and storage.read(f"{uri}.lease") is not None
 
 
 def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> None:
@@ -242,15 +232,14 @@ def test_a_copy_that_was_cut_off_is_not_taken_for_the_whole(tmp_cwd: Path) -> No
 
 @pytest.mark.slow
 def test_plugins_that_came_with_a_run_are_not_executed(
-    tmp_cwd: Path, digits: dict[str, Any], store: str, monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_cwd / "own.py").write_text(
         "from flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
         "@register_algorithm('bucket-own')\nclass Own(Algorithm):\n    'FedAvg.'\n"
     )
     own = {"name": "code", "output": f"{BUCKET}/code", "plugins": ["own.py"]}
-    content = inline(digits, algorithm="bucket-own", **own)
-    refused(runner.run, content, progress=StopAfter(2))
+    refused(runner.run, inline(digits, algorithm="bucket-own", **own), progress=StopAfter(2))
     # Whoever may write to the bucket plants a file beside the settings and names it there.
     uri, mark = f"{BUCKET}/code/code/001", tmp_cwd / "executed"
     there = ["code", "--output", f"{BUCKET}/code"]
@@ -270,14 +259,11 @@ def test_plugins_that_came_with_a_run_are_not_executed(
             assert told(0, *command) == ""
         said = told(2, "resume", *there, "--plugin", str(work / "evil.py"))
         assert "a file in the run's own folder" in said
-    assert invoke(["resume", *there, "--plugin", "own.py"]) == 0
-    assert not mark.exists()
+    assert invoke(["resume", *there, "--plugin", "own.py"]) == 0 and not mark.exists()
 
 
 @pytest.mark.slow  # for its retries
-def test_a_run_whose_bucket_cannot_be_reached_is_told_so_in_one_line(
-    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreached_bucket(digits: Settings, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow asks for the region of a bucket before anything else."""
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
@@ -286,8 +272,7 @@ def test_a_run_whose_bucket_cannot_be_reached_is_told_so_in_one_line(
 
 
 def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrays = {"x": np.arange(12, dtype=np.uint8)}
-    write_arrays(tmp_cwd / "data" / "toy", arrays)
+    write_arrays(tmp_cwd / "data" / "toy", {"x": np.arange(12, dtype=np.uint8)})
     Mirror(tmp_cwd / "data", f"{BUCKET}/data").sync()
     monkeypatch.setenv("FLRAY_DATA", f"{BUCKET}/data")
     assert read_arrays(data_root() / "toy", "toy")["x"].tolist() == list(range(12))
@@ -300,9 +285,7 @@ def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.Mo
     refused(read_arrays, data_root() / "other", "other")
 
 
-def test_a_folder_from_which_files_vanish_meanwhile_is_fetched(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_may_vanish_during_a_fetch(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a sweep that still runs removed an old checkpoint after the files were listed."""
     uri, listed = f"{BUCKET}/vanishing", storage.files
     for name in ("a", "b"):
@@ -324,7 +307,7 @@ SWEEP = "import sys; from flray import api; api.tune(sys.argv[1])"
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_killed_sweep_goes_on_from_the_bucket_on_another_machine(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gates = Gates(tmp_cwd, [4])
     experiment = {**digits, **INLINE, "rounds": 5, "name": "swept"}

@@ -26,9 +26,8 @@ TENSORS = (
 )
 INTEGERS = st.integers(-(2**60), 2**60)
 LEAVES = st.one_of(TENSORS, INTEGERS, st.floats(), st.booleans(), st.none(), st.text(max_size=5))
-TREES = st.dictionaries(
-    NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3)), max_size=5
-)
+INNER = st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner, max_size=3))
+TREES = st.dictionaries(NAMES, INNER, max_size=5)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -105,15 +104,13 @@ def test_a_key_never_changes_and_every_part_of_it_counts() -> None:
     refused(rng.key, 0, "batch")  # type: ignore[arg-type]
     base: dict[str, Any] = {"round": 1, "client": 2, "extra": 3}
     numbers = {
-        rng.key(0, "batches", **base),
-        rng.key(1, "batches", **base),
-        rng.key(0, "noise", **base),
+        *(rng.key(0, "batches", **base), rng.key(1, "batches", **base)),
         *(rng.key(0, "batches", **{**base, part: 9}) for part in base),
-        rng.key(0, "batches", round=12, client=3),
+        *(rng.key(0, "batches", round=12, client=3), rng.key(0, "batches", round=1, client=23)),
+        rng.key(0, "noise", **base),
         rng.key(0, "batches", round=1, client=23),
     }
-    assert len(numbers) == 8
-    assert all(0 <= number < 2**63 for number in numbers)
+    assert len(numbers) == 8 and all(0 <= number < 2**63 for number in numbers)
 
 
 def test_generators_leave_the_global_states_alone() -> None:

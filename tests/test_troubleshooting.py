@@ -14,7 +14,7 @@ from flray.cli.main import invoke
 from flray.federation import checkpoint
 from flray.federation.ray_backend import handle, nodes
 from tests.clusters import joined_cluster
-from tests.helpers import INLINE, written
+from tests.helpers import INLINE, Settings, written
 from tests.messages import PAGE as MESSAGES
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "troubleshooting.md"
@@ -154,12 +154,11 @@ TROUBLES: dict[str, Scenario] = {
 }
 """The troubles that no other test makes with this text."""
 SLOW = {"waits for room"}
-PASSING = {"is no finite number", "is away"}
-"""Troubles that a run survives."""
+PASSING = {"is no finite number", "is away"}  # troubles that a run survives
 
 
 @pytest.fixture
-def demo(tmp_cwd: Path, digits: dict[str, Any]) -> Path:
+def demo(tmp_cwd: Path, digits: Settings) -> Path:
     data = {"name": "digits-sklearn", "samples": 60}
     written({**digits, **INLINE, "name": "demo", "rounds": 2, "data": data}, "demo.yaml")
     return tmp_cwd
@@ -176,17 +175,14 @@ def test_every_other_text_of_the_table_is_what_a_test_has_seen() -> None:
     others = [text for text in SEEN if not any(part in text for part in TROUBLES)]
     seen = MESSAGES.read_text(encoding="utf-8")
     assert others
-    assert [
-        one for one in others if not re.search(re.sub(r"\d+", r"[\\d.]+", pattern(one)), seen)
-    ] == []
+    patterns = {text: re.sub(r"\d+", r"[\\d.]+", pattern(text)) for text in others}
+    assert [text for text, found in patterns.items() if not re.search(found, seen)] == []
 
 
 @pytest.mark.parametrize(
     "part", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in TROUBLES]
 )
-def test_a_trouble_is_printed_as_the_table_has_it(
-    demo: Path, capfd: pytest.CaptureFixture[str], part: str
-) -> None:
+def test_a_trouble_is_as_printed(demo: Path, capfd: pytest.CaptureFixture[str], part: str) -> None:
     code = TROUBLES[part]()
     captured = capfd.readouterr()
     (text,) = [text for text in SEEN if part in text]

@@ -12,6 +12,8 @@ import pandas as pd
 import yaml
 from PIL import Image
 
+from tests.helpers import Settings
+
 CLIENT = 'A""";open("PWNED","w").write("x");"""y'
 """A name that becomes code where it is written into a docstring."""
 ESCAPES = "\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202e"
@@ -109,7 +111,7 @@ def manifest(change: Callable[[dict[str, Any]], Any]) -> Plant:
     return plant
 
 
-def elsewhere(content: dict[str, Any]) -> dict[str, Any]:
+def elsewhere(content: Settings) -> dict[str, Any]:
     """Return a list of files that names one outside the folder."""
     (name,) = (name for name in content["files"] if name.startswith("server-"))
     return content | {"files": {"../../../../../outside/server-1": content["files"][name]}}

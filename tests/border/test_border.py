@@ -124,8 +124,7 @@ def test_a_file_that_cannot_be_is_one_line(tmp_cwd: Path, monkeypatch: pytest.Mo
 
 
 EVERY = bool(os.environ.get("FLRAY_HOSTILE_ALL"))
-SOME = 6
-"""Rows of a class that are asked in every run of the tests, the same ones."""
+SOME = 6  # rows of a class that are asked in every run of the tests, the same ones
 LONG = "n" * 300
 BIG = "99999999999999999999999"
 
@@ -145,42 +144,15 @@ JOURNALS: dict[str, Callable[[bytes], bytes]] = {
     "data without a digest": lambda data: data + b'{"type":"data","name":1}\n',
     "an end of no kind": lambda data: data + b'{"type":"end","time":1,"status":"x"}\n',
     "a uid that is a question": lambda data: data.replace(b'"uid":"', b'"uid":"\' OR ', 1),
-    **{
-        "round {}, time {}, metrics {}".format(*line): partial(with_round, line)
-        for line in (
-            *(("-1", "1", "{}"), (BIG, "1", "{}"), ("true", "1", "{}"), ('"7"', "1", "{}")),
-            *(("7", "-5", "{}"), ("7", BIG, "{}")),
-            *(("7", "1", '{"a":[1]}'), ("7", "1", '{"a":"many"}')),
-        )
-    },
 }
+ROUNDS = [("-1", "1", "{}"), (BIG, "1", "{}"), ("true", "1", "{}"), ('"7"', "1", "{}")]
+ROUNDS += [("7", "-5", "{}"), ("7", BIG, "{}"), ("7", "1", '{"a":[1]}'), ("7", "1", '{"a":"many"}')]
+WORDS = "round {}, time {}, metrics {}"
+JOURNALS |= {WORDS.format(*line): partial(with_round, line) for line in ROUNDS}
 OVER_JOURNALS = (["compare", "m/001", "ok/001"], ["report", "m"], ["sync", "m"], ["resume", "m"])
-NO_RUNS = [
-    *(
-        "",
-        ".",
-        "..",
-        "/",
-        "~",
-        "*",
-        "runs",
-        "m/001/checkpoint",
-        "m/999",
-        "m/001\n",
-        "-1",
-        "\x1b[2J",
-    ),
-    *(
-        "x.yaml",
-        "project",
-        "project/sub",
-        "runs/away",
-        "runs/up",
-        "runs/loop",
-        "../outside",
-        LONG * 20,
-    ),
-]
+NO_RUNS = ["", ".", "..", "/", "~", "*", "runs", "m/001/checkpoint", "m/999", "m/001\n", "-1"]
+NO_RUNS += ["\x1b[2J", "x.yaml", "project", "project/sub", "runs/away", "runs/up", "runs/loop"]
+NO_RUNS += ["../outside", LONG * 20]
 KINDS: dict[str, Callable[[Path], None]] = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -229,20 +201,19 @@ FIELDS = {
     "partition.json": [("dataset",), ("classes",), ("origins",)],
 }
 SHOWN = (["ls"], ["compare", "m/001", "ok/001"], ["sync", "m"], ["tune", "x.yaml", "--detect", "1"])
+NO_DATA = ["stand-in", "stand-in, of: nope", "folder, path: nope", "folder, path: x.yaml"]
+NO_DATA += [
+    "table, path: x.csv, label: ''",
+    "huggingface, path: x.yaml",
+    "mnist-m, domains: [nope]",
+]
 SETTINGS = [
     *("participation.unseen=[nobody]", "participation.sampler=nope", "callbacks=[nope]"),
     "partition={name: quantity, clients: 1000000000}",
     "partition={name: flower, partitioner: IidPartitioner, options: {num_partitions: 0}}",
     *(f"model={{name: torchvision, network: {one}}}" for one in ("nope", "get_model")),
     *(f"output={one}" for one in ("x.yaml", "ftp://h/x")),
-    *(
-        f"data={{name: {one}}}"
-        for one in (
-            *("stand-in", "stand-in, of: nope", "folder, path: nope", "folder, path: x.yaml"),
-            *("table, path: x.csv, label: ''", "huggingface, path: x.yaml"),
-            "mnist-m, domains: [nope]",
-        )
-    ),
+    *(f"data={{name: {one}}}" for one in NO_DATA),
     *(f"name={one}" for one in ("..", "a/b", "-x", LONG, "''")),
     *("normalisation={mean: [1e308], std: [1]}", "normalisation={mean: [0.5], std: [1e-300]}"),
 ]
@@ -266,8 +237,7 @@ def test_one_line_and_nothing_left(kind: str, place: Path) -> None:
     Path("runs/loop").symlink_to("loop")
     before = away(), RUN.is_dir()
     found = [f"{words}: {said}" for words in some(CLASSES[kind]) if (said := asked(words, (1, 2)))]
-    assert found == []
-    assert before == (away(), RUN.is_dir()) and Path("project/run.json").exists()
+    assert found == [] and before == (away(), RUN.is_dir()) and Path("project/run.json").exists()
 
 
 def test_a_damaged_journal_is_named_and_stays(place: Path) -> None:
@@ -302,11 +272,9 @@ def test_what_is_said_of_folders_that_cannot_serve(place: Path) -> None:
     shutil.copytree(run, sweep)
     shutil.copytree(run, sweep / "trials/0001")
     (sweep / "run.json").rename(sweep / "sweep.json")
-    mistyped("compare", "s", "ok")
-    mistyped("export", "s")
-    mistyped("export", "s/001/trials/0001")
-    mistyped("report", "ok", "--reach", "0")
-    mistyped("report", "m", "--keep", "kept.csv")
+    typed = "compare s ok", "export s", "export s/001/trials/0001", "report ok --reach 0"
+    for line in (*typed, "report m --keep kept.csv"):
+        mistyped(*line.split())
     record = json.loads((run / "run.json").read_text())
     del record["sha256"]
     (run / "run.json").write_text(json.dumps(record))

@@ -21,15 +21,8 @@ from tests.hostile.values import GOOD
 from tests.tuning.conftest import ONE
 
 RUN = planted.RUN
-OFTEN = (
-    "git",
-    "journal: UTF-16",
-    "run.json: escapes",
-    "checkpoint: a link",
-    "key: upwards",
-    "code",
-)
-OFTEN += ("tracking.uri: a server",)
+OFTEN = {"git", "journal: UTF-16", "run.json: escapes", "checkpoint: a link", "key: upwards"}
+OFTEN |= {"code", "tracking.uri: a server"}
 """Objects that are met in every run of the tests; the others are slow together: scripts/hostile, scripts/test --all."""
 OVER_ALL = (["ls"], ["ls", "--json"], ["list", "datasets"], ["data", "list"], ["doctor", "--json"])
 """Commands that name no run."""
@@ -113,8 +106,7 @@ def test_in_the_folder_of_a_run(name: str, place: Path, listener: list[bytes]) -
 def test_in_a_bucket(name: str, listener: list[bytes]) -> None:
     output = put_planted(name, name.replace(" ", "-").replace(":", ""), RUN, [RUN])
     shutil.rmtree(RUN)
-    assert wrong(over_run("m", "--output", output)[:-1]) == []
-    assert not listener
+    assert wrong(over_run("m", "--output", output)[:-1]) == [] and not listener
     assert refusal(name) in told(2, "resume", "m", "--output", output)
 
 
@@ -171,8 +163,7 @@ def test_in_weights(setting: str, place: Path) -> None:
 @pytest.mark.parametrize("name", ["files elsewhere", "a pipe", "a list"])
 def test_in_a_run_to_start_from(name: str, place: Path) -> None:
     planted.FOLDERS[f"checkpoint: {name}"](RUN)
-    assert wrong([["run", "x.yaml", "start=m/001", "name=s"]]) == []
-    assert not Path("runs/s").exists()
+    assert wrong([["run", "x.yaml", "start=m/001", "name=s"]]) == [] and not Path("runs/s").exists()
 
 
 def test_commands_that_name_no_run(place: Path) -> None:
@@ -199,18 +190,15 @@ def test_finished_trials_in_a_bucket(bucket: None, place: Path) -> None:
     for key in ("run.json", "x/run.json", "a/1/trials/0/run.json"):
         store.put_object(Bucket="flray-test", Key=f"tuned/{key}", Body=deep)
     plan = ["tune", "x.yaml", "--plan", "output=s3://flray-test/tuned"]
-    assert wrong([plan]) == []
-    assert invoke(plan) == 0
+    assert wrong([plan]) == [] and invoke(plan) == 0
     put("tuned/a/../../../outside/rc")
-    assert wrong([plan]) == []
-    assert invoke(plan) == 2
+    assert wrong([plan]) == [] and invoke(plan) == 2
 
 
 SWEEP = Path("runs/w/001")
 TRIAL = SWEEP / "trials" / "0001"
 CHECKPOINT = SWEEP / "tune" / "001" / "0001" / "round_000001"
-MADE: dict[str, Path] = {}
-"""The sweep's copy, by the folder in which it was made."""
+MADE: dict[str, Path] = {}  # the sweep's copy, by the folder in which it was made
 EVERY = bool(os.environ.get("FLRAY_HOSTILE_ALL"))
 SOME = {
     *(("sweep", "git"), ("sweep", "journal: UTF-16"), ("sweep", "tracking.uri: a server")),
@@ -241,10 +229,7 @@ def over_sweep(*more: str) -> list[list[str]]:
 
 @pytest.fixture
 def sweep(
-    ray_here: dict[str, float],
-    place: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+    ray_here: Any, place: Path, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two sweeps of two trials in the current folder; the first was interrupted when both had finished."""
     if not EVERY:  # reports are written, and save most of their time
@@ -296,8 +281,7 @@ def test_in_a_sweep(where: str, name: str, sweep: None, place: Path, listener: l
     again = ["tune", "w.yaml", "name=again"]
     commands = [*over_sweep(), ["verify", "kept.csv", "--rows", "1"], [*again, "--plan"], again]
     commands += [["resume", "w/001"], ["report", "again"]]
-    assert wrong(commands) == []
-    assert not listener
+    assert wrong(commands) == [] and not listener
 
 
 @pytest.mark.slow
@@ -311,7 +295,6 @@ def test_a_sweep_in_a_bucket(where: str, name: str, listener: list[bytes]) -> No
     output = put_planted(name, prefix, SWEEP if where == "sweep" else TRIAL, folders)
     shutil.rmtree("runs/w")
     named = [one for one in over_sweep("--output", output) if one[0] != "ls"]
-    assert wrong([*named, ["tune", "w.yaml", f"output={output}", "--plan"]]) == []
-    assert not listener
+    assert wrong([*named, ["tune", "w.yaml", f"output={output}", "--plan"]]) == [] and not listener
     if where == "sweep":
         assert refusal(name) in told(2, "resume", "w/001", "--output", output)

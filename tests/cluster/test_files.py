@@ -149,8 +149,7 @@ def test_the_whole_checkout_travels_to_the_nodes(name: str) -> None:
         return any(fnmatch.fnmatchcase(part, pattern.lstrip("/")) for part in names)
 
     assert "flray/api.py" in tracked
-    missing = [f for f in tracked for p in content["rsync_exclude"] if left_out(f, p)]
-    assert missing == []
+    assert [f for f in tracked for p in content["rsync_exclude"] if left_out(f, p)] == []
 
 
 def test_nothing_listens_to_strangers() -> None:
@@ -244,9 +243,8 @@ def test_a_slurm_job_has_a_folder_and_memory_and_sweep_of_its_own(tmp_path: Path
     assert run() == "tune sweep.yaml" and not list(tmp_path.glob("flray-*"))
     for number, wanted in (("001", "tune sweep.yaml"), ("002", "resume demo --output runs")):
         (tmp_path / "runs" / "demo" / number).mkdir(exist_ok=True)
-        (tmp_path / f"flray-{job}.before").write_text(
-            "runs/demo/001\n"
-        )  # as its first start left it
+        before = tmp_path / f"flray-{job}.before"
+        before.write_text("runs/demo/001\n")  # as its first start left it
         assert run(SLURM_RESTART_COUNT="1") == wanted
     head, worker = log.read_text().splitlines()
     assert f"--ray-client-server-port={25000 + int(job) % 5000}" in head
@@ -273,8 +271,7 @@ def test_a_node_installs_nothing_for_development(tmp_path: Path) -> None:
 
     (extras,) = installed("cluster/node/setup")
     assert extras and "dev" not in extras
-    assert installed("cluster/node/setup") == []
-    assert installed("scripts/setup.sh") == ["dev"]
+    assert installed("cluster/node/setup") == [] and installed("scripts/setup.sh") == ["dev"]
     assert installed("cluster/node/setup") == installed("scripts/setup.sh") == []
 
 

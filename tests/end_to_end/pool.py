@@ -15,10 +15,10 @@ from flray.federation.federation import Federation, inline_federation
 from flray.federation.messages import TaskBlock
 from flray.federation.ray_backend.executor import RayExecutor
 from flray.federation.state import Notify
-from tests.helpers import built, steady
+from tests.helpers import Settings, built, steady
 
 
-def world_of(digits: dict[str, Any], method: Any, **changes: Any) -> FederationSpec:
+def world_of(digits: Settings, method: Any, **changes: Any) -> FederationSpec:
     some = {"algorithm": method, "participation": {"fraction": 0.75}}
     return built({**digits, **some}, **changes)
 
@@ -101,7 +101,6 @@ import signal
 from pathlib import Path
 
 from flray import register_algorithm, registry
-
 
 @register_algorithm("dies-once")
 class DiesOnce(registry.algorithms.get({method!r})):

@@ -19,7 +19,7 @@ from flray.federation.ray_backend.pool import ClientActor
 from flray.records import directory
 from flray.runs import runner
 from tests.end_to_end.pool import Pools
-from tests.helpers import built, printed, python, small, told, written
+from tests.helpers import Settings, built, printed, python, small, told, written
 from tests.messages import refused
 
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
@@ -80,7 +80,7 @@ def test_portable_bits_are_the_same_whatever_the_environment_says(tmp_path: Path
         assert [run["cpu"]["bits"] for run in (native, found["lowest"])] == ["native", "portable"]
 
 
-def test_this_process_is_refused_in_one_line(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_this_process_is_refused_in_one_line(tmp_cwd: Path, digits: Settings) -> None:
     digits["resources"] = {"bits": "portable", "executor": "inline"}
     (line,) = told(2, "run", written(digits)).splitlines()
     assert "flray.portable()" in line
@@ -90,9 +90,7 @@ def test_this_process_is_refused_in_one_line(tmp_cwd: Path, digits: dict[str, An
     assert sorted(p.name for p in tmp_cwd.iterdir()) == ["x.yaml"]
 
 
-def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_another_cpu_resumes_a_run_only_if_asked_for(tmp_cwd: Path, digits: Settings) -> None:
     digits["resources"] = {"executor": "inline"}
     folder = runner.run({"experiment": {**digits, "rounds": 1}}).folder
     noted = directory.read(folder)
@@ -121,8 +119,7 @@ def test_a_run_is_not_resumed_on_another_kind_of_cpu_unless_it_is_asked_for(
 )
 def test_runs_of_before_and_of_other_versions_are_resumed_as_ever(change: dict[str, Any]) -> None:
     run = {"versions": directory.versions(), "cpu": {"kinds": dict.fromkeys(bits.kinds(), "0")}}
-    assert bits.check_same("run", run)
-    assert not bits.check_same("run", {**run, **change})
+    assert bits.check_same("run", run) and not bits.check_same("run", {**run, **change})
 
 
 def test_the_installed_versions_have_recorded_bits() -> None:
@@ -132,7 +129,7 @@ def test_the_installed_versions_have_recorded_bits() -> None:
 
 @pytest.mark.slow
 @wide
-def test_a_pool_over_several_kinds_of_cpu_is_told(digits: dict[str, Any], pools: Pools) -> None:
+def test_a_pool_over_several_kinds_of_cpu_is_told(digits: Settings, pools: Pools) -> None:
     spec = built(digits)
     executor = pools[1].executor_for(spec)
     (worker,) = executor.workers

@@ -139,8 +139,7 @@ def test_a_run_s_folder_says_how_to_check_its_numbers(tmp_cwd: Path) -> None:
 
 def test_an_export_has_a_card_whose_code_runs(tmp_cwd: Path) -> None:
     export(run("fedrod").folder, tmp_cwd)
-    page = (tmp_cwd / "model.md").read_text()
-    _, head, body = page.split("---\n", 2)
+    _, head, body = (tmp_cwd / "model.md").read_text().split("---\n", 2)
     assert yaml.safe_load(head)["tags"] == ["federated-learning", "flray", "fedrod"]
     code, shown = re.findall(r"```(?:python|json)\n(.*?)```", body, re.S)
     assert json.loads(shown) == json.loads((tmp_cwd / "model.json").read_text())
@@ -170,8 +169,7 @@ def test_plug_ins_of_one_name_are_both_copied(tmp_cwd: Path) -> None:
         Path(folder).mkdir()
         Path(folder, "mine.py").write_text(f"# {folder}")
     ran = flray.run({"experiment": small(plugins=["one/mine.py", "two/mine.py"], rounds=1)})
-    copies = {path.read_text() for path in (ran.folder / "plugins").iterdir()}
-    assert copies == {"# one", "# two"}
+    assert {path.read_text() for path in (ran.folder / "plugins").iterdir()} == {"# one", "# two"}
 
 
 OWN_NETWORK = """
@@ -297,15 +295,8 @@ def test_a_file_s_name_is_quoted_and_a_licence_may_be_an_address(tmp_cwd: Path) 
 
 def test_a_crate_without_a_licence_or_rounds_is_not_begun(tmp_cwd: Path) -> None:
     folder = small_run().folder
-    for licence in (
-        "",
-        "all mine",
-        "https://a b",
-        "file:///etc x",
-        "-x",
-        "CC-BY",
-        "LicenseRef-mine",
-    ):
+    mistakes = ("", "all mine", "https://a b", "file:///etc x", "-x", "CC-BY", "LicenseRef-mine")
+    for licence in mistakes:
         refused(export, folder, tmp_cwd / "to", crate=licence)
         assert not (tmp_cwd / "to").exists()
     (folder / "journal.jsonl").unlink()

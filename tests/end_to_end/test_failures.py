@@ -17,7 +17,7 @@ from flray.federation.federation import Federation, inline_federation
 from flray.federation.ray_backend.nodes import ship_user_modules
 from flray.runs import runner
 from tests.end_to_end.pool import Pools, dies_once, inline_digest, kill_an_actor, pids, world_of
-from tests.helpers import INLINE, Said, built, inline, printed, told, written
+from tests.helpers import INLINE, Said, Settings, built, inline, printed, told, written
 from tests.messages import refused
 
 BROKEN = '''
@@ -29,7 +29,6 @@ from flray import register_algorithm
 from flray.algorithms import Algorithm
 from flray.algorithms.local import Local
 
-
 @register_algorithm("breaks")
 class Breaks(Algorithm):
     """Breaks at client 2 in round 2."""
@@ -38,7 +37,6 @@ class Breaks(Algorithm):
         if client.id == 2 and client.round == 1:
             raise ValueError("this batch is not to my taste")
         return super().loss(client, batch)
-
 
 @register_algorithm("hangs")
 class Hangs(Local):
@@ -54,7 +52,6 @@ class Hangs(Local):
             time.sleep(600)
         return super().predictor(client, view)
 
-
 @register_algorithm("crashes")
 class Crashes(Algorithm):
     """Takes its process down at client 0, every time."""
@@ -63,7 +60,6 @@ class Crashes(Algorithm):
         if client.id == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(client, batch)
-
 
 @register_algorithm("mute")
 class Mute(Algorithm):
@@ -76,19 +72,16 @@ class Mute(Algorithm):
 '''
 
 SKIPPING = {"resources": {"executor": "inline"}, "faults": {"on_client_error": "skip"}}
-TIMEOUT = 12.0
-"""Seconds for a round; tasks take a hundredth of it."""
+TIMEOUT = 12.0  # seconds for a round; tasks take a hundredth of it
 SILENT = f"no answer within {TIMEOUT:g} s"
 
 
-def broken(tmp_cwd: Path, digits: dict[str, Any], **changes: Any) -> str:
+def broken(tmp_cwd: Path, digits: Settings, **changes: Any) -> str:
     (tmp_cwd / "broken.py").write_text(BROKEN)
     return written({**digits, "plugins": ["broken.py"], **changes})
 
 
-def test_the_first_line_names_client_round_exception_file_and_line(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_the_first_line_says_who_when_what_and_where(tmp_cwd: Path, digits: Settings) -> None:
     """On an actor, of a trial: tests/tuning/test_sweep.py; one that dies: below, test_troubleshooting.py."""
     lines = told(1, "run", broken(tmp_cwd, digits, algorithm="breaks", **INLINE)).splitlines()
     text = "this batch is not to my taste"
@@ -98,7 +91,7 @@ def test_the_first_line_names_client_round_exception_file_and_line(
     assert any(text.startswith("Traceback") for text in lines[1:])
 
 
-def test_a_failing_client_is_left_out_and_reported(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_failing_client_is_left_out_and_reported(tmp_cwd: Path, digits: Settings) -> None:
     file = broken(tmp_cwd, digits, algorithm="breaks", **SKIPPING)
     assert "left out: client 2 (rotated), round 2, train: ValueError" in printed("run", file)
     history = runner.resume(tmp_cwd / "runs" / "digits" / "001").history
@@ -107,7 +100,7 @@ def test_a_failing_client_is_left_out_and_reported(tmp_cwd: Path, digits: dict[s
 
 
 @pytest.mark.slow
-def test_a_hanging_client_is_left_out(tmp_cwd: Path, digits: dict[str, Any], pools: Pools) -> None:
+def test_a_hanging_client_is_left_out(tmp_cwd: Path, digits: Settings, pools: Pools) -> None:
     faults = {"round_timeout": TIMEOUT}
     file = broken(tmp_cwd, digits, algorithm="hangs", rounds=3, faults=faults)
     spec = build_spec(load(tmp_cwd / file).experiment)
@@ -125,14 +118,14 @@ def test_a_hanging_client_is_left_out(tmp_cwd: Path, digits: dict[str, Any], poo
     assert measured[1] - measured[2] == {f"{start}rotated"}
 
 
-def test_a_round_in_which_nobody_answers_is_the_last(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_round_in_which_nobody_answers_is_the_last(tmp_cwd: Path, digits: Settings) -> None:
     (line,) = told(1, "run", broken(tmp_cwd, digits, algorithm="mute", **SKIPPING)).splitlines()
     assert "round 2, train: none of the 4 clients answered" in line
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tmp_cwd", "ray_here")
-def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: dict[str, Any]) -> None:
+def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: Settings) -> None:
     """With one client actor; two of them, with every method: test_papers_on_ray.py."""
     digits["algorithm"] = {"name": "fedhkd", "threshold": 0.9}
     whole = runner.run(inline(digits, name="whole"))
@@ -150,14 +143,13 @@ def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: dict[str, Any
     result = runner.run({"experiment": digits}, ["resources.actors=1"], progress=said)
     assert killed and len(said.find("algorithm.threshold=0.9")) == 1  # by the first server alone
     assert "the server actor died; going on from the last checkpoint" in said.lines
-    assert result.sha256 == whole.sha256
-    assert list(result.history["round"]) == [1, 2, 3]
+    assert result.sha256 == whole.sha256 and list(result.history["round"]) == [1, 2, 3]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
 def test_a_connected_ray_decides_what_there_is(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not this machine: Ray may have more, or less."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
@@ -195,7 +187,7 @@ KEY = "{hook}: KeyError: 'weight' at {place}"
 )
 @pytest.mark.usefixtures("ray_here")
 def test_a_method_that_fails_at_the_server_is_named_with_hook_exception_file_and_line(
-    tmp_cwd: Path, digits: dict[str, Any], hook: str, what: str, said: str, executor: str
+    tmp_cwd: Path, digits: Settings, hook: str, what: str, said: str, executor: str
 ) -> None:
     """Where it raises, also for an evaluation, and where it keeps what cannot be kept."""
     taken = ", ".join(inspect.signature(getattr(Algorithm, hook)).parameters)
@@ -223,15 +215,14 @@ class HalfWay(Algorithm):
 '''
 
 
-def test_a_new_algorithm_from_a_string_runs_on_ray(digits: dict[str, Any], pools: Pools) -> None:
+def test_a_new_algorithm_from_a_string_runs_on_ray(digits: Settings, pools: Pools) -> None:
     header = "import functools\nfrom flray import register_algorithm\nfrom flray.algorithms import Algorithm\n"
     exec(compile(f"{header}{OWN}", "own", "exec"), {"__name__": "own"})
     spec, plain = (world_of(digits, method) for method in ("half-way", "fedavg"))
-    found = pools[2].run_federation(spec).sha256()
-    assert found == inline_digest(spec) != inline_digest(plain)
+    assert pools[2].run_federation(spec).sha256() == inline_digest(spec) != inline_digest(plain)
 
 
-def in_blocks(digits: dict[str, Any], method: str, **changes: Any) -> FederationSpec:
+def in_blocks(digits: Settings, method: str, **changes: Any) -> FederationSpec:
     """In float64, for the sums of float32 weights times whole numbers are exact as a rule, whatever their order."""
     blocks = {"partition": {"name": "iid", "clients": 10}, "aggregation": {"block": 3}}
     some = {"participation": {"fraction": 0.8}, "algorithm": method}
@@ -239,24 +230,21 @@ def in_blocks(digits: dict[str, Any], method: str, **changes: Any) -> Federation
     return built({**digits, **blocks, **some, "local": local}, **changes)
 
 
-def broken_in_blocks(
-    tmp_cwd: Path, digits: dict[str, Any], method: str, **changes: Any
-) -> FederationSpec:
-    (tmp_cwd / "broken.py").write_text(BROKEN)
+def broken_in_blocks(here: Path, digits: Settings, method: str, **changes: Any) -> FederationSpec:
+    (here / "broken.py").write_text(BROKEN)
     return in_blocks(digits, method, plugins=["broken.py"], participation={}, **changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", "fedskc", "scaffold"])
-def test_any_number_of_actors_is_alike(digits: dict[str, Any], pools: Pools, method: str) -> None:
-    spec = in_blocks(digits, method)
-    there, same = pools[2].same_as_inline(spec)
+def test_any_number_of_actors_is_alike(digits: Settings, pools: Pools, method: str) -> None:
+    there, same = pools[2].same_as_inline(in_blocks(digits, method))
     assert {"bytes/up", "train/loss"} <= same
     assert there.sha256() != inline_digest(in_blocks(digits, method, aggregation={}))
 
 
 @pytest.mark.slow
-def test_actor_killed_within_a_block(digits: dict[str, Any], pools: Pools, tmp_path: Path) -> None:
+def test_actor_killed_within_a_block(digits: Settings, pools: Pools, tmp_path: Path) -> None:
     alone = in_blocks(digits, "fedbn", participation={})
     dying = dies_once("fedbn", tmp_path, client=4)  # the second of its block
     spec = in_blocks(digits, dying.pop("algorithm"), participation={}, **dying)
@@ -267,9 +255,7 @@ def test_actor_killed_within_a_block(digits: dict[str, Any], pools: Pools, tmp_p
 
 
 @pytest.mark.slow
-def test_client_actor_killed_before_it_adds_up(
-    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_before_sum(digits: Settings, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = in_blocks(digits, "fedskc")
     executor = pools[2].executor_for(spec)
     federation = Federation(spec, executor)
@@ -282,7 +268,7 @@ def test_client_actor_killed_before_it_adds_up(
 
 
 @pytest.mark.parametrize("method", ["fedskc", "scaffold"])
-def test_one_sum_of_a_block_reaches_the_server(digits: dict[str, Any], method: str) -> None:
+def test_one_sum_of_a_block_reaches_the_server(digits: Settings, method: str) -> None:
     up = {}
     for block in (None, 1, 10):
         spec = in_blocks(digits, method, aggregation={"block": block})
@@ -291,7 +277,7 @@ def test_one_sum_of_a_block_reaches_the_server(digits: dict[str, Any], method: s
     assert 7.9 < up[None] / up[10] < 8.1  # eight clients in one block
 
 
-def test_only_the_client_that_fails_is_left_out(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_only_the_client_that_fails_is_left_out(tmp_cwd: Path, digits: Settings) -> None:
     lines: list[str] = []
     changes = {"faults": {"on_client_error": "skip"}, "rounds": 2}
     specs = [broken_in_blocks(tmp_cwd, digits, "breaks", **changes)]
@@ -309,7 +295,7 @@ def test_only_the_client_that_fails_is_left_out(tmp_cwd: Path, digits: dict[str,
         torch.testing.assert_close(blocked.server.model[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_client_that_fails_ends_the_run_at_once(tmp_cwd: Path, digits: Settings) -> None:
     spec = broken_in_blocks(tmp_cwd, digits, "breaks", aggregation={"block": 10})
     federation = inline_federation(spec, print)
     federation.step()
@@ -324,7 +310,7 @@ LOST = "round 1, train: its actor died 2 times while running this block"
     ("method", "words"), [("crashes", LOST), ("hangs", f"round 2, train: {SILENT}")]
 )
 def test_a_block_that_dies_or_hangs_is_left_out(
-    tmp_cwd: Path, digits: dict[str, Any], pools: Pools, method: str, words: str
+    tmp_cwd: Path, digits: Settings, pools: Pools, method: str, words: str
 ) -> None:
     skipped = {"on_client_error": "skip", "attempts": 2}
     faults = skipped if method == "crashes" else {"round_timeout": TIMEOUT}

@@ -28,6 +28,7 @@ from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.algorithms.test_identities import NORMED, opt
 from tests.end_to_end import pool as of_pools
 from tests.end_to_end.pool import Pool, Pools, ask, inline_digest, pids, world_of
+from tests.helpers import Settings
 
 ACTORS = 2
 
@@ -53,7 +54,7 @@ def test_every_method_has_the_same_bits_on_actors_and_inline(pool: Pool, name: s
 
 
 def test_shifted_data_unseen_clients_and_ones_own_augmentation_reach_the_actors(
-    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+    digits: Settings, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def upside_down(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return images.flip(-2)
@@ -80,7 +81,7 @@ def after_a_death(spec: FederationSpec, executor: RayExecutor, alone: Federation
 
 
 @pytest.mark.slow
-def test_actor_killed_within_a_task(pool: Pool, digits: dict[str, Any], tmp_path: Path) -> None:
+def test_actor_killed_within_a_task(pool: Pool, digits: Settings, tmp_path: Path) -> None:
     alone = world_of(digits, "fedco2", participation={"fraction": 1.0})
     dying = of_pools.dies_once("fedco2", tmp_path, client=2)
     spec = world_of(digits, dying.pop("algorithm"), participation={"fraction": 1.0}, **dying)
@@ -91,7 +92,7 @@ def test_actor_killed_within_a_task(pool: Pool, digits: dict[str, Any], tmp_path
 
 @pytest.mark.slow
 def test_actor_killed_between_two_stages_of_a_round(
-    pool: Pool, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    pool: Pool, digits: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = world_of(digits, opt("fcclplus", **SMALL_PUBLIC), rounds=3)
     executor = pool.executor_for(spec)
@@ -109,7 +110,7 @@ def test_actor_killed_between_two_stages_of_a_round(
 NETWORKS = ("lenet", "simple-cnn", "cnn", "resnet8")
 
 
-def four_networks(digits: dict[str, Any]) -> FederationSpec:
+def four_networks(digits: Settings) -> FederationSpec:
     models = dict(zip(SKLEARN_DOMAINS, NETWORKS, strict=True))
     small = {"rounds": 2, "data": {"name": "digits-sklearn", "samples": 32}, "models": models}
     method = opt("fcclplus", **SMALL_PUBLIC)
@@ -117,7 +118,7 @@ def four_networks(digits: dict[str, Any]) -> FederationSpec:
 
 
 @pytest.mark.slow
-def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[str, Any]) -> None:
+def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: Settings) -> None:
     spec = four_networks(digits)
     executor = pool.executor_for(spec)
     executor.wait_until_ready()  # one that starts after a test before would leave all to the other
@@ -144,7 +145,7 @@ def test_an_actor_holds_a_network_once_and_as_teacher(pool: Pool, digits: dict[s
 
 
 @pytest.mark.slow
-def test_no_other_instance_is_left_anywhere(digits: dict[str, Any]) -> None:
+def test_no_other_instance_is_left_anywhere(digits: Settings) -> None:
     def instances() -> int:
         gc.collect()
         return sum(type(thing) is SplitModel for thing in gc.get_objects())

@@ -24,13 +24,21 @@ from flray.federation.federation import Federation
 from flray.process import InterruptedRunError
 from flray.records import Journal, directory
 from flray.runs import resume_checks, runner
-from flray.runs.resume_checks import parse_rounds
-from flray.runs.runner import Result
 from flray.tracking.client import connect
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import TrialFolder
 from tests.clusters import Gates
-from tests.helpers import INLINE, StopAfter, inline, printed, small, steady, written
+from tests.helpers import (
+    INLINE,
+    Settings,
+    StopAfter,
+    inline,
+    printed,
+    small,
+    steady,
+    tracked,
+    written,
+)
 from tests.messages import mistyped, refused
 from tests.tuning.helpers import begun
 
@@ -59,16 +67,15 @@ def until(condition: Any, process: subprocess.Popen[str], seconds: float = 300) 
 
 
 def mlflow_points(uri: str, name: str, metric: str) -> list[tuple[int, float]]:
-    client = connect(uri)
-    (run,) = client.search_runs([client.get_experiment_by_name(name).experiment_id])
+    (run,) = tracked(uri, name)
     assert run.info.status == "FINISHED"
-    points = client.get_metric_history(run.info.run_id, metric)
+    points = connect(uri).get_metric_history(run.info.run_id, metric)
     return sorted((point.step, point.value) for point in points)
 
 
 @pytest.mark.slow
 def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
-    tmp_cwd: Path, digits: dict[str, Any], store: str, ray_here: dict[str, float]
+    tmp_cwd: Path, digits: Settings, store: str, ray_here: dict[str, float]
 ) -> None:
     """By Ctrl-C, then by SIGKILL. In this process: tests/test_stopping.py."""
     changes: dict[str, Any] = {"algorithm": "scaffold", "rounds": 5, "resources": {"actors": 1}}
@@ -87,8 +94,7 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     output, _ = asked.communicate(timeout=240)
     assert asked.returncode == 130, output
     assert "go on with: flray resume runs/digits/001" in output
-    assert "Traceback" not in output
-    assert directory.read(run)["status"] == "interrupted"
+    assert "Traceback" not in output and directory.read(run)["status"] == "interrupted"
     assert list((run / directory.CHECKPOINT).glob("round-*.json"))
 
     killed = driver("resume", "digits", "--address", address, cwd=tmp_cwd)
@@ -99,8 +105,7 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
     gates.open(4)
 
     resumed, rounds = runner.resume(run), [*range(1, 6)]
-    assert resumed.sha256 == whole.sha256
-    assert list(resumed.history["round"]) == rounds
+    assert resumed.sha256 == whole.sha256 and list(resumed.history["round"]) == rounds
     measured = [*steady(whole.history)]
     assert resumed.history[measured].equals(whole.history[measured])
     losses = list(zip(rounds, whole.history["train/loss"], strict=True))
@@ -109,7 +114,7 @@ def test_a_run_on_ray_asked_to_end_and_killed_is_resumed_to_the_same_bits(
 
 @pytest.mark.slow
 def test_a_round_that_is_saved_is_recorded_whenever_ctrl_c_comes(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, ray_here: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Ray, where the server saves a round that this process may not know of."""
     record, pending = Journal.record_round, [2]
@@ -136,7 +141,6 @@ from pathlib import Path
 
 from flray import register_algorithm, registry
 
-
 @register_algorithm("watched")
 class Watched(registry.algorithms.get("fcclplus")):
     def collaborate(self, client):
@@ -150,7 +154,7 @@ class Watched(registry.algorithms.get("fcclplus")):
 
 
 @pytest.mark.slow
-def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: Settings) -> None:
     """In the middle of FCCL+'s three public batches."""
     options, mark = {"public_size": 40, "public_batch_size": 16}, Path("killed here")
     Path("watched.py").write_text(WATCHED)
@@ -161,20 +165,18 @@ def test_driver_killed_in_the_middle_of_a_round(tmp_cwd: Path, digits: dict[str,
     process.kill()
     process.communicate(timeout=60)
     run = tmp_cwd / "runs" / "digits" / "001"
-    assert recorded(run) == [1]
-    assert runner.resume(run).sha256 == whole.sha256
+    assert recorded(run) == [1] and runner.resume(run).sha256 == whole.sha256
 
 
-def inline_run(digits: dict[str, Any], rounds: int, **changes: Any) -> Result:
+def inline_run(digits: Settings, rounds: int, **changes: Any) -> runner.Result:
     return runner.run(inline(digits, rounds=rounds, **changes))
 
 
-def test_a_finished_run_is_read_a_running_one_not(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_finished_run_is_read_a_running_one_not(tmp_cwd: Path, digits: Settings) -> None:
     first, second = inline_run(digits, 2), inline_run(digits, 2)
     assert [str(r.folder) for r in (first, second)] == ["runs/digits/001", "runs/digits/002"]
     again = runner.resume(first.folder)
-    assert again.sha256 == first.sha256 == second.sha256
-    assert again.history.equals(first.history)
+    assert again.sha256 == first.sha256 == second.sha256 and again.history.equals(first.history)
     directory.update(first.folder, status="running")
     with Journal(first.folder / directory.JOURNAL):
         refused(runner.resume, first.folder)
@@ -183,9 +185,7 @@ def test_a_finished_run_is_read_a_running_one_not(tmp_cwd: Path, digits: dict[st
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "manifest"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
-    tmp_cwd: Path, digits: dict[str, Any], damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_named(tmp_cwd: Path, digits: Settings, damage: str) -> None:
     result = inline_run(digits, 3)
     directory.update(result.folder, status="interrupted")
     kept = result.folder / directory.CHECKPOINT
@@ -206,8 +206,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
     assert victim.name in said and ("missing" if damage == "gone" else "damaged") in said
     assert "resuming from the checkpoint before it, round-000002.json" in said
     resumed = runner.resume(result.folder)
-    assert resumed.sha256 == result.sha256
-    assert list(resumed.history["round"]) == [1, 2, 3]
+    assert resumed.sha256 == result.sha256 and list(resumed.history["round"]) == [1, 2, 3]
     directory.update(result.folder, status="interrupted")
     for number in (2, 3):
         spoil(number)
@@ -221,7 +220,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_changed_settings_are_refused(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
+def test_changed_settings_are_refused(tmp_cwd: Path, digits: Settings, status: str) -> None:
     result = inline_run(digits, 1)
     directory.update(result.folder, status=status)
     rewrite(result.folder, lambda experiment: experiment.update(rounds=3, seed=5))
@@ -244,7 +243,7 @@ def test_a_trial_goes_on_with_its_sweep_alone(tmp_cwd: Path) -> None:
     assert trial.status == "waiting"
 
 
-def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_settings_taken_out_or_put_in_are_noticed(tmp_cwd: Path, digits: Settings) -> None:
     result = inline_run(digits, 1, algorithm="local")
     rewrite(result.folder, lambda experiment: experiment.update(models={"mnist": "mlp"}))
     for _ in range(2):
@@ -268,7 +267,7 @@ CHANGES: list[Callable[[dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize("status", ["interrupted", "finished"])
-def test_an_edited_sweep_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any], status: str) -> None:
+def test_an_edited_sweep_is_not_resumed(tmp_cwd: Path, digits: Settings, status: str) -> None:
     config = resolve_sweep(load({"experiment": digits, **SWEEP, "arms": {"method": METHODS}}))
     folder = directory.create(config.experiment.output, config.experiment.name)
     directory.save_config(folder, config)
@@ -287,14 +286,12 @@ def test_an_edited_sweep_is_not_resumed(tmp_cwd: Path, digits: dict[str, Any], s
         refused(api.resume_sweep, folder)
 
 
-def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_cluster_s_address_is_not_ignored(tmp_cwd: Path, digits: Settings) -> None:
     refused(runner.run, {"experiment": digits}, ["resources.executor=inline"], address="auto")
     assert list(tmp_cwd.iterdir()) == []
 
 
-def test_a_run_is_resumed_from_another_folder_into_the_same_database(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_folder(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     result = inline_run(digits, 2, tracking={"uri": "sqlite:///mlflow.db"})
     folder = result.folder.resolve()
     directory.update(folder, status="interrupted")
@@ -306,7 +303,7 @@ def test_a_run_is_resumed_from_another_folder_into_the_same_database(
     assert [step for step, _ in points] == [1, 2]
 
 
-def run(rounds: int, **more: Any) -> Result:
+def run(rounds: int, **more: Any) -> runner.Result:
     partition = {"name": "dirichlet", "clients": 3, "alpha": 0.5}
     some = {"participation": {"fraction": 0.7}, "local": {"lr_decay": 0.9}, "subset": 200, **more}
     return flray.run({"experiment": small(rounds=rounds, partition=partition, **some)})
@@ -320,15 +317,12 @@ def test_extended_to_the_bits_of_a_run_of_as_many_rounds(algorithm: str, tmp_cwd
     assert extended.sha256 == whole.sha256
     kept = [*steady(whole.history)]
     pd.testing.assert_frame_equal(extended.history[kept], whole.history[kept], check_exact=True)
-    assert extended.experiment.rounds == 5
-    assert runner.resume(begun.folder).sha256 == whole.sha256
+    assert extended.experiment.rounds == 5 and runner.resume(begun.folder).sha256 == whole.sha256
     assert directory.read(begun.folder)["status"] == "finished"
 
 
 @pytest.mark.slow
-def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds_done(
-    tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extension_may_be_interrupted(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, begun, other = run(3), run(2), run(2)
     step = Federation.step
 
@@ -342,7 +336,7 @@ def test_an_extension_that_is_interrupted_goes_on_or_is_taken_back_to_the_rounds
         for one in (begun, other):
             refused(flray.resume, one.folder, rounds=4)
     longer = flray.resume(begun.folder)
-    assert isinstance(longer, Result) and longer.sha256 == run(4).sha256
+    assert isinstance(longer, runner.Result) and longer.sha256 == run(4).sha256
     refused(flray.resume, other.folder, rounds=2)
     result = runner.resume(other.folder, rounds=3)
     assert result.sha256 == whole.sha256 and len(result.history) == 3
@@ -392,10 +386,10 @@ def test_refused_with_the_reason(tmp_cwd: Path) -> None:
     refused(flray.resume, scheduled.folder, rounds=2)
     assert directory.read(scheduled.folder)["status"] == "finished"
     mistyped("resume", str(begun.folder), "local.lr=1")
-    assert parse_rounds(["rounds=7"]) == 7
+    assert resume_checks.parse_rounds(["rounds=7"]) == 7
     for one in ("many", "1.5", "true", "null", "[2]"):
-        refused(parse_rounds, [f"rounds={one}"])
-    refused(parse_rounds, ["rounds=9", "rounds=8"])
+        refused(resume_checks.parse_rounds, [f"rounds={one}"])
+    refused(resume_checks.parse_rounds, ["rounds=9", "rounds=8"])
 
 
 def test_what_reads_the_number_of_rounds_says_so() -> None:

@@ -14,9 +14,8 @@ from flray.federation.building import build_spec
 from flray.federation.evaluation import collect_diagnostics
 from flray.federation.federation import Federation
 from flray.federation.worker.client_runner import InlineExecutor
-from flray.tracking.client import connect
 from tests.end_to_end.pool import Pools, inline_digest
-from tests.helpers import INLINE, built, printed
+from tests.helpers import INLINE, built, printed, tracked
 from tests.messages import refused
 
 FUNDUS: dict[str, Any] = {"name": "fundus", "rounds": 6, "algorithm": "fedavg", **INLINE}
@@ -46,8 +45,7 @@ SMALL_GLYPHS["episodes"] = {"way": 3, "shot": 2, "queries": 2, "test": 5}
 def test_dice_rises_over_the_rounds(tmp_cwd: Path) -> None:
     history = flray.run({"experiment": {**FUNDUS, "algorithm": "lgmix"}}).history
     dice, distance = (history[f"personal/local/{x}"].to_numpy() for x in ("dice", "hausdorff95"))
-    assert dice[-1] > 0.45 and dice[-1] > dice[0] + 0.25
-    assert distance[-1] < distance[0]
+    assert dice[-1] > 0.45 and dice[-1] > dice[0] + 0.25 and distance[-1] < distance[0]
     assert history["train/loss"].iloc[-1] < history["train/loss"].iloc[0] - 0.1
 
 
@@ -58,8 +56,7 @@ def test_unseen_characters_are_told_apart(tmp_cwd: Path) -> None:
 
 def test_auc_of_eeg(tmp_cwd: Path) -> None:
     result = flray.run({"experiment": EEG})
-    assert result.metric == "personal/local/accuracy"
-    assert result.metrics["personal/local/auc"] > 0.8
+    assert result.metric == "personal/local/accuracy" and result.metrics["personal/local/auc"] > 0.8
     for name in ("auc", "f1", "sensitivity", "specificity"):
         assert {f"personal/local/{name}/client/{c}" for c in "ABCD"} <= result.metrics.keys()
 
@@ -74,11 +71,10 @@ def test_from_the_command_line(tmp_cwd: Path, store: str) -> None:
     printed("sync", str(run))  # under load more is left than a run waits for
     names = ("curves", "curves-hausdorff95", "clients", "partition")
     assert {p.name for p in (run / "figures").iterdir()} == {f"{name}.png" for name in names}
-    client = connect(store)
-    (tracked,) = client.search_runs([client.get_experiment_by_name("fundus").experiment_id])
+    (run,) = tracked(store, "fundus")
     shares, distances = {"common/dice", "local/dice_cup/client/E"}, {"local/hausdorff/worst"}
     names = shares | distances | {"common/hausdorff95_disc"}
-    assert {f"global/{name}" for name in names} <= tracked.data.metrics.keys()
+    assert {f"global/{name}" for name in names} <= run.data.metrics.keys()
 
 
 def test_figures_of_classes_are_left_out_of_other_tasks() -> None:

@@ -21,7 +21,7 @@ from flray.federation.state import EarlyStop
 from flray.runs import runner
 from flray.tuning.trial_store import trial_folders
 from tests.algorithms import helpers as tiny
-from tests.helpers import INLINE, Said, StopAfter, inline, steady, written
+from tests.helpers import INLINE, Said, Settings, StopAfter, inline, steady, written
 from tests.messages import refused
 from tests.tuning.conftest import ONE
 
@@ -29,7 +29,6 @@ PLUGIN = """
 import os, signal
 from pathlib import Path
 from flray import api, register_callback
-
 
 @register_callback("lines")
 class Lines:
@@ -43,7 +42,6 @@ class Lines:
     def end(self, status):
         with self.file.open("a") as file:
             file.write(f"{status}\\n")
-
 
 @register_callback("kill")
 class Kill:
@@ -70,7 +68,7 @@ class RaisesOnce:
             file.write(f"{number} ")
 
 
-def killed(experiment: dict[str, Any], code: str, round_: int = 2, **sections: Any) -> None:
+def killed(experiment: Settings, code: str, round_: int = 2, **sections: Any) -> None:
     """Run an experiment, or a sweep of it, with a plug-in's code in a process that is killed after a round."""
     Path("own.py").write_text(code)
     callbacks = [*experiment.get("callbacks", ()), {"name": "kill", "round": round_}]
@@ -91,9 +89,7 @@ def assert_told(folder: Path, history: Any) -> None:
     assert told == list(zip(history["round"], history["train/loss"], strict=True))
 
 
-def test_one_that_raises_is_reported_once_and_gets_what_it_missed_at_a_resume(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_one_that_raises_is_told_later_what_it_missed(tmp_cwd: Path, digits: Settings) -> None:
     content = inline(digits, callbacks=["raises-once"], rounds=4)
     refused(runner.run, content, progress=(progress := StopAfter(3)))
     (told,) = progress.find("raises-once")
@@ -123,15 +119,12 @@ class RaisesInRoundTwo(Algorithm):
             raise ValueError("no second round")
 
 
-def test_a_callback_is_told_that_a_run_failed_or_was_interrupted(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_a_callback_is_told_of_failures_and_ctrl_c(tmp_cwd: Path, digits: Settings) -> None:
     failing = inline(digits, callbacks=["ends"], algorithm="raises-in-round-two")
     refused(runner.run, failing)
     refused(runner.run, inline(digits, callbacks=["ends"], rounds=4), progress=StopAfter(2))
     folders = sorted((tmp_cwd / "runs" / "digits").iterdir())
-    ends = [(folder / "ends.txt").read_text() for folder in folders]
-    assert ends == ["failed", "interrupted"]
+    assert [(folder / "ends.txt").read_text() for folder in folders] == ["failed", "interrupted"]
 
 
 def wandb_records(data: bytes) -> Iterator[Any]:
@@ -160,9 +153,7 @@ def tensorboard_points(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in events.Scalars(name)]
 
 
-def test_weights_and_biases_without_a_key_is_one_line(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_for_wandb(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_cwd / "netrc"))
@@ -170,9 +161,7 @@ def test_weights_and_biases_without_a_key_is_one_line(
 
 
 @pytest.mark.slow
-def test_tensorboard_and_weights_and_biases_read_every_round_and_the_settings(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_tensorboard_and_wandb_read_all_rounds(tmp_cwd: Path, digits: Settings) -> None:
     pytest.importorskip("wandb")
     callbacks = ["tensorboard", {"name": "wandb", "mode": "offline"}]
     result = runner.run(inline(digits, callbacks=callbacks))
@@ -203,9 +192,7 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_cannot_be_called_is_refused_before_anything_is_made(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_what_cannot_be_called_is_refused_at_first(tmp_cwd: Path, digits: Settings) -> None:
     for item in (*(type("Made", (), methods) for methods in WRONG.values()), lambda run: None):
         register_callback("wrong")(item)
         refused(runner.run, inline(digits, callbacks=["wrong"]))
@@ -251,20 +238,18 @@ def test_when_it_ends(metric: str, values: list[float], settings: Any, ends: int
     assert decided(metric, values, **settings) == ends
 
 
-def stopping(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def stopping(digits: Settings, **changes: Any) -> dict[str, Any]:
     return inline(digits, **{"rounds": 12, "stop": STOP, **changes})
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: Settings) -> None:
     whole = runner.run(stopping(digits))
     ended = len(whole.history)
     assert 3 <= ended < 12
     loss = whole.history["train/loss"].tolist()
     assert min(loss[:-2]) - min(loss[-2:]) <= 0.5
-    short = runner.run(stopping(digits, stop=None, rounds=ended))
-    assert short.sha256 == whole.sha256
-
+    assert runner.run(stopping(digits, stop=None, rounds=ended)).sha256 == whole.sha256
     for at in (2, ended):
         refused(runner.run, stopping(digits), progress=StopAfter(at))
         folder = sorted((tmp_cwd / "runs" / "digits").iterdir())[-1]
@@ -273,7 +258,7 @@ def test_an_interrupted_run_ends_at_the_same_round(tmp_cwd: Path, digits: dict[s
 
 
 @pytest.mark.usefixtures("tmp_cwd")
-def test_a_round_that_a_training_metric_makes_the_last_is_evaluated(digits: dict[str, Any]) -> None:
+def test_a_round_that_a_training_metric_makes_the_last_is_evaluated(digits: Settings) -> None:
     stop = {"metric": "train/loss", "target": 100}
     stopped = runner.run(stopping(digits, stop=stop, evaluation={"every": 5}))
     short = runner.run(inline(digits, rounds=1))
@@ -282,7 +267,7 @@ def test_a_round_that_a_training_metric_makes_the_last_is_evaluated(digits: dict
 
 @pytest.mark.usefixtures("tmp_cwd")
 @pytest.mark.parametrize("metric", ["train/los", "global/local/accuracy/worts"])
-def test_a_metric_that_is_never_measured_is_named_once(digits: dict[str, Any], metric: str) -> None:
+def test_a_metric_that_is_never_measured_is_named_once(digits: Settings, metric: str) -> None:
     said = Said()
     stop = {"metric": metric, "patience": 1}
     run = runner.run(stopping(digits, rounds=4, stop=stop, evaluation={"every": 2}), progress=said)
@@ -292,7 +277,7 @@ def test_a_metric_that_is_never_measured_is_named_once(digits: dict[str, Any], m
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tmp_cwd", "ray_here")
-def test_a_run_on_actors_ends_at_the_same_round(digits: dict[str, Any]) -> None:
+def test_a_run_on_actors_ends_at_the_same_round(digits: Settings) -> None:
     """Of trials: below."""
     whole = runner.run(stopping(digits))
     on_ray = runner.run(stopping(digits, resources={"executor": "ray", "actors": 1}))
@@ -303,7 +288,7 @@ MEASURE = "global/common/balanced-accuracy"
 CALLBACKS = ["lines", "tensorboard", {"name": "wandb", "mode": "offline"}]
 
 
-def experiment(digits: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def experiment(digits: Settings, **changes: Any) -> Settings:
     sampler = {"name": "power-of-choice", "candidates": 3}
     settings = {"rounds": 6, "participation": {"clients": 2, "sampler": sampler}, "stop": STOP}
     return {**digits, **settings, "evaluation": {"metrics": ["balanced-accuracy"]}, **changes}
@@ -317,9 +302,7 @@ def wandb_steps(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_a_sweep_with_all_of_them_that_is_killed_and_resumed(
-    tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+def test_a_killed_sweep_of_all(tmp_cwd: Path, digits: Settings, ray_here: dict[str, float]) -> None:
     pytest.importorskip("wandb")
     # killed once in the whole sweep, not once in each trial
     own = PLUGIN.replace('run.folder / "killed"', 'run.folder.parents[1] / "killed"')

@@ -158,8 +158,7 @@ def test_each_method_minimises_the_loss_or_refuses_it(name: str) -> None:
         made.step()
         assert len(CALLS) >= 3, "no client asked for it"
         made.step()
-        personal = [tiny.state_of(made, client) for client in range(3)]
-        shas.add(f"{made.sha256()} {personal}")
+        shas.add(f"{made.sha256()} {[tiny.state_of(made, client) for client in range(3)]}")
     assert len(shas) == 2, "it changes nothing"
 
 
@@ -179,8 +178,8 @@ def test_what_is_no_loss_or_does_not_fit_is_refused_before_the_first_round() -> 
 
 def test_settings_of_a_loss_are_refused_in_one_line(tmp_cwd: Path) -> None:
     wrong = ["focall", {"name": "focal", "gama": 2}, {"name": "focal", "gamma": -1}, 7]
-    for weights in ("even", [1, 0, 1], [1, float("inf")], 2):
-        wrong.append({"name": "focal", "weights": weights})
+    weights = ("even", [1, 0, 1], [1, float("inf")], 2)
+    wrong += [{"name": "focal", "weights": one} for one in weights]
     for loss in (*wrong, {"name": "cross-entropy", "smoothing": 1}):
         mistyped("run", written(small(local={"loss": loss})))
 

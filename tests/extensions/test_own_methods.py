@@ -13,7 +13,7 @@ from flray.federation.unused import UNUSED
 from flray.federation.worker.client_runner import InlineExecutor
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
-from tests.helpers import cases
+from tests.helpers import Settings, cases
 from tests.messages import refused
 
 SAMPLER = """
@@ -27,18 +27,13 @@ def pick(round, clients, count):
 
 @register_algorithm("no-stages")
 class NoStages(Algorithm):
-    """Forgets to yield."""
-
     def exchanges(self, server: Any) -> Any:
         """Return nothing."""
 
 
 @register_algorithm("unused-unknown")
 class UnusedUnknown(Algorithm):
-    """Names a setting that is not there."""
-
     def unused(self) -> dict[str, str]:
-        """Return it."""
         return {"local.rate": "has none"}
 
 
@@ -52,7 +47,6 @@ class Misspelt(Algorithm):
     """Sends its weights under another name."""
 
     def report(self, client: Any) -> Any:
-        """Return them."""
         return {"weight": client.weights()}
 
 
@@ -84,8 +78,7 @@ def test_a_method_whose_weights_do_not_arrive_is_told_once() -> None:
 def test_a_run_says_which_settings_have_no_effect(name: str, settings: Any, line: str) -> None:
     told: list[str] = []
     spec = tiny.spec_of(name, **settings)
-    federation = Federation(spec, InlineExecutor(spec), told.append)
-    federation.reset()
+    Federation(spec, InlineExecutor(spec), told.append).reset()
     assert [one for one in told if one.startswith(UNUSED)] == [f"{UNUSED}{line}"] * bool(line)
 
 
@@ -97,11 +90,9 @@ class Logs(Algorithm):
     """Tracks a number of a client and one of the server under some name."""
 
     def begin(self, client: Any) -> None:
-        """Track the client's."""
         client.log(NAMES["client"], 1.0)
 
     def refine(self, server: Any) -> None:
-        """Track the server's."""
         server.log(NAMES["server"], 1.0)
 
 
@@ -119,9 +110,7 @@ def test_numbers_that_flray_tracks_are_not_replaced(monkeypatch: pytest.MonkeyPa
     assert found["train/logs/loss"] == found["logs/loss"] == 1
 
 
-def test_two_plug_ins_under_one_name_are_refused(
-    digits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_of_one_name(digits: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of a file whose name for the component was left as it was: the first one would never run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,5 +1,6 @@
 """Plug-ins: found by a package's entry point, refused in one line, what they may remember; metrics of the user's."""
 
+import importlib
 import json
 import os
 import sys
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
-from torch import nn
 
 from flray import register_algorithm, register_metric, registry, trees
 from flray.algorithms import Algorithm
@@ -23,6 +23,7 @@ from flray.results.load import load_folder
 from flray.runs import runner
 from flray.runs.identity import code_of
 from tests.algorithms import helpers as tiny
+from tests.helpers import Settings, inline
 from tests.messages import refused
 
 METRIC = """
@@ -57,24 +58,22 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
-def named(digits: dict[str, Any], *plugins: str) -> dict[str, Any]:
+def named(digits: Settings, *plugins: str) -> dict[str, Any]:
     measured = {"evaluation": {"metrics": ["scaled"]}}
     return {"experiment": {**digits, **measured, "plugins": list(plugins), "rounds": 1}}
 
 
-def test_a_package_is_named_by_its_entry_point(digits: dict[str, Any], installed: Path) -> None:
+def test_a_package_is_named_by_its_entry_point(digits: Settings, installed: Path) -> None:
     experiment = load(named(digits, "scaling")).experiment
-    module = str((installed / "tests_pack" / "scaled.py").resolve())
-    package = str((installed / "tests_pack" / "__init__.py").resolve())
+    folder = installed.resolve() / "tests_pack"
+    module, package = str(folder / "scaled.py"), str(folder / "__init__.py")
     assert experiment.plugins == (module,)
     assert {module, package} <= {*code_of(experiment)["files"]}
-    resources = {"resources": {"executor": "inline"}}
-    found = runner.run({"experiment": {**named(digits, "scaling")["experiment"], **resources}})
-    last = found.history.iloc[-1]
+    last = runner.run(inline(named(digits, "scaling")["experiment"])).history.iloc[-1]
     assert last["global/common/scaled"] == pytest.approx(last["global/common/accuracy"] / 2)
 
 
-def test_other_names_are_refused(digits: dict[str, Any]) -> None:
+def test_other_names_are_refused(digits: Settings) -> None:
     for name in ("scalling", "gone", "broken", "../scaling", ""):
         assert "\n" not in str(refused(load, {"experiment": {**digits, "plugins": [name]}}))
     Path("scaling").write_text("raise RuntimeError('this one')")
@@ -100,14 +99,13 @@ class Base(Algorithm):
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_method_that_may_read_the_number_of_rounds_gets_no_more(
-    digits: dict[str, Any], in_file: bool, monkeypatch: pytest.MonkeyPatch
+    digits: Settings, in_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     Path("tests_base.py").write_text(BASE)
     Path("method.py").write_text(METHOD)
     named = {"algorithm": "scheduled", "plugins": ["method.py"], "rounds": 1}
-    resources = {"resources": {"executor": "inline"}}
-    begun = runner.run({"experiment": {**digits, **named, **resources}})
+    begun = runner.run(inline(digits, **named))
     if not in_file:  # as in a notebook
         monkeypatch.setattr(loader, "load_plugins", lambda *_: [Path("method.py")])
         monkeypatch.setattr(registry.algorithms.get("scheduled"), "__module__", "__main__")
@@ -116,7 +114,7 @@ def test_a_method_that_may_read_the_number_of_rounds_gets_no_more(
     del registry.algorithms._entries["scheduled"]  # a later sweep's processes lack its base
 
 
-def test_a_file_is_read_anew(digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_anew(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by byte code of a file of the same second and size, and none is left beside it."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     ran: list[int] = []
@@ -159,16 +157,12 @@ def test_a_name_in_a_clients_memory_that_flray_uses_is_refused() -> None:
 
 @register_algorithm("personal-eval")
 class PersonalEval(PersonalFirst):
-    """Puts the model into eval mode, in which it is already."""
-
     def predictor(self, client: Any, view: Any) -> Any:
         return super().predictor(client, view).eval()
 
 
 @pytest.mark.parametrize("views", [("personal", "global"), ("personal",)])
-def test_a_model_is_in_eval_mode_when_it_is_tested(
-    views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_in_eval_mode(views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PersonalFirst, "views", views)
     names = ("personal-first", "personal-eval")
     one, other = (tiny.fresh(name, model=tiny.DROPOUT) for name in names)
@@ -179,11 +173,10 @@ def test_a_model_is_in_eval_mode_when_it_is_tested(
 
 @pytest.mark.parametrize("views", [("personal", "global"), ("personal",)])
 def test_a_report_without_the_plug_in_is_of_the_methods_measure(
-    digits: dict[str, Any], views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+    digits: Settings, views: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PersonalFirst, "views", views)
-    settings = {"algorithm": "personal-first", "rounds": 1, "resources": {"executor": "inline"}}
-    ran = runner.run({"experiment": {**digits, **settings}})
+    ran = runner.run(inline(digits, algorithm="personal-first", rounds=1))
     monkeypatch.delitem(registry.algorithms._entries, "personal-first")
     assert load_folder(ran.folder).trials[0].metric == ran.metric == "personal/local/accuracy"
     if views == ("personal",):  # as in the folder of a run of an older flray
@@ -193,9 +186,7 @@ def test_a_report_without_the_plug_in_is_of_the_methods_measure(
         assert load_folder(ran.folder).trials[0].metric == ran.metric
 
 
-def test_a_file_that_a_plug_in_imports_is_read_anew_too(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imports_are_read_anew_too(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by way of another one: in a notebook that runs the same plug-in again after an edit."""
     monkeypatch.syspath_prepend(str(Path.cwd()))
     ran: list[int] = []
@@ -217,24 +208,18 @@ def test_a_file_that_a_plug_in_imports_is_read_anew_too(
 
 @register_algorithm("server-in-self")
 class ServerInSelf(Algorithm):
-    """Counts its rounds."""
-
     def refine(self, server: Any) -> None:
         self.rounds = 1
 
 
 @register_algorithm("client-in-self")
 class ClientInSelf(Algorithm):
-    """Counts its tasks."""
-
     def begin(self, client: Any) -> None:
         self.tasks = 1
 
 
 @register_algorithm("by-client")
 class ByClient(Algorithm):
-    """Has room for a memory of each client."""
-
     def __init__(self, hp: Any = None) -> None:
         super().__init__(hp)
         self.memory: dict[int, Any] = {}
@@ -242,8 +227,6 @@ class ByClient(Algorithm):
 
 @register_algorithm("of-the-class")
 class OfTheClass(Algorithm):
-    """Has the same in the class."""
-
     memory: ClassVar[list[Any]] = []
 
 
@@ -317,7 +300,7 @@ class Counts(torch.optim.Optimizer):
 
 
 def test_an_optimisers_plain_numbers_stay_between_public_steps() -> None:
-    whole, parts = ({"w": nn.Parameter(torch.zeros(2))} for _ in range(2))
+    whole, parts = ({"w": torch.nn.Parameter(torch.zeros(2))} for _ in range(2))
     one, kept = Counts(whole.values()), {}
     for _ in range(3):
         one.step()
@@ -329,7 +312,7 @@ def test_an_optimisers_plain_numbers_stay_between_public_steps() -> None:
 
 
 def test_each_public_step_has_its_rounds_rate_and_the_memory_of_an_older_run_counts() -> None:
-    w, bias = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    w, bias = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     first, fresh = (
         torch.optim.SGD([{"params": [w]}, {"params": [bias], "lr": lr / 10}], lr, momentum=0.9)
         for lr in (1.0, 0.5)
@@ -431,8 +414,6 @@ def test_a_name_that_begins_or_ends_so_is_better_the_lower(name: str) -> None:
 
 @register_algorithm("with-head")
 class WithHead(PersonalFirst):
-    """Tests another model too."""
-
     def parts(self, client: Any) -> Any:
         return {"head": client.model}
 
@@ -443,3 +424,36 @@ def test_a_further_model_of_a_method_is_a_test_metric_to_stop_by() -> None:
     refused(tiny.spec_of, "fedavg", stop=stop)
     assert lower_is_better("head/local/loss") and not lower_is_better("head/local/accuracy")
     assert is_test("head/local/loss/client/A") and is_share("head/local/accuracy")
+
+
+def own(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+
+def test_what_takes_the_place_of_a_built_in_one_does_so_in_all_processes() -> None:
+    """A trial's process is given it, and gives it on to its client actors."""
+    losses = registry.losses
+    losses.load()
+    kept = dict(losses._entries), set(losses._builtin)
+    try:
+        losses.add({"focal": own})
+        assert losses.get("focal") is own and losses.is_own("focal")
+        assert losses.added()["focal"] is own
+    finally:
+        losses._entries, losses._builtin = kept
+
+
+def test_an_import_that_was_interrupted_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C in a notebook; all names would be unknown there."""
+    fresh, asked = registry.Registry("metric", "flray.metrics.builtin"), list[str]()
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.load()
+    monkeypatch.setattr(importlib, "import_module", asked.append)
+    fresh.load()
+    fresh.load()
+    assert asked == ["flray.metrics.builtin"]

@@ -21,7 +21,7 @@ from flray.samplers import Sampling, choose, power_of_choice
 from tests.algorithms import helpers as tiny
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.pool import Pools
-from tests.helpers import inline
+from tests.helpers import Settings, inline
 from tests.messages import refused
 
 POWER = {"name": "power-of-choice", "candidates": 4}
@@ -106,8 +106,7 @@ def test_an_answer_is_the_loss_of_the_global_model_on_the_training_samples() -> 
 
 def test_bytes_of_those_who_were_only_asked_count_apart_and_in_the_sum() -> None:
     plain, asking = federation("uniform").step().metrics, federation(POWER).step().metrics
-    model = plain["bytes/down"] / 2
-    numbers = 8 * 2  # loss and accuracy
+    model, numbers = plain["bytes/down"] / 2, 8 * 2  # loss and accuracy
     assert not {"bytes/asked", "cohort/asked", "time/ask"} & plain.keys()
     assert asking["cohort/asked"] == 2 and asking["time/ask"] > 0
     assert asking["bytes/asked"] == 2 * model + 4 * numbers
@@ -299,7 +298,7 @@ def test_what_is_wrong_is_one_line() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures", "tmp_cwd", "ray_here")
-def test_a_sweeps_files_and_tables_have_a_column_for_each(digits: dict[str, Any]) -> None:
+def test_a_sweeps_files_and_tables_have_a_column_for_each(digits: Settings) -> None:
     first = dataset_for(load({"experiment": digits}).experiment).domains[0].name
     partition = {"name": "domain-dirichlet", "parts": 2, "keep": 2, "alpha": 10.0}
     added = {"rounds": 1, "participation": {"unseen": [first]}, "partition": partition}

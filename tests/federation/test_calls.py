@@ -8,7 +8,6 @@ import pytest
 import ray
 import torch
 from ray import exceptions
-from torch import Tensor
 
 from flray import trees
 from flray.algorithms.common.aggregation import average
@@ -28,7 +27,7 @@ from flray.records import Journal
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
 from tests.end_to_end.pool import Pools, inline_digest, pids
-from tests.helpers import built
+from tests.helpers import Settings, built
 from tests.messages import refused
 
 
@@ -39,7 +38,7 @@ def a_reply(client: int, tree: dict[str, Any]) -> ClientReply:
     return ClientReply(result, client + 3, lambda bulk: bulk)
 
 
-def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {
         "weight": torch.randn(7, 5, generator=draw).to(dtype),
@@ -86,15 +85,14 @@ def test_what_is_no_tree_of_one_kind_of_float_is_added_by_tensors() -> None:
     mean = average([a_reply(0, mixed), a_reply(1, mixed)], lambda _: 1.0)["a"]
     assert mean["b"].dtype == torch.float64
     assert average([a_reply(0, {})], lambda _: 1.0) == {}
-    # Different shapes are refused by name.
-    wrong = {**a_tree(1), "bias": torch.zeros(4)}
+    wrong = {**a_tree(1), "bias": torch.zeros(4)}  # different shapes are refused by name
     refused(average, [a_reply(0, a_tree(0)), a_reply(1, wrong)], lambda _: 1.0)
 
 
 CLIENTS = 192
 
 
-def many_clients(digits: dict[str, Any], **changes: Any) -> FederationSpec:
+def many_clients(digits: Settings, **changes: Any) -> FederationSpec:
     local = {"epochs": 1, "batch_size": 2}
     return built(digits, partition={"name": "iid", "clients": CLIENTS}, local=local, **changes)
 
@@ -106,7 +104,6 @@ from flray import register_algorithm
 from flray.algorithms.base import Algorithm
 
 MARK = {mark!r}
-
 
 @register_algorithm("ends-its-process")
 class Ending(Algorithm):
@@ -122,7 +119,7 @@ class Ending(Algorithm):
 
 @pytest.mark.slow
 def test_short_tasks_share_calls_and_a_process_that_ends_costs_its_neighbours_nothing(
-    digits: dict[str, Any], pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Settings, pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.py").write_text(OWN.format(mark=str(mark := tmp_path / "mark")))
     load_plugins([str(tmp_path / "own.py")])
@@ -179,29 +176,25 @@ def blocks_of(spec: FederationSpec, executor: RayExecutor) -> list[TaskBlock]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("large", "most"), [(False, SCHEDULING_WINDOW), (True, 6)])
 def test_replies_do_not_pile_up(
-    digits: dict[str, Any], pools: Pools, large: bool, most: int, monkeypatch: pytest.MonkeyPatch
+    digits: Settings, pools: Pools, large: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first clients have the least work and so would come last; the others' replies must not wait for them."""
     if large:  # as if a reply filled the memory: two waiting and one at each actor
         monkeypatch.setattr(scheduling, "MAX_BUFFERED_REPLY_BYTES", 1)
     spec = many_clients(digits)
     executor = pools[2].executor_for(spec)
-    blocks = blocks_of(spec, executor)
-    run_tasks = TaskScheduler(executor, blocks)
+    run_tasks = TaskScheduler(executor, blocks_of(spec, executor))
     held, clients = 0, []
     for result in run_tasks.results():
         clients.append(result.results[0].client_task.client)
         calls = [call for worker in executor.workers for call in worker.waiting]
         under_way = sum(len(call.positions) for call in calls)
         held = max(held, len(run_tasks._done) + under_way)
-    assert clients == list(range(CLIENTS))
-    assert held <= most
+    assert clients == list(range(CLIENTS)) and held <= most
 
 
 @pytest.mark.slow
-def test_one_look_takes_all_that_have_answered(
-    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_takes_all(digits: Settings, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look goes over the calls of all actors, so that one for every result would be quadratic in them."""
     spec = many_clients(digits)
     executor = pools[2].executor_for(spec)
@@ -220,8 +213,7 @@ def test_one_look_takes_all_that_have_answered(
         return wait(references, **options)
 
     monkeypatch.setattr(ray, "wait", counted)
-    assert len(list(scheduler.results())) == CLIENTS
-    assert looked == [CLIENTS]
+    assert len(list(scheduler.results())) == CLIENTS and looked == [CLIENTS]
 
 
 class Dying(Federation):
@@ -253,14 +245,10 @@ def lossy(digits: Any, name: str, steps: dict[int, int], **losses: int) -> tuple
     return RoundLoop(spec, Dying(spec, dict(steps), **losses), recorder, Progress()).run(), journal
 
 
-def test_a_run_outlives_losses_with_rounds_between(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_run_outlives_losses_unless_it_gets_nowhere(tmp_cwd: Path, digits: Settings) -> None:
     whole, _ = lossy(digits, "whole", {})
-    digest, journal = lossy(digits, "lost", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
-    assert digest == whole
-    assert [event["round"] for event in journal.rounds()] == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_run_that_gets_nowhere_ends_as_failed(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+    digest, journal = lossy(digits, "outlived", {2: 3, 3: 3, 4: 3, 6: 3}, restores=1)
+    assert digest == whole and [event["round"] for event in journal.rounds()] == [1, 2, 3, 4, 5, 6]
     refused(lossy, digits, "lost", {3: 99})
     refused(lossy, digits, "nowhere", {}, restores=4)
 
@@ -279,12 +267,11 @@ def test_a_lack_of_memory_is_told_as_what_it_is() -> None:
             allocate()
         what = type(caught.value).__name__
         assert messages.error_summary(caught.value).startswith(f"out of memory ({what}")
-    cuda = torch.OutOfMemoryError("CUDA")
-    assert messages.error_summary(cuda).startswith("out of memory (CUDA)")
+    assert messages.error_summary(torch.OutOfMemoryError("CUDA")).startswith("out of memory (CUDA)")
     assert messages.error_summary(ValueError("a\nb")) == "ValueError: a"
 
 
-def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: dict[str, Any]) -> None:
+def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: Settings) -> None:
     spec = built(digits)
     executor = InlineExecutor(spec)
     before = torch.get_num_threads()
@@ -298,7 +285,7 @@ def test_the_servers_sums_do_not_depend_on_the_environments_threads(digits: dict
 
 @pytest.mark.slow
 def test_an_actor_ended_by_the_memory_monitor_is_replaced(
-    digits: dict[str, Any], pools: Pools, monkeypatch: pytest.MonkeyPatch
+    digits: Settings, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor watches the whole machine, so a test cannot have it strike; its error comes by a real reference."""
     spec = built(digits, faults={"attempts": 2})
@@ -323,8 +310,7 @@ def test_an_actor_ended_by_the_memory_monitor_is_replaced(
     first = pids(executor)
     federation = Federation(spec, executor)
     assert federation.step().metrics["cohort/left_out"] == 0
-    assert federation.sha256() == whole.sha256()
-    assert sum(left.values()) == 0
+    assert federation.sha256() == whole.sha256() and sum(left.values()) == 0
     assert pids(executor) != first
     left[0] = 2  # faults.attempts
     refused(federation.step)

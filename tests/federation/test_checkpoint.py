@@ -19,12 +19,12 @@ from flray.files import write_atomically
 from flray.records import Journal, directory
 from flray.runs.loop import RoundLoop, RoundRecorder
 from flray.runs.progress import Progress
-from tests.helpers import Clock, built, cases
+from tests.helpers import Clock, Settings, built, cases
 from tests.messages import refused
 
 
 @pytest.fixture
-def spec(digits: dict[str, Any]) -> FederationSpec:
+def spec(digits: Settings) -> FederationSpec:
     return built(digits, model="linear", local={"lr": 0.05})
 
 
@@ -42,9 +42,7 @@ def test_the_newest_checkpoint_has_the_highest_number(spec: FederationSpec, tmp_
     assert checkpoint.restore(federation_of(spec, 0), tmp_path) == 1_000_001
 
 
-def test_a_damaged_checkpoint_does_not_outlive_a_whole_one(
-    spec: FederationSpec, tmp_path: Path
-) -> None:
+def test_no_damaged_checkpoint_outlives_a_whole_one(spec: FederationSpec, tmp_path: Path) -> None:
     for done in (2, 4):
         checkpoint.save(federation_of(spec, done), tmp_path)
     max(tmp_path.glob("server-000004*")).write_bytes(b"torn")
@@ -89,11 +87,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 
 def test_a_full_disk_tears_neither_the_partition_nor_diagnostics(tmp_path: Path) -> None:
     """A torn partition.json would keep the run from being resumed, and torn diagnostics would stay."""
-
-    writers = [
-        lambda: directory.save_partition({"classes": ["0", "1"]}, tmp_path),
-        lambda: save_encoded(encode({"a": np.arange(9)}), tmp_path / directory.FINAL_DIAGNOSTICS),
-    ]
+    diagnostics = encode({"a": np.arange(9)})
+    writers = [lambda: directory.save_partition({"classes": ["0", "1"]}, tmp_path)]
+    writers += [lambda: save_encoded(diagnostics, tmp_path / directory.FINAL_DIAGNOSTICS)]
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     for write in writers:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, most))
@@ -106,7 +102,7 @@ def test_a_full_disk_tears_neither_the_partition_nor_diagnostics(tmp_path: Path)
 
 
 @pytest.fixture
-def with_states(digits: dict[str, Any]) -> FederationSpec:
+def with_states(digits: Settings) -> FederationSpec:
     """Six clients that keep their whole model."""
     settings = {"model": "linear", "rounds": 9, "local": {"lr": 0.05}}
     return built(digits, **settings, algorithm="local", partition={"name": "iid", "clients": 6})
@@ -158,9 +154,7 @@ def test_states_lie_together_and_only_new_ones_are_written_until_most_are_old(
     assert sorted(files_of(tmp_path).values()) == [["0", "1"], ["2", "3"], ["4", "5"]]
 
 
-def test_a_file_that_was_damaged_is_not_taken_for_a_state_that_is_stored(
-    with_states: FederationSpec, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_no_stored_state(with_states: FederationSpec, tmp_path: Path) -> None:
     federation = trained(inline_federation(with_states, print), [0, 1, 2, 3, 4, 5])
     checkpoint.save(federation, tmp_path)
     checkpoint.save(trained(federation, [4, 5]), tmp_path)
@@ -170,8 +164,7 @@ def test_a_file_that_was_damaged_is_not_taken_for_a_state_that_is_stored(
     assert checkpoint.restore(again, tmp_path) == 1
     checkpoint.save(trained(again, [4, 5]), tmp_path)
     last = inline_federation(with_states, print)
-    assert checkpoint.restore(last, tmp_path) == 2
-    assert last.sha256() == federation.sha256()
+    assert checkpoint.restore(last, tmp_path) == 2 and last.sha256() == federation.sha256()
 
 
 def test_a_manifest_of_no_such_client_is_told(with_states: FederationSpec, tmp_path: Path) -> None:
@@ -186,7 +179,7 @@ def test_a_manifest_of_no_such_client_is_told(with_states: FederationSpec, tmp_p
 
 @cases("case", "[0.001, 1.0, [1, 4]], [0, 0.1, [1, 2, 3, 4]], [600, 0.0, [4]]")
 def test_writing_takes_a_tenth_of_the_time_at_most(
-    digits: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Any
+    digits: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
     min_seconds, writing, saved = case
     clock, found = Clock(), list[int]()

@@ -25,13 +25,13 @@ from flray.trees import Packed
 from tests.algorithms.helpers import federation_of, gaussian_clients, run, settings_for, spec_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
-from tests.helpers import built, cases, python
+from tests.helpers import Settings, built, cases, python
 from tests.messages import refused
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_normalised_per_channel(digits: dict[str, Any], layout: str, precision: str) -> None:
+def test_normalised_per_channel(digits: Settings, layout: str, precision: str) -> None:
     digits["local"] |= {"memory_format": layout, "precision": precision}
     runner = ClientRunner(built(digits), torch.device("cpu"))
     data, dtype = runner.spec.data, getattr(torch, precision)
@@ -51,7 +51,7 @@ def test_normalised_per_channel(digits: dict[str, Any], layout: str, precision: 
 @pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
 @pytest.mark.parametrize("shape", [[3, 8, 8], [1, 8, 8], [3, 1, 8], [5]])
 def test_few_samples_are_prepared_at_once_and_give_the_same_batches(
-    digits: dict[str, Any], layout: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
+    digits: Settings, layout: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits["local"] |= {"memory_format": layout}
     digits |= {"data": {"name": "random", "samples": 40, "shape": shape}, "model": "linear"}
@@ -67,9 +67,7 @@ def test_few_samples_are_prepared_at_once_and_give_the_same_batches(
 
 
 @pytest.mark.parametrize("limit", [0, 2**24])
-def test_samples_of_small_clients_stay_prepared_up_to_a_limit(
-    digits: dict[str, Any], limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_stay_ready(digits: Settings, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "KEPT_BYTES", limit)
     monkeypatch.setattr(resources, "FEW_BYTES", 2**22)
     runner = ClientRunner(built(digits), torch.device("cpu"))
@@ -128,19 +126,16 @@ def test_chosen_rows_are_spread_evenly_and_who_holds_what() -> None:
     """[digits, {}], [digits, {algorithm: lgmix, evaluation: {validation: 0.2, others: true}}],
     [digits, {algorithm: fednh}], [fundus, {}], [eeg, {}], [glyphs, {}]""",
 )
-def test_the_names_are_those_of_an_evaluation(
-    digits: dict[str, Any], task: str, changes: dict[str, Any]
-) -> None:
+def test_names_of_an_evaluation(digits: Settings, task: str, changes: dict[str, Any]) -> None:
     tasks = {"digits": digits, "fundus": FUNDUS, "eeg": EEG, "glyphs": GLYPHS}
     spec = built(tasks[task], **changes)
-    federation = Federation(spec, InlineExecutor(spec))
-    found = federation.evaluate()
+    found = Federation(spec, InlineExecutor(spec)).evaluate()
     assert {name for name in found if name.count("/") == 2} == set(available_metrics(spec))
     for name in found:
         check_metric(spec, name, "sweep.metric")
 
 
-def test_a_metric_that_will_never_be_measured_is_refused(digits: dict[str, Any]) -> None:
+def test_a_metric_that_will_never_be_measured_is_refused(digits: Settings) -> None:
     spec = built(digits)
     for name in ("global/common/acuracy", "validation/accuracy", "personal/local/accuracy"):
         refused(check_metric, spec, name, "sweep.metric")
@@ -152,8 +147,7 @@ SIZE = 200 * 2**20
 
 
 def in_a_process(program: str, content: object = None) -> list[float]:
-    done = python(program, input=json.dumps(content))
-    return [float(word) for word in done.stdout.split()[-2:]]
+    return [float(word) for word in python(program, input=json.dumps(content)).stdout.split()[-2:]]
 
 
 @pytest.mark.slow
@@ -171,9 +165,7 @@ def test_the_peak_is_the_process_s_own_and_kept_after_memory_is_given_back() -> 
 
 @pytest.mark.parametrize("algorithm", ["fedskc", "lgmix", "scaffold"])
 @pytest.mark.parametrize("block", [None, 2])
-def test_a_round_leaves_nothing_to_the_search_for_cycles(
-    digits: dict[str, Any], algorithm: str, block: int | None
-) -> None:
+def test_a_round_leaves_no_cycles(digits: Settings, algorithm: str, block: int | None) -> None:
     """Replies and states of large networks would fill the memory before Python looks for them."""
     content = {**digits, "algorithm": algorithm, "aggregation": {"block": block}}
     federation = inline_federation(built(content))
@@ -192,7 +184,7 @@ def test_a_round_leaves_nothing_to_the_search_for_cycles(
 
 
 @pytest.mark.slow
-def test_the_peak_of_a_round_includes_its_evaluation(digits: dict[str, Any]) -> None:
+def test_the_peak_of_a_round_includes_its_evaluation(digits: Settings) -> None:
     """A round trains on a batch of 16 and is tested on 400 samples at once, which takes far more memory."""
     content = {**digits, "rounds": 1, "model": "resnet8", "evaluation": {"batch_size": 2048}}
     content["data"] = {"name": "digits-sklearn", "samples": 400}
@@ -220,7 +212,7 @@ class Counting(nn.Linear):
 
 
 @pytest.fixture
-def runner(digits: dict[str, Any]) -> ClientRunner:
+def runner(digits: Settings) -> ClientRunner:
     return ClientRunner(built(digits), torch.device("cpu"))
 
 
@@ -244,8 +236,7 @@ def test_a_body_of_the_same_bits_is_passed_once(runner: ClientRunner, model: Spl
     with torch.no_grad():
         model.classifier.weight.mul_(2)  # another head
     second = outputs(cache, runner, model)
-    assert body.passes == 2
-    assert not torch.equal(first[0], second[0])
+    assert body.passes == 2 and not torch.equal(first[0], second[0])
     assert torch.equal(second[0], outputs(EvaluationCache(), runner, model)[0])
 
 
@@ -269,9 +260,7 @@ def test_all_else_is_computed_anew(runner: ClientRunner, model: SplitModel, chan
     assert outputs(cache, runner, model) and body.passes == (3 if change == "batch" else 4)
 
 
-def test_a_network_that_writes_to_its_input_or_features_harms_nobody(
-    runner: ClientRunner, model: SplitModel
-) -> None:
+def test_a_network_may_write_to_input_and_features(runner: ClientRunner, model: SplitModel) -> None:
     """Also where the features are a view of the input."""
     for writes in (
         SplitModel(nn.Sequential(nn.ReLU(inplace=True), nn.Flatten()), model.classifier),
@@ -281,8 +270,7 @@ def test_a_network_that_writes_to_its_input_or_features_harms_nobody(
         cache = EvaluationCache()
         wanted = outputs(EvaluationCache(), runner, network.eval())
         for _ in range(3):
-            found = outputs(cache, runner, network)
-            assert all(map(torch.equal, found, wanted))
+            assert all(map(torch.equal, outputs(cache, runner, network), wanted))
 
 
 def test_a_client_without_test_samples_has_one_empty_batch(runner: ClientRunner) -> None:

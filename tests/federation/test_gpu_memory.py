@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import flray
 from flray import registry, trees
@@ -24,7 +23,7 @@ from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.tuning.trial import TRANSIENT_ERRORS
 from tests.algorithms.helpers import federation_of, spec_of
 from tests.end_to_end.pool import Pools
-from tests.helpers import built
+from tests.helpers import Settings, built
 from tests.messages import refused
 
 GIB = 2**30
@@ -47,7 +46,7 @@ class MeetsErrors(Algorithm):
             left.write_text(str(count - 1))
             raise getattr(torch, self.hp.error)("injected")
 
-    def loss(self, client: Client, batch: Batch) -> Tensor:
+    def loss(self, client: Client, batch: Batch) -> torch.Tensor:
         if self.hp.client in (client.id, -1):
             self.meet()
         return super().loss(client, batch)
@@ -79,8 +78,7 @@ def test_one_error_is_forgotten_and_two_are_told(tmp_path: Path) -> None:
         federation.step()
         digests.append(federation.sha256())
     assert digests[0] == digests[1]
-    told = refused(federation_of(spec_of(method(tmp_path, 2))).step)
-    assert "\n" not in str(told)
+    assert "\n" not in str(refused(federation_of(spec_of(method(tmp_path, 2))).step))
 
 
 def test_of_a_gpu_s_words_those_on_memory_are_told() -> None:
@@ -99,21 +97,16 @@ def test_a_trial_gets_the_error_and_is_tried_again(tmp_path: Path, error: str, c
 
 
 @pytest.mark.slow
-def test_an_actor_ends_and_its_task_is_run_elsewhere(
-    tmp_path: Path, digits: dict[str, Any], pools: Pools
-) -> None:
+def test_a_lost_task_runs_elsewhere(tmp_path: Path, digits: Settings, pools: Pools) -> None:
     whole, own = (built(digits, algorithm=one) for one in ("fedavg", method(tmp_path, 2)))
     nodes.ship_user_modules()
     federation, inline = pools[2].federation(own), inline_federation(whole, print)
     federation.step()
     inline.step()
-    assert federation.sha256() == inline.sha256()
-    assert (tmp_path / "left").read_text() == "0"
+    assert federation.sha256() == inline.sha256() and (tmp_path / "left").read_text() == "0"
 
 
-def test_measured_is_what_is_reserved_in_the_heaviest_round(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heaviest_round_counts(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, int, int, int]] = []
     run = ClientRunner.run
 
@@ -129,14 +122,11 @@ def test_measured_is_what_is_reserved_in_the_heaviest_round(
     own = {"algorithm": "fedfomo", "evaluation": {"validation": 0.3, "every": 5}}
     partition, local = {"name": "iid", "clients": 9}, {"epochs": 2, "batch_size": 8}
     spec = built(digits, **own, partition=partition, local=local)
-    need = measure_footprint(spec, torch.device("cpu"))
-    assert need.gpu == int(1.2 * GIB) + CONTEXT_BYTES
+    assert measure_footprint(spec, torch.device("cpu")).gpu == int(1.2 * GIB) + CONTEXT_BYTES
     assert seen == [("stage", 0, 0, 2), ("stage", 1, 5, 2), ("personal", 2, 0, 0)]
 
 
-def test_no_room_for_a_step_is_said_and_ends_before_the_run_begins(
-    tmp_path: Path, digits: dict[str, Any], ray_here: dict[str, float]
-) -> None:
+def test_no_room_ends_early(tmp_path: Path, digits: Settings, ray_here: dict[str, float]) -> None:
     found = measure_footprint(spec_of(method(tmp_path, 2, client=-1)), torch.device("cpu"))
     assert found.problem == "injected"
     spec = built(digits, algorithm=method(tmp_path, 2, client=-1))
@@ -144,7 +134,7 @@ def test_no_room_for_a_step_is_said_and_ends_before_the_run_begins(
 
 
 def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
-    digits: dict[str, Any], ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    digits: Settings, ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flray.federation.ray_backend.nodes.GPU_PROBE_TIMEOUT_S", 0.01)
     config = load({"experiment": digits}).experiment
@@ -157,7 +147,7 @@ def test_a_task_that_could_not_be_measured_has_its_gpu_alone(
     refused(make_plan, asked, 20, 20, {"CPU": 8, "GPU": 2}, survey=survey)
 
 
-def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str, Any]) -> None:
+def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: Settings) -> None:
     large = ResourceSurvey(GIB, 2 * GIB, (Gpu("a", 0, 80 * GIB),))
     small = ResourceSurvey(GIB, 3 * GIB, (Gpu("b", 0, 8 * GIB),))
     config = load({"experiment": digits}).experiment
@@ -168,7 +158,7 @@ def test_the_node_that_needs_most_and_the_gpu_with_least_count(digits: dict[str,
 
 @pytest.mark.slow
 def test_a_server_whose_device_fails_goes_on_in_a_new_process(
-    tmp_path: Path, tmp_cwd: Path, digits: dict[str, Any], ray_here: dict[str, float]
+    tmp_path: Path, tmp_cwd: Path, digits: Settings, ray_here: dict[str, float]
 ) -> None:
     found = []
     for errors, resources in ((0, {"executor": "inline"}), (1, {"actors": 1})):
@@ -176,5 +166,4 @@ def test_a_server_whose_device_fails_goes_on_in_a_new_process(
         own = {**method(tmp_path, errors), **how}
         result = flray.run({"experiment": digits}, algorithm=own, rounds=2, resources=resources)
         found.append(result.sha256)
-    assert found[0] == found[1]
-    assert (tmp_path / "left").read_text() == "0"
+    assert found[0] == found[1] and (tmp_path / "left").read_text() == "0"

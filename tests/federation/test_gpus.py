@@ -27,14 +27,14 @@ from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
 from tests.end_to_end.pool import pids
 from tests.federation.test_placement import experiment
-from tests.helpers import python
+from tests.helpers import Settings, python
 from tests.messages import refused
 
 L4, A100 = ({"CPU": 4.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100"))
 ONE = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
 
 
-def test_models_are_not_mixed_unless_that_is_asked_for(digits: dict[str, Any]) -> None:
+def test_models_are_not_mixed_unless_that_is_asked_for(digits: Settings) -> None:
     assert only_model(experiment(digits), [L4, L4, {"CPU": 8.0}]) == ""
     refused(only_model, experiment(digits), [L4, A100])
     assert only_model(experiment(digits, gpu_model="any"), [L4, A100]) == ""
@@ -55,9 +55,7 @@ def test_bfloat16_is_refused_on_a_gpu_that_has_none() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_gpu_is_waited_for(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with joined_cluster({"num_cpus": 2, "num_gpus": 0}) as cluster:
         lines: list[str] = []
         there = ray.cluster_resources()
@@ -113,7 +111,7 @@ def test_the_first_gpu_is_waited_for_and_then_one_model_is_used(
 MACHINES = [(gpus, cpus) for gpus in (1, 2, 4, 8) for cpus in (4, 8, 64)]
 
 
-def placed(digits: dict[str, Any], **settings: Any) -> Any:
+def placed(digits: Settings, **settings: Any) -> Any:
     content = {**digits, "partition": {"name": "iid", "clients": 20}, **settings}
     return load({"experiment": content}).experiment
 
@@ -131,19 +129,18 @@ def busy(shares: list[float]) -> int:
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), MACHINES)
-def test_every_gpu_gets_an_actor(digits: dict[str, Any], gpus: int, cpus: int) -> None:
+def test_every_gpu_gets_an_actor(digits: Settings, gpus: int, cpus: int) -> None:
     cohorts = (1, 3, 5, 20, 1000)
     for each, server, cohort in itertools.product((1, 4), (False, True), cohorts):
         config = placed(digits, resources={"cpus_per_actor": each})
         plan = make_plan(config, 1000, cohort, {"GPU": gpus, "CPU": cpus}, trains_at_server=server)
         shares = [plan.gpus_per_actor] * plan.actors + [plan.server_gpu] * bool(plan.server_gpu)
-        assert plan.actors * each <= cpus
-        assert busy(shares) <= gpus
+        assert plan.actors * each <= cpus and busy(shares) <= gpus
         most = min(gpus, cohort + bool(plan.server_gpu), cpus // each + server)
         assert busy(shares) >= most, plan
 
 
-def test_several_nodes_are_filled_each(digits: dict[str, Any]) -> None:
+def test_several_nodes_are_filled_each(digits: Settings) -> None:
     nodes = [{"CPU": 4.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 64.0}]
     plan = make_plan(placed(digits), 100, 100, {"CPU": 84, "GPU": 8}, nodes)
     assert plan.gpus_per_actor == 1.0  # four actors on the first node's four GPUs
@@ -151,7 +148,7 @@ def test_several_nodes_are_filled_each(digits: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), MACHINES)
-def test_every_gpu_gets_an_actor_of_a_sweep(digits: dict[str, Any], gpus: int, cpus: int) -> None:
+def test_every_gpu_gets_an_actor_of_a_sweep(digits: Settings, gpus: int, cpus: int) -> None:
     config = placed(digits)
     for trials in (1, 3, 9, 40):
         resources = TrialResources({"CPU": cpus, "GPU": gpus}, trials, "auto")
@@ -159,14 +156,13 @@ def test_every_gpu_gets_an_actor_of_a_sweep(digits: dict[str, Any], gpus: int, c
         each = sum(bundle.get("CPU", 0.0) for bundle in bundles)
         at_once = min(resources.slots, trials)
         shares = [bundle["GPU"] for bundle in bundles if "GPU" in bundle] * at_once
-        assert each * at_once <= cpus
-        assert busy(shares) <= gpus
+        assert each * at_once <= cpus and busy(shares) <= gpus
         # What trials of equal size leave over is less than one more actor for each of them.
         most = min(gpus, cpus)
         assert busy(shares) >= min(most, at_once * max(1, most // at_once)), (bundles, at_once)
 
 
-def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> None:
+def test_a_server_that_trains_has_a_share_of_its_own(digits: Settings) -> None:
     config = placed(digits)
     plan = make_plan(config, 20, 20, {"CPU": 8, "GPU": 1}, trains_at_server=True)
     assert (plan.actors, plan.gpus_per_actor, plan.server_gpu) == (3, 0.25, 0.25)
@@ -174,16 +170,12 @@ def test_a_server_that_trains_has_a_share_of_its_own(digits: dict[str, Any]) -> 
     assert not make_plan(config, 20, 20, {"CPU": 8}, trains_at_server=True).server_gpu
 
 
-AT_THE_SERVER = {
-    "algorithm": {"name": "feddf", "steps": 2, "public_size": 40},
-    "public": {"name": "digits-sklearn", "samples": 40},
-}
+AT_THE_SERVER: Settings = {"algorithm": {"name": "feddf", "steps": 2, "public_size": 40}}
+AT_THE_SERVER["public"] = {"name": "digits-sklearn", "samples": 40}
 """A method whose server trains."""
 
 
-def test_a_server_on_a_node_without_gpus_is_planned_there(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_away_from_gpus(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the driver's node, as in a sweep, it may be anywhere."""
     nodes = [{"id": "head", "CPU": 4.0}, {"id": "other", "CPU": 4.0, "GPU": 1.0}]
     monkeypatch.setattr(placement, "node_resources", lambda: nodes)
@@ -199,7 +191,7 @@ def test_a_server_on_a_node_without_gpus_is_planned_there(
 
 
 @pytest.mark.slow
-def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -> None:
+def test_actors_and_server_are_where_the_plan_has_them(digits: Settings) -> None:
     """On two GPUs that are not there; an actor that finds none although Ray gave it one says so."""
     config = placed(digits, **AT_THE_SERVER)
     spec = build_spec(config)
@@ -221,9 +213,7 @@ def test_actors_and_server_are_where_the_plan_has_them(digits: dict[str, Any]) -
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_the_actors_of_a_trial_leave_the_bundle_of_its_server_alone(
-    tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_actors_of_a_trial_leave_its_server_s_bundle(tmp_cwd: Path, digits: Settings) -> None:
     """One that was put there would never start, and the others would do its work."""
     resources = {"executor": "ray", "actors": 2, "gpus_per_actor": 0.25}
     faults = {"round_timeout": 3600}  # with a limit all actors are waited for
@@ -268,7 +258,7 @@ def test_kinds_of_gpu_are_compared_by_all_that_the_bits_depend_on() -> None:
     assert words in devices.difference([], [ONE])
 
 
-def interrupted(digits: dict[str, Any]) -> Path:
+def interrupted(digits: Settings) -> Path:
     """Return a run that is one round short."""
     result = flray.run({"experiment": {**digits, "resources": {"executor": "inline"}}})
     directory.update(result.folder, status="interrupted")
@@ -277,9 +267,7 @@ def interrupted(digits: dict[str, Any]) -> Path:
     return result.folder
 
 
-def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_a_resume(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: ONE)
     folder = interrupted(digits)
     noted = directory.read(folder)
@@ -287,13 +275,10 @@ def test_a_run_is_not_resumed_on_another_gpu_unless_it_is_asked_for(
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: OTHER)
     refused(flray.resume, folder)
     result = flray.resume(folder, other_cpu=True)
-    assert result.sha256 == noted["sha256"]
-    assert directory.read(folder)["other_gpus"] == [[OTHER]]
+    assert result.sha256 == noted["sha256"] and directory.read(folder)["other_gpus"] == [[OTHER]]
 
 
-def test_a_run_of_an_older_flray_goes_on_and_notes_its_gpus(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_runs_go_on(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = interrupted(digits)
     noted = directory.read(folder)
     assert noted.pop("gpus") == []

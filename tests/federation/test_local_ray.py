@@ -32,7 +32,7 @@ from flray.ray_session import chosen_address, ray_session
 from flray.records import directory
 from flray.runs import runner
 from flray.tuning import tuner
-from tests.helpers import cases, python, written
+from tests.helpers import Settings, cases, python, written
 from tests.messages import refused
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,7 +47,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def started(digits: dict[str, Any]) -> subprocess.Popen[str]:
+def started(digits: Settings) -> subprocess.Popen[str]:
     """Start a long sweep of a trial with an actor in a process of its own, as a user does."""
     experiment = {**digits, "name": "long", "rounds": 500, "resources": {"actors": 1}}
     written(experiment, space={"local.lr": {"grid": [0.01]}})
@@ -122,9 +122,7 @@ def all_ended(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.slow
-def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
-    tmp_cwd: Path, digits: dict[str, Any], short: Path
-) -> None:
+def test_a_sweep_whose_ray_is_killed(tmp_cwd: Path, digits: Settings, short: Path) -> None:
     driver = started(digits)
     journals = "runs/long/001/trials/*/journal.jsonl"
     wait_for(lambda: any('"round"' in path.read_text() for path in Path().glob(journals)), driver)
@@ -147,7 +145,7 @@ def test_a_sweep_whose_ray_is_killed_says_how_to_go_on_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_while_ray_starts_leaves_no_process_of_it(
-    tmp_cwd: Path, digits: dict[str, Any], short: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_cwd: Path, digits: Settings, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang_agents(tmp_cwd, monkeypatch)
     driver = started(digits)
@@ -171,9 +169,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(short: P
 
 
 @pytest.mark.slow
-def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
-    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_has_a_second_try(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first time its agents do nothing, as on a machine without a moment for them."""
     hang_agents(tmp_path, monkeypatch)
     program = (
@@ -186,9 +182,7 @@ def test_a_ray_that_does_not_start_in_time_is_started_a_second_time(
 
 
 @pytest.mark.slow
-def test_who_asks_again_before_ray_is_ended_leaves_no_process_of_it(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asking_again_leaves_no_process(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked_again(processes: session._Processes) -> None:
         raise KeyboardInterrupt
 
@@ -256,9 +250,7 @@ def test_a_ray_that_cannot_start_is_one_line(
     assert ("shorter" in text) == short and "\n" not in text
 
 
-def test_a_run_whose_ray_is_too_slow_to_start_was_interrupted_and_not_failed(
-    tmp_cwd: Path, digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_too_slow(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     inline = {**digits, "rounds": 1, "resources": {"executor": "inline"}}
     folder = runner.run({"experiment": inline}).folder
     settings = (folder / directory.CONFIG).read_text()
@@ -272,8 +264,7 @@ def test_a_run_whose_ray_is_too_slow_to_start_was_interrupted_and_not_failed(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(session, "_start", slow)
     refused(runner.resume, folder, rounds=2)
-    assert len(tried) == 2
-    assert directory.read(folder)["status"] == "interrupted"
+    assert len(tried) == 2 and directory.read(folder)["status"] == "interrupted"
 
 
 ROOT = Path(flray.__file__).parent

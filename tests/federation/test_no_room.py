@@ -11,7 +11,7 @@ from flray import api
 from flray.federation.ray_backend import nodes
 from flray.runs import runner
 from tests.clusters import joined_cluster
-from tests.helpers import Said
+from tests.helpers import Said, Settings
 
 pytestmark = pytest.mark.slow
 Hold = Callable[[int], Any]
@@ -52,20 +52,18 @@ class Awaited(Said):
             ray.kill(self.other)
 
 
-def experiment(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
+def experiment(digits: Settings, **resources: Any) -> Settings:
     return {**digits, "rounds": 1, "algorithm": "fedavg", "resources": resources}
 
 
-def sweep(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
+def sweep(digits: Settings, **resources: Any) -> dict[str, Any]:
     choice = {"space": {"local.lr": {"grid": [0.05]}}, "sweep": {"metric": "auto"}}
     return {"experiment": experiment(digits, **resources), **choice}
 
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.timeout(300)
-def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
-    tmp_cwd: Path, digits: dict[str, Any], hold: Hold
-) -> None:
+def test_plans_are_for_what_others_leave(tmp_cwd: Path, digits: Settings, hold: Hold) -> None:
     hold(1)
     said = Said()
     runner.run({"experiment": experiment(digits)}, progress=said)
@@ -73,8 +71,7 @@ def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
     assert "-> 2 actors, 1 CPU each" in plan
     said = Said()
     result = api.tune(sweep(digits), progress=said)
-    assert list(result.results["status"]) == ["finished"]
-    assert said.find("others hold 1 of 3 CPUs")
+    assert list(result.results["status"]) == ["finished"] and said.find("others hold 1 of 3 CPUs")
     assert not said.find("waits for room")
 
 
@@ -82,7 +79,7 @@ def test_a_run_and_the_only_trial_of_a_sweep_are_planned_on_what_others_leave(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["run", "sweep"])
 def test_whatever_has_no_room_says_so_and_goes_on_when_there_is_some(
-    tmp_cwd: Path, digits: dict[str, Any], hold: Hold, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_cwd: Path, digits: Settings, hold: Hold, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(nodes, "WAIT_SECONDS", 0.5)
     said = Awaited(hold(3))

@@ -10,13 +10,13 @@ import pytest
 from flray import registry
 from flray.config.loader import load
 from flray.data import loading
-from flray.data.loading import load_dataset
 from flray.data.sources.cache import data_root, write_arrays
 from flray.data.types import Pooled
 from flray.federation.building import build_spec
 from flray.federation.ray_backend.pool import node_samples
 from flray.ray_session import ray_session
 from flray.runs import runner
+from tests.helpers import Settings
 from tests.messages import refused
 
 
@@ -32,16 +32,16 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loading._loaded.clear()
 
 
-def settings(digits: dict[str, Any], **resources: Any) -> dict[str, Any]:
+def settings(digits: Settings, **resources: Any) -> Settings:
     world = {"data": "mnist", "partition": {"name": "iid", "clients": 3}}
     return {**digits, **world, "rounds": 2, "resources": resources}
 
 
-def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
+def test_samples_are_the_same_and_mapped(digits: Settings) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
     fingerprint = build_spec(config).data.fingerprint
     found = node_samples(config, fingerprint)
-    whole = Pooled.of(load_dataset("mnist", config.data.options))
+    whole = Pooled.of(loading.load_dataset("mnist", config.data.options))
     assert np.array_equal(found.x, whole.x) and np.array_equal(found.y, whole.y)
     assert found.x.strides == whole.x.strides  # channels last in memory
     assert isinstance(found.x.base, np.memmap) and not found.x.flags.writeable
@@ -51,16 +51,14 @@ def test_samples_are_the_same_and_mapped(digits: dict[str, Any]) -> None:
     assert folder.stat().st_mtime_ns == before
 
 
-def test_a_node_without_the_data_is_named(
-    digits: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_data_is_named(digits: Settings, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
     refused(node_samples, config, "0" * 64)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_cwd / "empty"))
     refused(node_samples, config, "1" * 64)
 
 
-def test_a_part_of_the_data_and_public_samples_are_the_same(digits: dict[str, Any]) -> None:
+def test_a_part_of_the_data_and_public_samples_are_the_same(digits: Settings) -> None:
     public = {"name": "photos", "samples": 20, "crops": 40}
     content = {**settings(digits, data="node"), "subset": 50, "public": public}
     config = load({"experiment": content}).experiment
@@ -70,21 +68,18 @@ def test_a_part_of_the_data_and_public_samples_are_the_same(digits: dict[str, An
     assert data.public is not None and np.array_equal(found.public, data.public)
 
 
-def test_a_data_set_that_is_not_registered_there_is_named(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_unregistered_there(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load({"experiment": settings(digits, data="node")}).experiment
     monkeypatch.delitem(registry.datasets._entries, "mnist")
     refused(node_samples, config, "0" * 64)
 
 
 @pytest.mark.slow
-def test_a_run_with_data_from_the_nodes(digits: dict[str, Any], tmp_cwd: Path) -> None:
+def test_a_run_with_data_from_the_nodes(digits: Settings, tmp_cwd: Path) -> None:
     """On a Ray that is started here, whose processes have this environment."""
     inline = runner.run({"experiment": settings(digits, executor="inline")})
     content = {"experiment": settings(digits, data="node", actors=1)}
     with ray_session(None):
         assert runner.run(content).sha256 == inline.sha256
-        # The driver has the data in memory.
-        (tmp_cwd / "shared").rename("none")
+        (tmp_cwd / "shared").rename("none")  # the driver has the data in memory
         refused(runner.run, content)

@@ -17,7 +17,7 @@ import pytest
 from flray import api
 from flray.runs import runner
 from tests.clusters import Gates, joined_cluster
-from tests.helpers import Said
+from tests.helpers import Said, Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -124,23 +124,21 @@ def drain(nodes: Any) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def work(digits: dict[str, Any], rounds: int, **changes: Any) -> dict[str, Any]:
+def work(digits: Settings, rounds: int, **changes: Any) -> dict[str, Any]:
     """Rounds in which every client keeps a state; no checkpoint has them before the end."""
     own: dict[str, Any] = {"plugins": ["held.py"], "algorithm": "held", "rounds": rounds}
     own["checkpoint"] = {"every": rounds, "min_seconds": 0}
     return {**digits, **own, "partition": {"name": "iid", "clients": 6}, **changes}
 
 
-def undisturbed(settings: dict[str, Any], **changes: Any) -> str:
+def undisturbed(settings: Settings, **changes: Any) -> str:
     alone = {"name": "whole", "algorithm": "local", "plugins": []}
     content = {**settings, **alone, "resources": {"executor": "inline"}, **changes}
     return runner.run({"experiment": content}).sha256
 
 
 @pytest.mark.parametrize("notice", [0, 2], ids=["lost", "drained"])
-def test_a_run_survives_the_loss_of_a_node(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any, notice: int
-) -> None:
+def test_a_run_survives(tmp_cwd: Path, digits: Settings, nodes: Any, notice: int) -> None:
     """The states on the node are gone, so the run goes back to the beginning; a drained one has none. Nobody is blamed.
 
     Two calls at most wait at an actor, so each has trained two clients of neighbouring numbers in
@@ -160,9 +158,7 @@ def test_a_run_survives_the_loss_of_a_node(
 
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("notice", [0, 2], ids=["lost", "drained"])
-def test_a_sweep_survives_the_loss_of_a_node(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Any, notice: int
-) -> None:
+def test_a_sweep_survives(tmp_cwd: Path, digits: Settings, nodes: Any, notice: int) -> None:
     """The trial on it uses up no attempt; if the node was drained, it loses a round at most."""
     settings = work(digits, 5, resources={"executor": "inline"}, output=str(tmp_cwd / "runs"))
     content = {"experiment": settings, "space": {"local.lr": {"grid": [0.02, 0.05]}}}

@@ -27,28 +27,22 @@ from flray.federation.ray_backend.placement import Plan, make_plan
 from flray.federation.ray_backend.sharing import measure_sharing
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
-from tests.helpers import built, cases, python
+from tests.helpers import Settings, built, cases, python
 from tests.messages import refused
 
 GIB = 2**30
 
 
-def plan(
-    digits: dict[str, Any],
-    available: dict[str, float],
-    cohort: int = 20,
-    nodes: Any = (),
-    survey: ResourceSurvey = surveys.UNMEASURED,
-    **resources: Any,
-) -> Plan:
-    return make_plan(experiment(digits, **resources), 20, cohort, available, nodes, survey)
+def plan(digits: Settings, available: dict[str, float], cohort: int = 20, **more: Any) -> Plan:
+    nodes, survey = more.pop("nodes", ()), more.pop("survey", surveys.UNMEASURED)
+    return make_plan(experiment(digits, **more), 20, cohort, available, nodes, survey)
 
 
-def experiment(digits: dict[str, Any], **resources: Any) -> Any:
+def experiment(digits: Settings, **resources: Any) -> Any:
     return load({"experiment": {**digits, "resources": resources}}).experiment
 
 
-def test_the_plan_in_words(digits: dict[str, Any]) -> None:
+def test_the_plan_in_words(digits: Settings) -> None:
     shared = "; 4 on a GPU take 4 times as long as one (assumed, not measured)"
     each = "4 actors, 1 CPU, 0.25 GPU each, about"
     words = f"20 clients (20 per round) -> {each} 5 tasks per actor and round{shared}"
@@ -58,7 +52,7 @@ def test_the_plan_in_words(digits: dict[str, Any]) -> None:
     assert str(plan(digits, {"CPU": 8, "GPU": 1}, cohort=8, survey=measured)) == words
 
 
-def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
+def test_a_block_is_one_actor_s(digits: Settings) -> None:
     def in_blocks(block: int, cohort: int, cpus: int = 8) -> Plan:
         config = load({"experiment": {**digits, "aggregation": {"block": block}}}).experiment
         return make_plan(config, 20, cohort, {"CPU": cpus})
@@ -76,7 +70,7 @@ def test_a_block_is_one_actor_s(digits: dict[str, Any]) -> None:
     [4, [16, 12], 0.5, 4], [3, [80, 80, 80, 80], 1.0, 4], [3, [80, 80], 0.5, 4]""",
 )
 def test_gpus_are_packed_by_free_memory(
-    digits: dict[str, Any], need: int, free: list[int], share: float, actors: int
+    digits: Settings, need: int, free: list[int], share: float, actors: int
 ) -> None:
     """Nine tenths of the fuller GPU's; four to a GPU are enough, and four GPUs need not share for 20 tasks."""
     gpus = tuple(Gpu("a", i, f * GIB) for i, f in enumerate(free))
@@ -85,20 +79,20 @@ def test_gpus_are_packed_by_free_memory(
     assert (found.gpus_per_actor, found.actors) == (share, actors)
 
 
-def test_a_full_gpu_is_named_and_more_gpus_than_there_are(digits: dict[str, Any]) -> None:
+def test_a_full_gpu_is_named_and_more_gpus_than_there_are(digits: Settings) -> None:
     survey = ResourceSurvey(GIB, 3 * GIB, (Gpu("node-a", 0, 40 * GIB), Gpu("node-b", 1, 2 * GIB)))
     refused(plan, digits, {"CPU": 8, "GPU": 2}, survey=survey)
     refused(plan, digits, {"CPU": 8}, gpus_per_actor=0.5)
 
 
-def test_main_memory_limits_the_actors_too(digits: dict[str, Any]) -> None:
+def test_main_memory_limits_the_actors_too(digits: Settings) -> None:
     nodes = [{"CPU": 8.0, "memory": 8.0 * GIB}]
     assert plan(digits, {"CPU": 8}, nodes=nodes).actors == 8
     assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(2 * GIB)).actors == 3
     assert plan(digits, {"CPU": 8}, nodes=nodes, survey=ResourceSurvey(20 * GIB)).actors == 1
 
 
-def test_an_actor_does_not_span_two_nodes(digits: dict[str, Any]) -> None:
+def test_an_actor_does_not_span_two_nodes(digits: Settings) -> None:
     nodes = [{"CPU": 3.0}, {"CPU": 3.0}]
     assert plan(digits, {"CPU": 6}, nodes=nodes, cpus_per_actor=2).actors == 2
     refused(plan, digits, {"CPU": 6}, nodes=nodes, cpus_per_actor=2, actors=3)
@@ -128,13 +122,12 @@ for batch, together in ((8, 1), (50, 1), (50, 4)):
 @pytest.mark.slow
 def test_a_probe_sees_what_a_task_takes() -> None:
     small, large, together = map(int, python(PROBE).stdout.split())
-    assert 100 * 2**20 < small < large < 4 * GIB
-    assert large - small > 50 * 2**20
+    assert 100 * 2**20 < small < large < 4 * GIB and large - small > 50 * 2**20
     # Four clients' activations at once are seven times as much, those of two four times.
     assert together - large > 5 * (large - small)
 
 
-def test_memory_is_measured_where_it_may_matter(digits: dict[str, Any]) -> None:
+def test_memory_is_measured_where_it_may_matter(digits: Settings) -> None:
     spec, large = built(digits), {"CPU": 1.0, "memory": 64.0 * GIB}
     assert not surveys.should_probe(spec, [{"CPU": 4.0, "memory": 8.0 * GIB}])
     assert surveys.should_probe(spec, [{"CPU": 16.0, "memory": 8.0 * GIB}])
@@ -217,7 +210,7 @@ def end_of(plan: Plan, nodes: Nodes, slowdown: Slowdown) -> float:
 
 @pytest.mark.parametrize("sharing", SHARING)
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_no_plan_is_far_from_the_best(digits: dict[str, Any], cluster: str, sharing: str) -> None:
+def test_no_plan_is_far_from_the_best(digits: Settings, cluster: str, sharing: str) -> None:
     """The rest of the table of 420 cases: cohorts, processes that fit on a GPU, numbers of trials."""
     nodes, slowdown, config = CLUSTERS[cluster], SHARING[sharing], experiment(digits)
     measured = tuple(slowdown(count) for count in range(1, 5))
@@ -229,7 +222,7 @@ def test_no_plan_is_far_from_the_best(digits: dict[str, Any], cluster: str, shar
         assert plan.end == pytest.approx(found), (cohort, fitting, trials, plan)
 
 
-def test_thirty_trials_on_64_gpus_take_few_turns(digits: dict[str, Any]) -> None:
+def test_thirty_trials_on_64_gpus_take_few_turns(digits: Settings) -> None:
     nodes, config = CLUSTERS["64 GPUs"], experiment(digits)
     for slowdown in SHARING.values():
         measured = tuple(slowdown(count) for count in range(1, 5))
@@ -238,7 +231,7 @@ def test_thirty_trials_on_64_gpus_take_few_turns(digits: dict[str, Any]) -> None
             assert end_of(plan, nodes, slowdown) <= 6, plan
 
 
-def test_a_gpu_idles_only_where_that_ends_sooner(digits: dict[str, Any]) -> None:
+def test_a_gpu_idles_only_where_that_ends_sooner(digits: Settings) -> None:
     """Ten tasks on eight GPUs: two to a GPU are done in one turn, on five of them."""
     nodes, config = CLUSTERS["8 GPUs"], experiment(digits)
     shared = planned(config, nodes, 10, 1, 4, (1.0, 1.2, 1.4, 1.6))
@@ -248,18 +241,17 @@ def test_a_gpu_idles_only_where_that_ends_sooner(digits: dict[str, Any]) -> None
         assert (plan.actors, plan.gpus_per_actor, plan.busy) == (8, 1.0, 8)
 
 
-def test_the_settings_of_the_user_are_obeyed(digits: dict[str, Any]) -> None:
+def test_the_settings_of_the_user_are_obeyed(digits: Settings) -> None:
     nodes, none = CLUSTERS["64 GPUs"], (1.0, 2.0, 3.0, 4.0)
     fixed = planned(experiment(digits, actors=3), nodes, 10, 30, 4, none)
     assert (fixed.actors, fixed.at_once) == (3, 30)
     quarters = planned(experiment(digits, gpus_per_actor=0.25), nodes, 10, 30, 4, none)
     assert quarters.gpus_per_actor == 0.25
     available = {"CPU": 64.0, "GPU": 8.0}
-    limited = make_plan(experiment(digits), 20, 10, available, trials=30, concurrency=3)
-    assert limited.at_once == 3
+    assert make_plan(experiment(digits), 20, 10, available, trials=30, concurrency=3).at_once == 3
 
 
-def test_the_estimate_in_words(digits: dict[str, Any]) -> None:
+def test_the_estimate_in_words(digits: Settings) -> None:
     nodes, config = CLUSTERS["64 GPUs"], experiment(digits)
     assert str(planned(config, nodes, 10, 30, 4, (1.0, 1.25, 1.5, 1.75))) == (
         "30 trials, 30 at once, estimated to end after 3 tasks' time per round; each 1000 clients (10 per round) "
@@ -272,9 +264,7 @@ def test_the_estimate_in_words(digits: dict[str, Any]) -> None:
     )
 
 
-def test_trials_that_are_left_are_planned_anew_on_the_nodes_of_now(
-    digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_left_are_replanned(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     config, nodes = experiment(digits), [{"id": "a", "name": "a", "CPU": 8.0}]
     monkeypatch.setattr(placement, "node_resources", lambda: nodes)
     resources = TrialResources({"CPU": 8.0}, 8, "auto")
@@ -288,7 +278,7 @@ def test_trials_that_are_left_are_planned_anew_on_the_nodes_of_now(
     assert resources.slots == 2
 
 
-def test_sharing_is_measured_once(digits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_is_measured_once(digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def measured(spec: Any, node: Any, most: int) -> tuple[float, ...]:
@@ -303,13 +293,12 @@ def test_sharing_is_measured_once(digits: dict[str, Any], monkeypatch: pytest.Mo
     available = {"CPU": 2.0, "GPU": 2.0}
     placement.PoolPlanner(built(digits), available).plan()
     placement.PoolPlanner(built(digits), available).plan(cohort=2, trials=1)
-    fixed = built(digits, resources={"gpus_per_actor": 0.5})
-    placement.PoolPlanner(fixed, available).plan()
+    placement.PoolPlanner(built(digits, resources={"gpus_per_actor": 0.5}), available).plan()
     assert asked == [2]
 
 
 @pytest.mark.slow
-def test_the_cost_of_sharing_is_measured_side_by_side(digits: dict[str, Any]) -> None:
+def test_the_cost_of_sharing_is_measured_side_by_side(digits: Settings) -> None:
     """On GPUs that are not there; the processes give back what they had, and nothing is measured twice."""
     with joined_cluster({"num_cpus": 2, "num_gpus": 2}):
         (node,) = surveys.node_resources()

@@ -19,7 +19,7 @@ from flray.runs import runner
 from flray.runs.export import export
 from flray.runs.models import TrainedModels
 from tests.algorithms.helpers import OTHER, federation_of, gaussian_clients, spec_of
-from tests.helpers import built, cases, small
+from tests.helpers import Settings, built, cases, small
 from tests.messages import refused
 
 LOCAL = {"aggregation": {"buffers": "local"}}
@@ -98,8 +98,7 @@ def test_clients_that_have_not_trained_are_left_out_and_said() -> None:
     said: list[str] = []
     spec = spec_of("fedavg", participation={"clients": 1}, **LOCAL)
     federation = Federation(spec, federation_of(spec).executor, said.append)
-    first = federation.step().metrics
-    assert sum("/accuracy/client/" in name for name in first) == 1
+    assert sum("/accuracy/client/" in name for name in federation.step().metrics) == 1
     assert [line for line in said if "2 of 3 clients have not trained yet" in line]
     bn = spec_of("fedbn", participation={"clients": 1})
     federation = Federation(bn, federation_of(bn).executor, said.append)
@@ -112,8 +111,7 @@ def test_what_needs_one_model_is_refused_and_an_unseen_client_adapts() -> None:
     refused(spec_of, "pooled", **LOCAL)
     settings = {"participation": {"unseen": 1}, "evaluation": {"adapt_steps": 2}}
     metrics = federation_of(spec_of("fedavg", **settings, **LOCAL)).step().metrics
-    assert "adapted/unseen/accuracy" in metrics
-    assert "global/unseen/accuracy" not in metrics
+    assert "adapted/unseen/accuracy" in metrics and "global/unseen/accuracy" not in metrics
 
 
 def test_a_run_is_reported_and_exported_by_its_clients(tmp_cwd: Path) -> None:
@@ -171,9 +169,7 @@ def test_a_client_of_one_sample_is_named() -> None:
     [{name: unet, width: 2, depth: 2}, {data: {name: sites, masks: true}}]""",
 )
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
-def test_one_sample_is_trained_on_where_that_is_possible(
-    model: dict[str, Any], settings: dict[str, Any], batch_size: int
-) -> None:
+def test_batches_of_one(model: dict[str, Any], settings: Settings, batch_size: int) -> None:
     metrics = federation(model, **settings, local={"batch_size": batch_size}).step().metrics
     assert metrics["cohort/left_out"] == 0 and math.isfinite(metrics["train/loss/client/lonely"])
     # a last batch of one sample is left out under batch norm, unless it is the client's only one
@@ -202,7 +198,7 @@ def test_such_clients_are_left_out_and_reported_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("size", [7, 32, 512, 700, 2048, 5000])
-def test_evaluation_tasks_have_batches_of_whole_chunks(digits: dict[str, Any], size: int) -> None:
+def test_evaluation_tasks_have_batches_of_whole_chunks(digits: Settings, size: int) -> None:
     """So that all actors evaluate, and no bit of a metric depends on where a task ends."""
 
     def batches(parts: list[Any]) -> list[list[int]]:

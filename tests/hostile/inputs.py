@@ -55,6 +55,7 @@ OBJECTS = DATA.replace("np.uint8)", "object)")
 MADE = "DataSet('mine', (Domain('d', 'real', x, y, x, y),), ('a', 'b'), {})"
 MOMENTS = ("(0.5,), (0.5,)", "('a',) * 3, (1,) * 3", "(.5,) * 3, (0,) * 3")
 MOMENTS += ("(float('nan'),) * 3, (1,) * 3",)
+MANY = {**GOOD, "sweep": {"samples": 10**9}, "space": {"local.lr": {"uniform": [0.1, 1]}}}
 FILES: dict[str, Input] = {
     "empty": of(""),
     "a text": of("hello"),
@@ -90,10 +91,7 @@ FILES: dict[str, Input] = {
     "name with slash": of(with_value((E, "name"), "../x")),
     "preset unknown": of(with_value((E, "algorithm"), {"name": "fedprox", "preset": "x"})),
     "100,000,000 clients": of(with_value((E, "partition"), {"name": "iid", "clients": 10**8})),
-    "a thousand million samples": of(
-        {**GOOD, "sweep": {"samples": 10**9}, "space": {"local.lr": {"uniform": [0.1, 1]}}},
-        *("tune", "x.yaml"),
-    ),
+    "a thousand million samples": of(MANY, "tune", "x.yaml"),
     "a sweep": of({**GOOD, "sweep": {"seeds": [0, 1]}}),
 }
 PLUGINS: dict[str, Input] = {
@@ -188,18 +186,13 @@ TABLES: dict[str, Input] = {
     "fractions as classes": table("a,y\n" + "".join(f"{i},{i / 7}\n" for i in range(60))),
     "no positive class": table(f"a,b,y,h\n{ROWS}", columns=["a"], task="binary"),
 }
-LIMITS: dict[str, Input] = {
-    setting: typed("run", "x.yaml", setting)
-    for setting in (
-        "data={name: random, shape: [100000, 100000]}",
-        "data={name: random, classes: 1000000000}",
-        "model={name: mlp, hidden: [1000000000]}",
-        "shift={noise: 1e308}",
-        "rounds=99999999999999999",
-        "evaluation.metrics=[auc]",
-        "callbacks=[{name: tensorboard, folder: /proc/x}]",
-        "name=a b",
-    )
-}
+LIMITING = [
+    "data={name: random, shape: [100000, 100000]}",
+    "data={name: random, classes: 1000000000}",
+]
+LIMITING += ["model={name: mlp, hidden: [1000000000]}", "shift={noise: 1e308}", "name=a b"]
+LIMITING += ["rounds=99999999999999999", "evaluation.metrics=[auc]"]
+LIMITING += ["callbacks=[{name: tensorboard, folder: /proc/x}]"]
+LIMITS = {setting: typed("run", "x.yaml", setting) for setting in LIMITING}
 ALL = {"files": FILES, "plug-ins": PLUGINS, "typed": TYPED, "tables": TABLES, "limits": LIMITS}
 """Kinds of bad inputs."""

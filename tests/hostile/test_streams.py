@@ -13,8 +13,7 @@ import flray
 from tests.hostile.values import GOOD
 from tests.messages import mistyped
 
-PATIENCE = 300
-"""Seconds for a process on a busy machine."""
+PATIENCE = 300  # seconds for a process on a busy machine
 
 
 def write(**experiment: object) -> None:
@@ -56,8 +55,7 @@ def test_closed_streams_are_as_good_as_none(tmp_cwd: Path) -> None:
 @pytest.mark.slow
 def test_a_limit_of_file_sizes_is_one_line(tmp_cwd: Path) -> None:
     write(rounds=1, name="small")
-    command = f"ulimit -f 1; exec {sys.executable} -m flray run x.yaml"
-    words = ["bash", "-c", command]
+    words = ["bash", "-c", f"ulimit -f 1; exec {sys.executable} -m flray run x.yaml"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1
     assert ended.stderr.count("\n") == 1 and ended.stderr.startswith("flray: no space left")

@@ -18,17 +18,9 @@ HUGE, TEXTS = (2**70, -(2**70), 1e300, -1e300), ("nul\0", "two\nlines", "\x1b[31
 ODD = (True, 1.5, -1, "many", "1", [], {}, [[1]], {"x": 1}, None, math.nan, math.inf, ["a"])
 WRONG: tuple[Any, ...] = (*ODD, *HUGE, *TEXTS)
 Case = tuple[tuple[str, ...], Any]
-KINDS = {
-    ("experiment", "data"): "datasets",
-    ("experiment", "partition"): "partitions",
-    ("experiment", "model"): "models",
-    ("experiment", "algorithm"): "algorithms",
-    ("experiment", "participation", "sampler"): "samplers",
-    ("experiment", "callbacks"): "callbacks",
-    ("experiment", "evaluation", "metrics"): "metrics",
-    ("experiment", "local", "loss"): "losses",
-    ("experiment", "local", "optimizer"): "optimizers",
-}
+KINDS = {"data": "datasets", "partition": "partitions", "model": "models"}
+KINDS |= {"algorithm": "algorithms", "participation.sampler": "samplers", "callbacks": "callbacks"}
+KINDS |= {"evaluation.metrics": "metrics", "local.loss": "losses", "local.optimizer": "optimizers"}
 LISTS = ("callbacks", "metrics")
 
 
@@ -91,8 +83,8 @@ def of_settings() -> Iterator[Case]:
 
 def of_components() -> Iterator[Case]:
     """Yield every bad value of every option of every built-in component; of each a whole component."""
-    for setting, kind in KINDS.items():
-        entries = registry.ALL[kind]
+    for path, kind in KINDS.items():
+        setting, entries = ("experiment", *path.split(".")), registry.ALL[kind]
         for name in sorted(set(entries.names()) - set(entries.added())):
             form = entries.params(name).model_json_schema()
             shared = {"$defs": form.get("$defs", {})}

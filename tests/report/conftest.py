@@ -15,9 +15,11 @@ from flray.config.loader import load
 from flray.metrics import score_metric
 from flray.records import directory
 from flray.results import ResultSet, Trial
+from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
 from flray.results.study import Study
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
+from tests.helpers import Settings
 from tests.tuning.helpers import begin, leave
 
 
@@ -25,12 +27,8 @@ def studied(values: dict[str, dict[int, float]], place: str = "") -> Study:
     return Study(place, "global/common/accuracy", values)
 
 
-FINAL = {
-    ("none", "CIFAR-10"): (0.70, 0.72),
-    ("full", "CIFAR-10"): (0.80, 0.84),
-    ("none", "CIFAR-100"): (0.50, 0.52),
-    ("full", "CIFAR-100"): (0.50, 0.50),
-}
+FINAL = {("none", "CIFAR-10"): (0.70, 0.72), ("full", "CIFAR-10"): (0.80, 0.84)}
+FINAL |= {("none", "CIFAR-100"): (0.50, 0.52), ("full", "CIFAR-100"): (0.50, 0.50)}
 
 
 SETTINGS = """
@@ -52,17 +50,23 @@ sweep: {seeds: [0, 1]}
 Edited = Callable[[Callable[[dict[str, Any]], object]], ResultSet]
 
 
-def plain(config: dict[str, Any]) -> None:
+def plain(config: Settings) -> None:
     """Take the paper's table out of a configuration, so that the sweep has a row per setting."""
     config["paper"] = None
 
 
+def kept_copy(source: ResultSet, folder: Path) -> ResultSet:
+    """Keep the runs in a file, and return its results."""
+    export_runs(source, folder / "kept.csv")
+    return kept_results(read_export(folder / "kept.csv"))
+
+
 @pytest.fixture
-def content() -> dict[str, Any]:
+def content() -> Settings:
     return settings()
 
 
-def settings() -> dict[str, Any]:
+def settings() -> Settings:
     return dict(yaml.safe_load(SETTINGS))
 
 
@@ -96,7 +100,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_sweep(tmp_path_factory.mktemp("made"), settings())
 
 
-def make_sweep(folder: Path, content: dict[str, Any]) -> Path:
+def make_sweep(folder: Path, content: Settings) -> Path:
     """Write a sweep's trials into an empty folder, and return the folder."""
     config = resolve_sweep(load(content))
     begin(config, folder)

@@ -115,12 +115,10 @@ def test_ranks_by_hand() -> None:
     assert found.p == permutation_p(ranks) == pytest.approx(exact, abs=0.006)
     assert found.swayed == ()
     orders = {"w": "acb", "x": "abc", "y": "bca"}
-    shaky = rank(
-        {place: dict(zip(one, (3.0, 2.0, 1.0), strict=True)) for place, one in orders.items()}
-    )
+    places = {place: dict(zip(one, (3.0, 2.0, 1.0), strict=True)) for place, one in orders.items()}
+    shaky = rank(places)
     assert shaky is not None and (shaky.names, shaky.swayed) == (("a", "b", "c"), ("w", "x"))
     assert "; a is first, but not without w or x; not decided" in rank_sentence(shaky)
-
     # Of a loss, and of a setting that is not everywhere.
     found = rank({"x": {"a": 1.0, "b": 2.0, "c": 0.0}, "y": {"a": 1.0, "b": 2.0}}, lower=True)
     assert found is not None and found.names == ("a", "b") and found.p == 0.5  # sign test
@@ -175,8 +173,7 @@ def test_of_a_further_place_nobody_is_told_better_that_failed() -> None:
         assert not any("in a further place" in line for line in conclude(Studies(other)))
     assert elsewhere([5.0, 5.1, 4.9], [0.1, math.nan, 0.1], [5, 1, 5], 1.0) is not None
     assert elsewhere([5.0, math.nan, 4.9], [0.1, math.nan, 0.1], [5, 0, 5], 1.0) is None
-    # It needs three, and a spread.
-    assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None
+    assert elsewhere([1.0, 2.0], [1.0, 1.0], [3, 3], 1.0) is None  # it needs three, and a spread
     assert elsewhere([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [3, 3, 3], 1.0) is None
     assert elsewhere([5.0, 5.1, 4.9], [0.1, 0.1, 0.1], [5, 5, 5], 1.0)[0] > 0.98
 
@@ -198,8 +195,7 @@ def said(first: dict[int, float], second: dict[int, float], lower: bool = False)
 def test_one_of_each_kind_of_sentence() -> None:
     expected = "a is better than b by 5.4 points (95 % interval 4.0 to 6.8, 5 seeds)"
     assert said(FIVE, WORSE) == expected
-    turned = compare({"b": WORSE, "a": FIVE})[0].better_first()
-    assert sentence(turned, "points") == expected
+    assert sentence(compare({"b": WORSE, "a": FIVE})[0].better_first(), "points") == expected
     assert said({0: 0.10, 1: 0.12, 2: 0.11}, {0: 0.30, 1: 0.33, 2: 0.30}, lower=True) == (
         "a is better than b, lower by 0.2 (95 % interval 0.175 to 0.225, 3 seeds)"
     )
@@ -267,10 +263,9 @@ def test_who_failed_does_not_win_and_the_failures_are_said() -> None:
         "5.4 points above; a failed at 1 of 6 seeds"
     )
     near = shifted(0.1, -0.1, 0.2, -0.2, 0.1)
-    (equal,) = compare({"a": FIVE, "b": near}, rule=Rule(5, 0.05, 3), failed={"b": {7: ""}})
-    assert equal.verdict == "withheld"
-    (equal,) = compare({"a": FIVE, "b": near}, rule=Rule(5, 0.05, 3))
-    assert equal.verdict == "equivalent"
+    for failed, verdict in (({"b": {7: ""}}, "withheld"), ({}, "equivalent")):
+        (equal,) = compare({"a": FIVE, "b": near}, rule=Rule(5, 0.05, 3), failed=failed)
+        assert equal.verdict == verdict
 
 
 def test_a_pair_was_looked_at_before_where_both_were() -> None:
@@ -290,18 +285,15 @@ def test_a_pair_was_looked_at_before_where_both_were() -> None:
 def test_draws_of_the_data_that_were_added_after_a_look_are_tested_so() -> None:
     means = np.array([2.0, 2.4, 1.7, 2.1, 2.6, 1.5])
     runs = {(2 * draw + run): mean + 0.3 * run for draw, mean in enumerate(means) for run in (0, 1)}
-    values, levels = (
-        {"a": runs, "b": dict.fromkeys(runs, 0.15)},
-        {DRAWS: {s: str(s // 2) for s in runs}},
-    )
+    values = {"a": runs, "b": dict.fromkeys(runs, 0.15)}
+    levels = {DRAWS: {s: str(s // 2) for s in runs}}
     (fixed,) = compare(values, levels=levels)
     (looked,) = compare(values, levels=levels, looks={"a": {seed: seed > 5 for seed in runs}})
     assert fixed.first_look == 0 and looked.first_look == 6
     half = float(half_width(means.std(ddof=1), 6, ALPHA))
     assert (looked.low, looked.high) == pytest.approx((means.mean() - half, means.mean() + half))
-    assert looked.p > fixed.p and "6 draws of the data, 12 runs, looked at before at 6" in sentence(
-        looked, "points"
-    )
+    draws = "6 draws of the data, 12 runs, looked at before at 6"
+    assert looked.p > fixed.p and draws in sentence(looked, "points")
     few = {seed: value for seed, value in runs.items() if seed < 4}
     (open_,) = compare({**values, "a": few}, levels=levels, looks={"a": {3: 1}})
     assert open_.repeated and not open_.decided and math.isnan(open_.low)
@@ -310,12 +302,8 @@ def test_draws_of_the_data_that_were_added_after_a_look_are_tested_so() -> None:
 
 def test_the_table_of_comparisons_has_each_share_with_its_interval_and_whether_it_is_sure() -> None:
     near = {seed: value + 2 + seed / 10 for seed, value in B.items()}
-    for first, second, better, sure in (
-        (A, {**B, 1: 73.0}, 2, True),
-        (FIVE, WORSE, 5, True),
-        (WORSE, FIVE, 0, True),
-        (near, B, 3, False),
-    ):
+    cases = [(A, {**B, 1: 73.0}, 2, True), (FIVE, WORSE, 5, True), (WORSE, FIVE, 0, True)]
+    for first, second, better, sure in (*cases, (near, B, 3, False)):
         (row,) = Studies([studied({"a": first, "b": second})]).frame().to_dict("records")
         exact = stats.binomtest(better, len(second)).proportion_ci()
         assert row["improvement"] == pytest.approx(better / len(second))
@@ -344,9 +332,8 @@ def test_what_could_have_been_seen_is_said_where_something_is_not_decided() -> N
     least = detectable_difference(math.sqrt(13 / 3), 3, ALPHA / 2)
     three = replace(studied({"a": A, "b": B, "c": near}), reference="b")
     decided, _, seen, *_ = conclude(Studies([three]))  # of c, which says nothing of a and b
-    assert (
-        decided.startswith("c seems better than b") and f" above about {least:.1f} points" in seen
-    )
+    assert decided.startswith("c seems better than b")
+    assert f" above about {least:.1f} points" in seen
     places = [replace(studied({"a": A, "b": B}), place=place) for place in ("p", "q")]
     most = seeds_needed(math.sqrt(13 / 3), 8 / 3, ALPHA / 2)
     assert most > 14
@@ -384,8 +371,7 @@ def test_places_and_what_was_left_out_are_named() -> None:
 
 def test_shares_of_the_variance_by_hand() -> None:
     # Sums of squares, by hand: partitions 2 (2² + 0 + 2²) = 16, seeds 3 (1² + 1²) = 6, rest 4.
-    table = {0: {0: 9.0, 1: 7.0}, 1: {0: 10.0, 1: 10.0}, 2: {0: 14.0, 1: 10.0}}
-    found = split_variance("a", table)
+    found = split_variance("a", {0: {0: 9.0, 1: 7.0}, 1: {0: 10.0, 1: 10.0}, 2: {0: 14.0, 1: 10.0}})
     assert found is not None and found.design == "3 partitions x 2 seeds"
     assert [*found.parts.values()] == pytest.approx([(16 / 2 - 2) / 2, (6 / 1 - 2) / 3, 4 / 2])
     assert sum(found.shares.values()) == pytest.approx(1.0)
@@ -412,12 +398,20 @@ def found_again(drawn: Callable[[np.random.Generator], Any], rel: float) -> None
 
 
 def test_the_components_that_were_drawn_are_found_again() -> None:
-    def drawn(draws: np.random.Generator) -> Any:
+    def crossed(draws: np.random.Generator) -> Any:
         table = 3 * draws.normal(size=(5, 1)) + 2 * draws.normal(size=(1, 6))
         table = table + draws.normal(size=(5, 6))
         return split_variance("a", {i: dict(enumerate(row)) for i, row in enumerate(table)})
 
-    found_again(drawn, 0.1)
+    levels = {name: {s: str(s % by) for s in range(24)} for name, by in ((TUNINGS, 4), (DRAWS, 12))}
+
+    def nested(draws: np.random.Generator) -> Any:
+        of_tuning, of_draw = 3 * draws.normal(size=4), 2 * draws.normal(size=12)
+        values = {s: of_tuning[s % 4] + of_draw[s % 12] + draws.normal() for s in range(24)}
+        return nested_variance("", values, levels)
+
+    found_again(crossed, 0.1)
+    found_again(nested, 0.15)
 
 
 def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
@@ -438,19 +432,7 @@ def test_shares_of_tunings_draws_and_runs_by_hand() -> None:
     assert nested_variance("", values, {DRAWS: dict.fromkeys(values, "")}) is None
     assert nested_variance("", {s: v for s, v in values.items() if s}, levels) is None
     crossed = {**levels, DRAWS: {seed: str(seed // 2) for seed in values}}
-    assert nested_variance("", values, crossed) is None
-    assert nested_variance("", {}, levels) is None
-
-
-def test_nested_components_that_were_drawn_are_found_again() -> None:
-    levels = {name: {s: str(s % by) for s in range(24)} for name, by in ((TUNINGS, 4), (DRAWS, 12))}
-
-    def drawn(draws: np.random.Generator) -> Any:
-        of_tuning, of_draw = 3 * draws.normal(size=4), 2 * draws.normal(size=12)
-        values = {s: of_tuning[s % 4] + of_draw[s % 12] + draws.normal() for s in range(24)}
-        return nested_variance("", values, levels)
-
-    found_again(drawn, 0.15)
+    assert nested_variance("", values, crossed) is None and nested_variance("", {}, levels) is None
 
 
 def test_profiles_by_hand() -> None:
@@ -465,16 +447,12 @@ def test_profiles_by_hand() -> None:
 
 def test_how_sure_a_choice_is_by_hand() -> None:
     scores = {0.1: (0.80, 0.84), 0.2: (0.79, 0.85), 0.4: (0.60, 0.70)}
+    own = {"phase": "tuning", "chosen_by": "global/validation/accuracy"}
     made = [
-        replace(
-            one_round("fedavg", seed, "validation", score=score),
-            phase="tuning",
-            tuned={"local.lr": rate},
-        )
+        replace(one_round("fedavg", seed, "validation", score=one), tuned={"local.lr": rate}, **own)
         for rate, of in scores.items()
-        for seed, score in enumerate(of)
+        for seed, one in enumerate(of)
     ]
-    made = [replace(one, chosen_by="global/validation/accuracy") for one in made]
     compared = replace(made[0], seed=5, phase="comparison")
     (one,) = tuned_settings(of_trials([*made, compared]))
     # Differences of 1 and -1, and of 20 and 14 points: variances of 2 and 18.

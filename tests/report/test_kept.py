@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 import re
@@ -104,17 +105,15 @@ def test_tuned_settings_and_the_positive_class_are_kept(sweep: Path, tmp_path: P
     untuned = build_table(kept_results(frame.drop(columns="tuned.local.lr")))
     assert list(table.rows) == list(untuned.rows)
     assert "tuned: none CIFAR-10 lr=0.1235" in table.notes
-    assert frame["positive"].tolist() == ["ill"] * 8
-    assert "positive class: ill" in table.notes
+    assert frame["positive"].tolist() == ["ill"] * 8 and "positive class: ill" in table.notes
 
 
 def test_differences_that_are_equal_stay_so(sweep: Path, tmp_path: Path) -> None:
     """One 24th at every seed, so that nothing varies and nothing can be tested."""
     source = load_folder(sweep)
     compared = [one for one in source.trials if one.setting["arms.data"] == "CIFAR-10"]
-    source.trials = [
-        replace(one, seed=seed, sha256="") for one in compared[::2] for seed in range(4)
-    ]
+    pairs = itertools.product(compared[::2], range(4))
+    source.trials = [replace(one, seed=seed, sha256="") for one, seed in pairs]
     for number, one in enumerate(source.trials):
         better = one.setting["arms.modules"] == "full"
         value = (5 + 2 * one.seed + better) / 24
@@ -246,13 +245,10 @@ def test_what_is_no_kept_file_is_neither_read_nor_replaced(sweep: Path, tmp_path
     good = tmp_path / "good.csv"
     export_runs(load_folder(sweep), good)
     before = good.read_bytes()
-    assert export_runs(load_folder(sweep), good) == (0, 8, 0)
-    assert good.read_bytes() == before
+    assert export_runs(load_folder(sweep), good) == (0, 8, 0) and good.read_bytes() == before
 
 
-def test_the_command_and_its_values_for_scripts(
-    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_for_scripts(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "create_sections", lambda *_: [])  # figures: test_page
     path = tmp_path / "r.csv"
     assert f"kept: 8 finished runs in {path}" in printed("report", str(sweep), "--keep", str(path))
@@ -268,7 +264,6 @@ def test_the_command_and_its_values_for_scripts(
     assert len(values["comparisons"]) == len(table.studies.frame())
     assert [one["label"] for one in values["costs"]] == [one.label for one in costs(source)]
     assert all(Path(file).exists() for file in values["files"])
-
     assert "82.00 ± 2.83" in printed("report", str(path), "--to", str(tmp_path / "out"))
     text = (tmp_path / "out" / "r.md").read_text(encoding="utf-8")
     assert "| full CIFAR-10 | 82.00 ± 2.83 |" in text
@@ -291,8 +286,7 @@ def test_what_was_kept_is_never_lost_and_a_run_is_kept_once(sweep: Path, tmp_pat
     second.name = "other"
     assert export_runs(second, path) == (7, 0, 0)
     frame = read_export(path)
-    assert len(frame) == 15
-    assert frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
+    assert len(frame) == 15 and frame["local.lr"].tolist() == [""] * 8 + ["0.1"] * 7
     assert frame["=odd"].tolist() == [""] * 8 + ["+name"] * 7
     assert frame["arms.data"].tolist()[8:] == [""] * 7
     assert export_runs(first, path) == (0, 2, 0)
@@ -320,8 +314,7 @@ def test_a_row_is_named_whole_and_what_differs_is_not_pooled(tmp_path: Path) -> 
     several |= {"fedprox mnist rounds=5", "fedprox svhn rounds=5"}
     assert set(made.rows) == several and "rounds: 5; 2" in made.notes
     again = table_of(path, {"suite": "a"}, {"suite": "b", "value": 52.0})
-    assert again.title.startswith("a and b: ")
-    assert again.rows["fedavg"][0].values == {0: 52.0}
+    assert again.title.startswith("a and b: ") and again.rows["fedavg"][0].values == {0: 52.0}
     assert "kept more than once, of which the last counts: fedavg seed 0" in again.notes
     one, other = ({"suite": name, "settings": name * 64} for name in "ab")
     apart = table_of(path, one, other | {"value": 52.0}, one | {"seed": 1})

@@ -38,6 +38,7 @@ from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table
 from flray.tuning.sweep import finish
+from tests.helpers import Settings
 from tests.tuning.helpers import begun, leave
 
 VOID = {"meta", "img", "br"}
@@ -139,8 +140,7 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
 def test_a_partition_is_titled_by_what_makes_it(source: ResultSet) -> None:
     for number, trial in enumerate(source.trials):
         trial.setting |= {"local.lr": 0.05 + number % 2, "partition.alpha": 0.5 + number % 2}
-    every = create_sections(source)
-    (found,) = (one for one in every if one.title == "Samples of each client")
+    (found,) = (one for one in create_sections(source) if one.title == "Samples of each client")
     title = next(iter(found.figures.values())).axes[0].get_title("left")
     assert "alpha=0.5" in title and "0.05" not in title
 
@@ -208,8 +208,7 @@ def test_a_run_that_ended_before_others_keeps_its_last_value(source: ResultSet) 
     for status, wanted in (("finished", np.mean(ends)), ("failed", ends[1])):
         short.status = status
         line = sections.learning_curve("", [short, long])
-        assert list(line.x) == list(long.history["round"])
-        assert line.y[-1] == pytest.approx(wanted)
+        assert list(line.x) == list(long.history["round"]) and line.y[-1] == pytest.approx(wanted)
     short.status = "finished"
     line = sections.traffic_curve("", [short, long])
     assert line is not None and line.x[-1] == len(short.history) + len(long.history)
@@ -244,7 +243,6 @@ def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
     shown = {text.get_position(): text.get_text() for text in axes.texts}
     assert shown[0, 1] == "79.9" and shown[2, 0] == "69"
     assert [text.get_text() for text in axes.texts if text.get_weight() == "bold"] == ["79.9"]
-
     whole = tried()  # combinations that were not all run have none
     part = replace(whole, settings=whole.settings[1:], scores=whole.scores[1:])
     assert list(sections.heat_maps([part])) == []
@@ -403,8 +401,7 @@ COMMAND = re.compile("|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=T
 def test_latex_sets_a_name_as_it_is(name: str) -> None:
     # A method is set as papers write it. Hypothesis draws texts of the code too.
     assume(name.partition(" ")[0] not in registry.algorithms.names())
-    text = render_latex(table_of(name))
-    lines = text.split("\n")
+    lines = render_latex(table_of(name)).split("\n")
     assert all(line == one_line(line) for line in lines)
     rows = [line for line in lines if line.endswith(r"\\") and "1.00" in line]
     assert len(rows) == 1
@@ -412,8 +409,7 @@ def test_latex_sets_a_name_as_it_is(name: str) -> None:
     read = COMMAND.sub(lambda found: COMMANDS[found[0]], cell)  # what LaTeX sets
     assert one_line(name) in (read, read.replace("{}", ""))
     assert not set(COMMAND.sub("", cell)) & set("\\&%$#_{}~^|`[]*")
-    comments = [line for line in lines if line.startswith("% ")]
-    assert f"% {one_line(name)}" in comments
+    assert f"% {one_line(name)}" in [line for line in lines if line.startswith("% ")]
 
 
 @examples
@@ -432,7 +428,7 @@ def test_a_spreadsheet_computes_no_name_and_reading_gives_it_back(name: str) -> 
     assert list(back["number"]) == ["-1.5", "2.0"]
 
 
-def finished(content: dict[str, Any], folder: Path) -> SweepResult:
+def finished(content: Settings, folder: Path) -> SweepResult:
     """Return a finished sweep whose arms and clients have such names; one trial failed and says so."""
     del content["paper"]
     content["arms"] = {"axis": {name: {} for name in SETTABLE}}
@@ -450,13 +446,12 @@ def finished(content: dict[str, Any], folder: Path) -> SweepResult:
         return finish(folder, journal)
 
 
-def test_a_sweep_of_such_arms_has_all_its_tables(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sweep_of_such_arms_has_all_its_tables(content: Settings, tmp_path: Path) -> None:
     swept = finished(content, tmp_path)
     text = (swept.folder / "table.txt").read_text(encoding="utf-8")
     assert all(one_line(name).strip() in text for name in SETTABLE)
     assert "failed: KeyError: [/x] \\x1b[31m <b>" in text
-    results = read_csv(swept.folder / "results.csv")
-    assert list(results["arms.axis"]) == SETTABLE
+    assert list(read_csv(swept.folder / "results.csv")["arms.axis"]) == SETTABLE
     assert set(read_csv(swept.folder / "summary.csv")["arms.axis"]) == set(SETTABLE)
     made = make(swept.folder, tmp_path / "report")
     for path in made.files:

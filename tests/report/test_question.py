@@ -25,7 +25,7 @@ from flray.runs.resume_checks import load_config, settings_text
 from flray.tuning import sweep as sweeps
 from flray.tuning.space import resolve_sweep
 from flray.tuning.trial_store import trial_folders
-from tests.helpers import Said, cases, small
+from tests.helpers import Said, Settings, cases, small
 from tests.messages import refused
 from tests.report.conftest import Edited, make_sweep, plain, settings
 
@@ -38,7 +38,7 @@ def asked(edited: Edited, sweep: Path) -> ResultSet:
     return load_folder(sweep)
 
 
-def change(config: dict[str, Any], sweep: dict[str, Any]) -> None:
+def change(config: Settings, sweep: dict[str, Any]) -> None:
     config["sweep"] = sweep
 
 
@@ -197,7 +197,7 @@ def test_the_sweep_says_so_as_it_starts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [{space: *rates }, {split: [0.8, 0.0, 0.2]}, auto, 0.0]""",
 )
 def test_a_sweep_that_chooses_keeps_validation_samples_by_default(
-    content: dict[str, Any], changes: Any, experiment: Any, metric: str, share: float
+    content: Settings, changes: Any, experiment: Any, metric: str, share: float
 ) -> None:
     """A file that says what is kept is followed."""
     del content["paper"], content["arms"]

@@ -3,7 +3,6 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ import pytest
 from flray.results import ResultSet
 from flray.results.build_studies import build_studies
 from flray.results.conclusions import conclude, rank_sentence
-from flray.results.export import export_runs, kept_results, read_export
 from flray.results.paired import compare
 from flray.results.ranks import rank
 from flray.results.study import DRAWS, TUNINGS, Studies
-from tests.report.conftest import Edited, studied
+from tests.helpers import Settings
+from tests.report.conftest import Edited, kept_copy, studied
 
 STUDIES = 400
 
@@ -29,9 +28,8 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
     generator, found = np.random.default_rng(0), 0
     keys = list(itertools.product(*map(range, sizes.values())))
     part = [slice(i + 1) if nested else i for i in range(len(sizes))]
-    levels = {
-        name: {key: str(key[at]) for key in keys} for name, at in zip(sizes, part, strict=True)
-    }
+    named = [[str(key[at]) for key in keys] for at in part]
+    levels = {n: dict(zip(keys, of, strict=True)) for n, of in zip(sizes, named, strict=True)}
     for _ in range(STUDIES):
         values = dict(zip(keys, generator.standard_normal(len(keys)).tolist(), strict=True))
         for name, deviation in effects.items():
@@ -39,8 +37,7 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
             draws = deviation * generator.standard_normal(len(members))
             drawn = dict(zip(members, draws, strict=True))
             values = {key: one + drawn[levels[name][key]] for key, one in values.items()}
-        settings = {"a": values, "b": dict.fromkeys(keys, 0.0)}
-        (one,) = compare(settings, levels=levels)
+        (one,) = compare({"a": values, "b": dict.fromkeys(keys, 0.0)}, levels=levels)
         found += one.low <= 0 <= one.high
     return found / STUDIES
 
@@ -48,10 +45,8 @@ def covered(sizes: dict[str, int], effects: dict[str, float], nested: bool) -> f
 @pytest.mark.parametrize(
     ("sizes", "nested"),
     [
-        ({DRAWS: 5, "seeds": 2}, True),
-        ({DRAWS: 3, TUNINGS: 3, "seeds": 2}, True),
-        ({DRAWS: 3, "partitions": 3}, False),
-        ({DRAWS: 3, "partitions": 3, "seeds": 3}, False),
+        *(({DRAWS: 5, "seeds": 2}, True), ({DRAWS: 3, TUNINGS: 3, "seeds": 2}, True)),
+        *(({DRAWS: 3, "partitions": 3}, False), ({DRAWS: 3, "partitions": 3, "seeds": 3}, False)),
     ],
 )
 def test_the_interval_covers_draws_that_differ_too(sizes: dict[str, int], nested: bool) -> None:
@@ -76,11 +71,7 @@ def test_levels_that_do_not_differ_cost_little_and_levels_by_hand() -> None:
 
 def test_seeds_of_partition_and_data_in_a_space_are_repetitions(edited: Edited) -> None:
     """36 runs of 4 settings: nine values of each are compared together, not three in each of three places."""
-
-    def change(config: dict[str, object]) -> None:
-        config |= {"paper": None, "arms": {}}
-
-    made = edited(change)
+    made = edited(lambda config: config.update(paper=None, arms={}))
     noise = np.random.default_rng(0).normal(0, 0.5, size=(3, 3, 4))
     trials = []
     for (partition, draw, number), one in np.ndenumerate(noise):
@@ -112,11 +103,6 @@ def test_what_was_held_fixed_is_said(source: ResultSet) -> None:
         trials = [replace(t, fingerprints={"data": draws[t.seed]}, **own) for t in source.trials]
         said = conclude(build_studies(replace(source, trials=trials)))
         assert [one for one in said if one.startswith("held fixed")] == ([line] if line else [])
-
-
-def kept_copy(source: ResultSet, folder: Path) -> ResultSet:
-    export_runs(source, folder / "kept.csv")
-    return kept_results(read_export(folder / "kept.csv"))
 
 
 def test_a_partition_that_the_file_fixes_is_said(source: ResultSet, tmp_path: Path) -> None:
@@ -171,7 +157,7 @@ def test_no_setting_ranks_above_another_by_the_seeds_that_it_survived() -> None:
 
 
 def test_a_first_axis_of_data_is_a_place_and_not_compared(edited: Edited, tmp_path: Path) -> None:
-    def first(config: dict[str, Any]) -> None:
+    def first(config: Settings) -> None:
         config["paper"] = None
         config["arms"] = {name: config["arms"][name] for name in ("data", "modules")}
 
@@ -187,9 +173,8 @@ def test_settings_whose_clients_hold_other_samples_are_not_compared(source: Resu
         other = trial.setting["arms.modules"] == "full" and trial.setting["arms.data"] == "CIFAR-10"
         trial.fingerprints["partition"] = f"{trial.seed}{other}"
     found = build_studies(source)
-    assert [study.place for study in found.each] == ["CIFAR-100"]
     other = "CIFAR-10 full: other samples or clients than the others, not compared"
-    assert found.left_out == [other]
+    assert ([one.place for one in found.each], found.left_out) == (["CIFAR-100"], [other])
 
 
 @pytest.mark.parametrize(("places", "decided"), [("wxyz", False), ("uvwxyz", True)])

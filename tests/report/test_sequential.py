@@ -56,8 +56,7 @@ def test_a_planned_end_decides_sooner_and_more_often() -> None:
         half = half_width(std, count, level, looks)
         found = (np.abs(mean + 1) > half)[:, looked]
         stop = np.where(found.any(1), 3 + found.argmax(1), SEEDS)
-        assert power[0] <= found.any(1).mean() <= power[1]
-        assert seeds[0] <= stop.mean() <= seeds[1]
+        assert power[0] <= found.any(1).mean() <= power[1] and seeds[0] <= stop.mean() <= seeds[1]
     half = half_width(std, count, 2 * level, PLANNED)
     within = (np.abs(mean) + half < 1)[:, looked]
     assert within.any(1).mean() >= 0.75
@@ -159,9 +158,7 @@ def test_without_spread_nothing_is_decided() -> None:
     ("margin", "gap", "looks", "seeds"),
     [(0.5, 1, OPEN, 10), (1, 1, PLANNED, SEEDS), (2, 2, PLANNED, SEEDS)],
 )
-def test_ties_of_a_small_test_are_no_evidence_of_equivalence(
-    margin: float, gap: float, looks: Looks, seeds: int
-) -> None:
+def test_ties_do_not_say_equivalent(margin: float, gap: float, looks: Looks, seeds: int) -> None:
     """Two settings a gap apart, no less than the margin, which answer most of 40 test samples alike."""
     answers = np.random.default_rng(0).random(size=(STUDIES // 5, seeds, 40))
     differences = 2.5 * ((answers < 0.002 + gap / 100).sum(2) - (answers > 0.998).sum(2))

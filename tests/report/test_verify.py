@@ -93,19 +93,17 @@ def test_the_same_bits_and_evenly_spread_rows(edited: Edit) -> None:
     assert verify(path, tell=told.append) == told
     rows = [f"fedavg seed {seed}" for seed in range(3)]
     assert [(one.row, one.kind) for one in told] == [(row, "same") for row in rows]
-    assert [one.row for one in verify(path, 2)] == rows[:2]
-    assert len(verify(path, 5)) == 3
+    assert [one.row for one in verify(path, 2)] == rows[:2] and len(verify(path, 5)) == 3
 
 
 @pytest.mark.usefixtures("as_kept")
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ({"value": "99.5"}, "value 99.5, here"),
-        ({"bytes_up": "1"}, "bytes_up 1, here"),
+        *(({"value": "99.5"}, "value 99.5, here"), ({"bytes_up": "1"}, "bytes_up 1, here")),
         ({"rounds": "3"}, "rounds 3, here 2"),
-        ({"algorithm": "fedprox"}, "algorithm fedprox, here fedavg"),
         ({"data": "mnist"}, "data mnist, here digits-sklearn"),
+        ({"algorithm": "fedprox"}, "algorithm fedprox, here fedavg"),
         ({"data_sha256": "ab" * 32}, "data_sha256 abababababab, here "),
         ({"partition_sha256": "ab" * 32}, "partition_sha256 abababababab, here "),
     ],
@@ -222,8 +220,7 @@ def test_a_killed_call_is_continued_by_the_next(edited: Edit) -> None:
     assert done.returncode == -signal.SIGKILL
     assert len(list(Path("runs").glob("verify-*/001/run.json"))) == 1
     assert type(refused(verify, path, 1, progress=StopAfter(2))) is InterruptedRunError
-    assert len(list(Path("runs").glob("verify-*/*"))) == 1
-    assert first(path).kind == "same"
+    assert len(list(Path("runs").glob("verify-*/*"))) == 1 and first(path).kind == "same"
 
 
 def test_rows_of_the_same_settings_and_other_data_are_one_run(edited: Edit) -> None:

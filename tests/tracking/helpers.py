@@ -13,10 +13,8 @@ from flray.tracking import client
 from flray.tracking.background import Tracker
 from flray.tracking.exporter import MlflowExporter
 
-Point = tuple[int, float, int]
-"""Step, value, time [ms]."""
-PATIENCE = 120
-"""Seconds on a busy machine."""
+Point = tuple[int, float, int]  # step, value, time [ms]
+PATIENCE = 120  # seconds on a busy machine
 
 
 def wait(until: Callable[[], bool], why: Callable[[], str] = str) -> None:

@@ -5,7 +5,6 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from flray.files.tracking_address import check, redact, resolve_uri, without_sec
 from flray.records import directory
 from flray.tracking.client import Cursor, connect, save_cursor, ui_links
 from flray.tracking.exporter import MlflowExporter
-from tests.helpers import INLINE, written
+from tests.helpers import INLINE, Settings, written
 from tests.messages import mistyped, refused
 from tests.tracking.helpers import Sending
 
@@ -52,8 +51,7 @@ QUERY, ODBC = "postgresql://h/db?user=me&", "mssql+pyodbc:///?odbc_connect="
     ],
 )
 def test_every_form_of_a_secret_is_taken_out(uri: str, shown: str) -> None:
-    assert redact(uri) == shown
-    assert redact(shown) == shown
+    assert redact(uri) == shown and redact(shown) == shown
 
 
 LOCAL = ("sqlite:////a/b.db", "sqlite:////a/b:c@d/x.db", "local.lr", "", "a=1&password=2")
@@ -72,8 +70,7 @@ def test_what_a_driver_says_has_no_secret_either() -> None:
     for said in (f"cannot reach {uri}", "'se/cret x' is wrong", "se%2Fcret%20x", "se/cret%20x"):
         shown = without_secrets(said, uri)
         assert "cret" not in shown and "***" in shown
-    # Nor of those within a connection string.
-    uri = f"{ODBC}DRIVER%3D%7BODBC%7D%3BPWD%3D%7B{S}%7D"
+    uri = f"{ODBC}DRIVER%3D%7BODBC%7D%3BPWD%3D%7B{S}%7D"  # nor of those within a connection string
     failed = f"Login failed (DRIVER={{ODBC}};PWD={{{S}}})"
     assert without_secrets(failed, uri) == "Login failed (***)"
     assert without_secrets(f"Login failed: {S}", uri) == "Login failed: ***"
@@ -82,7 +79,7 @@ def test_what_a_driver_says_has_no_secret_either() -> None:
 @pytest.mark.slow
 def test_nothing_secret_in_files_mlflow_or_messages(
     tmp_cwd: Path,
-    digits: dict[str, Any],
+    digits: Settings,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -98,8 +95,7 @@ def test_nothing_secret_in_files_mlflow_or_messages(
     assert invoke(["sync", "digits", "--uri", f"sqlite:///{tmp_cwd}/m.db"]) == 0
     assert invoke(["sync", "digits"]) == 2
     more, errors = capfd.readouterr()
-    assert "set MLFLOW_TRACKING_URI" in errors
-    assert S not in out + err + more + errors
+    assert "set MLFLOW_TRACKING_URI" in errors and S not in out + err + more + errors
     files = [path for path in tmp_cwd.rglob("*") if path.is_file()]
     wanted = {"config.yaml", "journal.jsonl", "run.json", "tracking.json", "m.db"}
     assert wanted <= {path.name for path in files}
@@ -107,8 +103,7 @@ def test_nothing_secret_in_files_mlflow_or_messages(
         assert S.encode() not in path.read_bytes(), path
     # The whole address comes from the environment when the run is taken up again.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert resolve_uri(shown) == uri
-    assert MlflowExporter(folder, shown).uri == shown
+    assert resolve_uri(shown) == uri and MlflowExporter(folder, shown).uri == shown
 
 
 def test_a_password_with_signs_of_addresses_is_refused_and_no_part_of_it_is_shown() -> None:
@@ -119,7 +114,7 @@ def test_a_password_with_signs_of_addresses_is_refused_and_no_part_of_it_is_show
         check(f"http://ann:{S}{quoted}more@host:5000")
 
 
-def test_a_missing_driver_is_told_without_password(tmp_cwd: Path, digits: dict[str, Any]) -> None:
+def test_a_missing_driver_is_told_without_password(tmp_cwd: Path, digits: Settings) -> None:
     uri = f"postgresql+asyncpg2://ann:{S}@h/db?password={S}"
     written({**digits, "tracking": {"uri": uri}})
     mistyped("run", "x.yaml", "resources.executor=inline")
@@ -144,9 +139,7 @@ MADE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("made", MADE)
-def test_what_is_no_database_is_refused_before_the_first_round(
-    made: str, tmp_cwd: Path, digits: dict[str, Any]
-) -> None:
+def test_what_is_no_database_is_refused(made: str, tmp_cwd: Path, digits: Settings) -> None:
     (tmp_cwd / "x").mkdir()
     MADE[made](tmp_cwd / "x" / "m.db")
     settings = {**digits, **INLINE, "tracking": {"uri": "sqlite:///x/m.db"}}
@@ -197,9 +190,7 @@ def test_where_the_charts_of_a_run_are(tmp_path: Path) -> None:
     assert served[1].endswith(f"@host:5000{CHARTS}") and "secret" not in "".join(served)
 
 
-def test_a_version_of_mlflow_without_its_database_store_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_without_a_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow.store.tracking.sqlalchemy_store", None)
     monkeypatch.setattr("mlflow.__version__", "9.0")
     refused(connect, f"sqlite:///{tmp_path}/new.db")

@@ -14,7 +14,6 @@ from flray.files.tracking_address import resolve_uri
 from flray.records import Journal
 from flray.tracking import client
 from flray.tracking.background import SyncReport, sync
-from flray.tracking.client import http_limits
 from flray.tracking.exporter import MlflowExporter
 from tests.messages import refused
 from tests.tracking.helpers import Sending, recorded
@@ -30,10 +29,8 @@ def test_a_whole_run(to: Sending) -> None:
     journal.artifact("plots/curve.png", "plots")
     journal.end("FINISHED")
     sender = to.exporter()
-    assert sender.unsent() == 5
-    assert sender.flush() == 0
+    assert sender.unsent() == 5 and sender.flush() == 0
     assert (sender.reason, sender.notices) == (None, [])
-
     run = to.sent()
     assert len(run.data.params) == 252
     assert (run.data.params["p249"], run.data.params["odd_"]) == ("249", "1")
@@ -41,8 +38,7 @@ def test_a_whole_run(to: Sending) -> None:
     assert run.data.tags["flray.uid"] == f"{to.folder.name}-run"
     assert (run.data.tags["a"], run.data.tags["best_round"]) == ("b", "0")
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
-    assert to.points("loss") == recorded(journal, "loss")
-    assert math.isnan(to.points("bad")[0][1])
+    assert to.points("loss") == recorded(journal, "loss") and math.isnan(to.points("bad")[0][1])
     # MLflow's database knows no infinity and keeps the largest number instead.
     assert to.points("up")[0][1] == -to.points("down")[0][1] == sys.float_info.max
     (artifact,) = to.client.list_artifacts(run.info.run_id, "plots")
@@ -222,8 +218,7 @@ def test_a_stop_leaves_the_rest_for_later(to: Sending) -> None:
     answers = iter([False] * 15 + [True])
     sender = to.exporter()
     assert sender.flush(stop=lambda: next(answers)) == 20
-    assert sender.flush() == 0
-    assert to.points("m0") == recorded(journal, "m0")
+    assert sender.flush() == 0 and to.points("m0") == recorded(journal, "m0")
 
 
 def test_trials_hang_below_the_sweep_whoever_comes_first(to: Sending) -> None:
@@ -250,11 +245,9 @@ def test_a_resumed_run_goes_on_in_the_same_run(to: Sending) -> None:
     journal.start(uid="u", experiment="e", name="n")  # it resumes
     for round_, loss in enumerate([2.0, 1.0, 0.5]):
         journal.record_round(round_, {"loss": loss})
-    assert sender.flush() == 0
-    assert to.sent().info.status == "RUNNING"
+    assert sender.flush() == 0 and to.sent().info.status == "RUNNING"
     journal.end("FINISHED")
-    assert sender.flush() == 0
-    assert to.sent().info.status == "FINISHED" and len(to.runs()) == 1
+    assert sender.flush() == 0 and to.sent().info.status == "FINISHED" and len(to.runs()) == 1
     assert to.points("loss") == recorded(journal, "loss")
     assert [value for _, value, _ in to.points("loss")] == [2.0, 1.0, 0.5]
 
@@ -267,8 +260,7 @@ def test_a_run_the_server_forgot_is_sent_again_from_its_start(left: str, to: Sen
     offset = journal.path.stat().st_size if left == "a file" else 0
     client.save_cursor(to.folder / "run", client.Cursor(resolve_uri(to.uri), "f" * 32, "1", offset))
     journal.artifact("curve.png", "figures")
-    assert not to.send().notices
-    assert to.points("loss") == recorded(journal, "loss")
+    assert not to.send().notices and to.points("loss") == recorded(journal, "loss")
     (artifact,) = to.client.list_artifacts(to.run_id(), "figures")
     assert artifact.path == "figures/curve.png"
 
@@ -279,8 +271,7 @@ def test_a_deleted_experiment_and_a_deleted_run_are_said_clearly(to: Sending) ->
     to.client.delete_run(to.run_id())
     journal.record_round(0, {"loss": 1.0})
     refused(sender.flush)
-    experiment = to.client.get_experiment_by_name(to.folder.name)
-    to.client.delete_experiment(experiment.experiment_id)
+    to.client.delete_experiment(to.client.get_experiment_by_name(to.folder.name).experiment_id)
     (to.folder / "run" / "tracking.json").unlink()
     refused(sender.flush)
 
@@ -295,14 +286,11 @@ def test_what_cannot_be_sent_does_not_hold_up_the_rest(to: Sending) -> None:
     notices = to.send().notices
     assert len(notices) == 3
     assert "lr" in notices[0] and "gone.png" in notices[1] and "secret" in notices[2]
-    assert to.client.list_artifacts(to.run_id()) == []
-    assert to.sent().data.params == {"lr": "0.1"}
+    assert to.client.list_artifacts(to.run_id()) == [] and to.sent().data.params == {"lr": "0.1"}
     assert to.points("loss") == recorded(journal, "loss")
 
 
-def test_an_address_of_no_use_is_refused_and_a_relative_database_means_one_place(
-    tmp_cwd: Path,
-) -> None:
+def test_useless_addresses_are_refused_and_a_relative_database_is_one_place(tmp_cwd: Path) -> None:
     no_use = ("htp://host", "mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:", "")
     for uri in no_use:
         refused(MlflowExporter, tmp_cwd, uri)
@@ -314,7 +302,7 @@ def test_http_limits_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     before = dict(os.environ)
-    with http_limits(), http_limits():
+    with client.http_limits(), client.http_limits():
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0"
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert dict(os.environ) == before
@@ -370,8 +358,7 @@ def test_a_process_killed_while_making_the_database_leaves_no_broken_one(tmp_pat
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run"), to.uri]
     assert subprocess.run(command, timeout=120).returncode == -9
-    assert (tmp_path / "fresh" / ".mlflow.db.new").stat().st_size > 0
-    assert not database.exists()
+    assert (tmp_path / "fresh" / ".mlflow.db.new").stat().st_size > 0 and not database.exists()
     to.send()
     assert to.points("loss") == recorded(journal, "loss")
 

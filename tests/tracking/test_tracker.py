@@ -18,7 +18,6 @@ import pytest
 
 from flray.records import JOURNAL, Journal, history_of, listen, read_events
 from flray.tracking import background, client
-from flray.tracking.background import Tracker
 from tests.helpers import python
 from tests.messages import refused
 from tests.tracking.helpers import Sending, recorded, tracking_threads, wait
@@ -29,7 +28,7 @@ NOWHERE = "http://127.0.0.1:9"
 def test_rounds_arrive_while_training_and_the_thread_ends(to: Sending) -> None:
     said: list[str] = []
     sweep, journal = to.start("sweep"), to.start("trial")
-    tracker = Tracker(to.uri, said.append)
+    tracker = background.Tracker(to.uri, said.append)
     assert tracking_threads() == []
     trial = to.folder / "trial"
     tracker.register(trial, to.folder / "sweep")
@@ -41,25 +40,21 @@ def test_rounds_arrive_while_training_and_the_thread_ends(to: Sending) -> None:
     for run in (sweep, journal):
         run.end("FINISHED")
     for _ in range(2):
-        assert tracker.close(30) == 0
-        assert tracking_threads() == []
-    assert said == []
-    assert to.points("loss", "trial") == recorded(journal, "loss")
+        assert tracker.close(30) == 0 and tracking_threads() == []
+    assert said == [] and to.points("loss", "trial") == recorded(journal, "loss")
     refused(tracker.register, trial)
 
 
 def test_nothing_is_sent_while_it_rests_until_it_is_closed(to: Sending) -> None:
     journal, run = to.start(), to.folder / "run"
-    tracker = Tracker(to.uri, print, rest=86_400)
+    tracker = background.Tracker(to.uri, print, rest=86_400)
     tracker.register(run)
     journal.record_round(0, {"loss": 1.0})
     assert tracker._until_due() is not None and client.read_cursor(run) is None
     assert tracker.close(30) == 0 and to.points("loss") == recorded(journal, "loss")
 
 
-def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(
-    to: Sending, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rounds_go_in_few_requests(to: Sending, monkeypatch: pytest.MonkeyPatch) -> None:
     """It rests for many times as long as it worked: here until it is closed."""
     assert background._REST >= 100 and background._LONGEST_REST > 1
     monkeypatch.setattr(background, "_REST", 1e9)
@@ -80,14 +75,11 @@ def test_many_rounds_go_in_few_requests_and_nothing_new_is_no_work(
     for round_ in range(50):
         journal.record_round(round_, {"loss": 1.0})
     wait(rests)
-    assert client.load_cursor(run, tracker.uri).offset == sent
-    assert tracker.close(30) == 0
+    assert client.load_cursor(run, tracker.uri).offset == sent and tracker.close(30) == 0
     assert to.points("loss") == recorded(journal, "loss")
 
 
-def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
-    to: Sending, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_away_is_said_once(to: Sending, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries slow down, and new rounds do not hurry them."""
     monkeypatch.setattr(background, "_FIRST_PAUSE", 0.25)
     journal = to.start()
@@ -105,8 +97,7 @@ def test_a_server_that_is_away_is_said_once_and_costs_the_training_nothing(
 
     wait(retried_thrice)
     # One more try, which is refused at once: the time is not waited for.
-    assert tracker.close(86_400) == len(journal.rounds()) + 1
-    assert tracking_threads() == []
+    assert tracker.close(86_400) == len(journal.rounds()) + 1 and tracking_threads() == []
     (line,) = said
     away = "is away: nobody answers there (connection refused)"
     assert line.startswith(f"tracking at {NOWHERE} {away}")
@@ -124,8 +115,7 @@ def test_a_refusal_is_said_once_and_the_other_runs_go_on(to: Sending) -> None:
         bad.record_round(round_, {"loss": 1.0})
     assert tracker.close(60) == 3
     (line,) = said
-    assert "the run's start is missing" in line
-    assert f"{to.folder / 'bad'} is no longer sent" in line
+    assert "the run's start is missing" in line and f"{to.folder / 'bad'} is no longer sent" in line
     assert to.points("loss", "good") == recorded(good, "loss")
 
 
@@ -152,8 +142,7 @@ def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: 
     with Journal(tmp_path / "run" / "journal.jsonl") as journal:
         assert journal.record_round(0, values)
         (event,) = journal.rounds()
-    assert event["metrics"]["a"] == 0.30000000000000004
-    assert math.isnan(event["metrics"]["b"])
+    assert event["metrics"]["a"] == 0.30000000000000004 and math.isnan(event["metrics"]["b"])
     assert [event["metrics"][name] for name in "cdef"] == [math.inf, -math.inf, 5e-324, 1.0]
     assert isinstance(event["time"], int)
 
@@ -166,15 +155,12 @@ def test_rounds_come_back_bit_for_bit_with_values_that_are_not_finite(tmp_path: 
 def test_a_round_is_recorded_once_also_after_opening_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
-        assert journal.record_round(1, {"x": 1.0})
-        assert not journal.record_round(1, {"x": 2.0})
+        assert journal.record_round(1, {"x": 1.0}) and not journal.record_round(1, {"x": 2.0})
         first = journal.rounds()
     before = path.read_bytes()
     with Journal(path) as journal:
-        assert not journal.record_round(1, {"x": 1.0})
-        assert path.read_bytes() == before
-        assert journal.rounds() == first
-        assert journal.record_round(2, {"x": 3.0})
+        assert not journal.record_round(1, {"x": 1.0}) and path.read_bytes() == before
+        assert journal.rounds() == first and journal.record_round(2, {"x": 3.0})
         assert journal.history()["x"].tolist() == [1.0, 3.0]
 
 
@@ -189,8 +175,7 @@ def test_a_torn_last_line_is_cut_off_wherever_it_tore(tmp_path: Path) -> None:
         path.write_bytes(data[:cut])
         assert [event["round"] for event in read_events(tmp_path)] == [0]
         with Journal(path) as journal:
-            assert path.stat().st_size == whole
-            assert journal.record_round(1, {"loss": 0.125})
+            assert path.stat().st_size == whole and journal.record_round(1, {"loss": 0.125})
             assert journal.history()["loss"].tolist() == [0.5, 0.125]
     path.write_bytes(data[:whole] + b"\0\0\0\n\0\0")
     with Journal(path) as journal:
@@ -216,16 +201,13 @@ def test_what_no_kill_leaves_is_damage(tmp_path: Path) -> None:
 
 def test_history_is_sorted_with_round_first_and_gaps_as_nan(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.jsonl") as journal:
-        assert journal.history().columns.tolist() == ["round"]
-        assert len(journal.history()) == 0
+        assert journal.history().columns.tolist() == ["round"] and len(journal.history()) == 0
         journal.record_round(2, {"time/train": 3.0, "accuracy": 0.5})
         journal.record_round(1, {"accuracy": 0.25})
         table = journal.history()
     assert table.columns.tolist() == ["round", "time/train", "accuracy"]
-    assert table["round"].tolist() == [1, 2]
-    assert table["accuracy"].tolist() == [0.25, 0.5]
-    assert math.isnan(table["time/train"][0])
-    assert history_of(read_events(tmp_path)).equals(table)
+    assert table["round"].tolist() == [1, 2] and table["accuracy"].tolist() == [0.25, 0.5]
+    assert math.isnan(table["time/train"][0]) and history_of(read_events(tmp_path)).equals(table)
 
 
 def test_start_is_written_once_and_by_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -265,8 +247,7 @@ def test_a_killed_writer_loses_no_round_it_reported(tmp_path: Path) -> None:
     process.wait()
     with Journal(path) as journal:
         rounds = [event["round"] for event in journal.rounds()]
-        assert rounds[: len(reported)] == reported
-        assert rounds == list(range(len(rounds)))
+        assert rounds[: len(reported)] == reported and rounds == list(range(len(rounds)))
         assert journal.record_round(len(rounds), {})
 
 
@@ -300,7 +281,6 @@ def test_a_line_cut_off_by_a_full_disk_is_taken_back(tmp_path: Path) -> None:
         "    print(journal.record_round(2, {'loss': 3.0})); journal.end('FAILED')\n"
     )
     path = tmp_path / "journal.jsonl"
-    done = python(code, str(path))
-    assert done.stdout.split() == [str(errno.EFBIG), "True"]
+    assert python(code, str(path)).stdout.split() == [str(errno.EFBIG), "True"]
     metrics = [event.get("metrics") for event in read_events(path)]
     assert metrics == [{"loss": 1.0}, {"loss": 3.0}, None]

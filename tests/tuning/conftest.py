@@ -1,14 +1,15 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.helpers import Settings
 
 ONE = {"concurrency": 1}
 """Trials one after the other share a process, whose start takes longer than such a trial."""
 
 
 @pytest.fixture
-def content(tmp_path: Path) -> dict[str, Any]:
+def content(tmp_path: Path) -> Settings:
     """A small sweep on digits that need no file, tracked nowhere."""
     data = {"name": "digits-sklearn", "samples": 160}
     experiment = {"name": "small", "rounds": 3, "data": data, "partition": "domains"}

@@ -95,11 +95,9 @@ from tests.tuning.helpers import rounds_recorded
 
 function, path, folder, phase, rounds = sys.argv[1:]
 
-
 def look(_):
     if rounds_recorded(Path(folder), phase) >= int(rounds):
         os.kill(os.getpid(), signal.SIGKILL)
-
 
 listen(look)
 getattr(api, function)(Path(path))

@@ -18,6 +18,7 @@ from flray.records import directory
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import TrialFolder
 from flray.tuning.tuner import Asha, OptunaSearch
+from tests.helpers import Settings
 from tests.messages import refused
 from tests.tuning.helpers import begin, specs
 from tests.tuning.test_phases import run
@@ -26,7 +27,7 @@ CHOSEN = {"only": {"method": ["fccl", "prox"]}, "skip": [{"method": ["prox"], "d
 
 
 @pytest.fixture
-def armed(content: dict[str, Any]) -> dict[str, Any]:
+def armed(content: Settings) -> Settings:
     del content["space"]
     prox = {"algorithm": {"name": "fedprox", "mu": 0.5}, "local.lr": 0.2}
     iid, skewed = {"name": "iid", "clients": 3}, {"partition.clients_per_domain": 2}
@@ -35,7 +36,7 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, Any]) -> None:
+def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: Settings) -> None:
     _, made = specs({**armed, "space": {"local.epochs": {"grid": [1, 2]}}})
     assert len(made) == 3 * 2 * 2 * 2
     assert [p.setting["arms.method"] for p in made[::8]] == ["fedavg", "prox", "fccl"]
@@ -49,7 +50,7 @@ def test_arms_multiply_with_each_other_the_space_and_the_seeds(armed: dict[str, 
     assert flatten_setting(made[0].setting) == flat
 
 
-def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> None:
+def test_one_trials_settings_do_not_stay_for_the_next(armed: Settings) -> None:
     """Paths that lead into an arm's mapping change a copy of it."""
     config = resolve_sweep(load({**armed, "space": {"algorithm.mu": {"grid": [0.1, 0.2]}}}))
     chosen = config.sweep.model_copy(update={"only": {"method": ("prox",)}})
@@ -60,7 +61,7 @@ def test_one_trials_settings_do_not_stay_for_the_next(armed: dict[str, Any]) -> 
     assert config.model_dump() == before
 
 
-def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
+def test_only_and_skip_choose_among_the_arms(armed: Settings) -> None:
     armed["sweep"] |= CHOSEN
     found = [label(setting) for setting in enumerate_settings(resolve_sweep(load(armed)))]
     assert found == ["fccl iid", "fccl skewed", "prox skewed"]
@@ -68,7 +69,7 @@ def test_only_and_skip_choose_among_the_arms(armed: dict[str, Any]) -> None:
     refused(resolve_sweep, load(armed))
 
 
-def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, Any]) -> None:
+def test_a_rule_changes_settings_of_the_combinations_it_names(armed: Settings) -> None:
     both = {"method": ["prox"], "data": ["skewed"]}
     armed["sweep"]["where"] = [
         {"arms": both, "settings": {"algorithm.mu": 5, "local.lr": 0.3}},
@@ -94,7 +95,7 @@ def test_a_rule_changes_settings_of_the_combinations_it_names(armed: dict[str, A
     refused(load, armed, ["algorithm.mu=1"])
 
 
-def test_mistakes_are_refused(armed: dict[str, Any]) -> None:
+def test_mistakes_are_refused(armed: Settings) -> None:
     for path, value in (
         ("sweep.where", [{"arms": {"method": ["fcc"]}, "settings": {"local.lr": 1}}]),
         ("sweep.where", [{"arms": {"method": ["fccl"]}, "settings": {"output": "x"}}]),
@@ -110,14 +111,14 @@ def test_mistakes_are_refused(armed: dict[str, Any]) -> None:
         refused(specs, armed, [(path, value)])
 
 
-def test_the_command_line_wins_over_the_arms(armed: dict[str, Any]) -> None:
+def test_the_command_line_wins_over_the_arms(armed: Settings) -> None:
     _, made = specs(armed, ["local.lr=0.3", "arms.method.prox.algorithm.mu=2", "sweep.seeds=[5]"])
     assert {p.experiment.local.lr for p in made} == {0.3} and {p.seed for p in made} == {5}
     prox = [p.experiment for p in made if p.setting["arms.method"] == "prox"]
     assert {experiment.algorithm.options["mu"] for experiment in prox} == {2.0}
 
 
-def test_files_of_sweeps_and_trials_load_alike(armed: dict[str, Any], tmp_path: Path) -> None:
+def test_files_of_sweeps_and_trials_load_alike(armed: Settings, tmp_path: Path) -> None:
     """Also as the file of a single run, which a trial's is."""
     where = [{"arms": {"data": ["skewed"]}, "settings": {"local.momentum": 0.5}}]
     armed["sweep"] |= {**CHOSEN, "where": where, "scheduler": "asha"}
@@ -132,7 +133,7 @@ def test_files_of_sweeps_and_trials_load_alike(armed: dict[str, Any], tmp_path: 
         assert alone.experiment == spec.experiment
 
 
-def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_lies_over_its_base(armed: Settings, tmp_path: Path) -> None:
     (tmp_path / "common.yaml").write_text(yaml.safe_dump(armed))
     file = tmp_path / "suite.yaml"
     file.write_text(
@@ -152,7 +153,7 @@ def test_a_file_lies_over_its_base(armed: dict[str, Any], tmp_path: Path) -> Non
     refused(load, file)
 
 
-def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
+def test_smoke_is_small_and_has_every_arm(armed: Settings) -> None:
     armed["experiment"] |= {"rounds": 100, "local": {"epochs": 10, "batch_size": 64}}
     armed["arms"]["method"]["prox"] |= {"rounds": 300, "local.epochs": 20}
     armed["arms"]["data"]["iid"]["partition"]["clients"] = 30
@@ -168,12 +169,8 @@ def test_smoke_is_small_and_has_every_arm(armed: dict[str, Any]) -> None:
     _, made = specs(smoke(load(armed)))
     assert {one.experiment.split for one in made} == {"official"}
     assert {one.experiment.evaluation.validation for one in made} == {0.2}
-
-
-def test_smoke_shortens_what_an_arm_sets_itself(armed: dict[str, Any]) -> None:
-    """Also an option that is off by default."""
-    long = {"name": "fcclplus", "pretrain_epochs": 50}
-    armed["arms"]["method"]["fccl"] |= {"algorithm": long}
+    # Also an option that is off by default, if an arm sets it.
+    armed["arms"]["method"]["fccl"] |= {"algorithm": {"name": "fcclplus", "pretrain_epochs": 50}}
     _, made = specs(smoke(resolve_sweep(load(armed))))
     assert made[-1].experiment.algorithm.options["pretrain_epochs"] == 1
 
@@ -189,7 +186,7 @@ class _Trial:
         return self.number
 
 
-def _rule(content: dict[str, Any], past: dict[str, Any], **asha: Any) -> Asha:
+def _rule(content: Settings, past: dict[str, Any], **asha: Any) -> Asha:
     content["sweep"] |= {"scheduler": {"name": "asha", "reduction_factor": 2, **asha}}
     config, made = specs(content)
     return Asha(config, {point.number: point for point in made}, past)
@@ -201,17 +198,16 @@ def _decisions(rule: Asha, *reported: tuple[str, float]) -> list[str]:
     return [rule.on_trial_result(None, _Trial(number), result) for number, result in results]
 
 
-def test_settings_compete_and_seeds_and_methods_do_not(content: dict[str, Any]) -> None:
+def test_settings_compete_and_seeds_and_methods_do_not(content: Settings) -> None:
     content["space"]["algorithm"] = {"grid": ["fedavg", "local"]}
     # 0001, 0002 are fedavg at (0.02, seed 0), (0.02, 1); 0003, 0004 are local; then the rate is 0.1.
     scores = [("0001", 0.5), ("0002", 0.1), ("0003", 0.1), ("0005", 0.4), ("0006", 0.2)]
-    decisions = [CONTINUE, CONTINUE, CONTINUE, STOP, CONTINUE]
-    assert _decisions(_rule(content, {}), *scores) == decisions
+    assert _decisions(_rule(content, {}), *scores) == [CONTINUE, CONTINUE, CONTINUE, STOP, CONTINUE]
     rule = _rule(content, {}, compared="all")
     assert _decisions(rule, ("0001", 0.5), ("0002", 0.4)) == [CONTINUE, STOP]
 
 
-def test_a_resumed_sweep_remembers_what_others_reached(content: dict[str, Any]) -> None:
+def test_a_resumed_sweep_remembers_what_others_reached(content: Settings) -> None:
     """Nothing is compared with itself."""
     content["sweep"]["seeds"] = [0]
     pasts = {}, {"0001": [(1, 0.9), (2, 0.95)]}, {"0002": [(1, 0.9)]}
@@ -220,7 +216,7 @@ def test_a_resumed_sweep_remembers_what_others_reached(content: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_decides_as_tune_s_own_rule(content: dict[str, Any], seed: int) -> None:
+def test_it_decides_as_tune_s_own_rule(content: Settings, seed: int) -> None:
     chance = random.Random(seed)
     content["experiment"]["rounds"] = rounds = chance.choice([7, 9, 27])
     content["space"]["local.lr"] = {"grid": [0.01 + k / 100 for k in range(12)]}
@@ -255,7 +251,7 @@ Values = dict[str, Any]
 class _Sweep:
     """A sweep of a search, whose trials bring scores at once."""
 
-    def __init__(self, content: dict[str, Any], folder: Path, known: list[Values]) -> None:
+    def __init__(self, content: Settings, folder: Path, known: list[Values]) -> None:
         self.config = resolve_sweep(load(content))
         self.folder = folder
         begin(self.config, folder)
@@ -293,22 +289,20 @@ METHODS = {"algorithm": {"choice": ["fedavg", "local"]}}
 
 
 @pytest.fixture
-def searched(content: dict[str, Any], tmp_path: Path) -> Search:
+def searched(content: Settings, tmp_path: Path) -> Search:
     content["experiment"]["rounds"] = 1
     content["space"] = {"local.lr": {"loguniform": [0.001, 1.0]}, **METHODS}
     content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0, 1]}
     return lambda name, known: _Sweep(content, tmp_path / name, known)
 
 
-def test_suggestions_are_repeated_with_every_seed_and_once_resumed_go_on_alike(
-    searched: Search,
-) -> None:
+def test_suggestions_get_every_seed_and_once_resumed_go_on_alike(searched: Search) -> None:
     whole = searched("whole", [])
     search = whole.search()
     whole.run(search, 24)
     made = list(whole.points.values())
-    assert [p.number for p in made] == [f"{i:04d}" for i in range(1, 25)]
-    assert [p.seed for p in made] == [0, 1] * 12
+    numbers = [f"{i:04d}" for i in range(1, 25)]
+    assert [(p.number, p.seed) for p in made] == [*zip(numbers, [0, 1] * 12, strict=True)]
     assert search.suggest("one more") == "FINISHED"
     assert search.past() == [(p.setting, _value(p)) for p in made[::2]]
     settings = [p.setting for p in made[::2]]
@@ -321,7 +315,7 @@ def test_suggestions_are_repeated_with_every_seed_and_once_resumed_go_on_alike(
         assert [p.setting for p in list(resumed.points.values())[::2]] == settings
 
 
-def test_a_search_tries_no_setting_twice(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_search_tries_no_setting_twice(content: Settings, tmp_path: Path) -> None:
     """Otherwise the values of one would count as those of further seeds."""
     content["space"] = {"local.lr": {"grid": [0.1, 0.2]}, **METHODS}
     content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0, 1]}
@@ -333,9 +327,7 @@ def test_a_search_tries_no_setting_twice(content: dict[str, Any], tmp_path: Path
     assert len({str(point.values) for point in sweep.points.values()}) == 8
 
 
-def test_a_search_gives_up_if_all_that_it_looks_at_is_infeasible(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_search_gives_up_if_all_is_infeasible(content: Settings, tmp_path: Path) -> None:
     methods = {"choice": ["fedprox", *["fedavg"] * 999]}
     content["space"] = {"algorithm": methods, "algorithm.mu": {"choice": [0.1, 0.2]}}
     content["sweep"] = {"search": "optuna", "samples": 12, "seeds": [0]}

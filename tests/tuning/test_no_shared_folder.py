@@ -17,6 +17,7 @@ from flray.records import read_events
 from flray.runs import runner
 from tests.clusters import Gates
 from tests.forked import light_nodes
+from tests.helpers import Settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("no_pictures")]
 
@@ -24,8 +25,7 @@ HIDDEN = """
 mount -t tmpfs none "$1"
 exec "$2" start --address "$3" --num-cpus 1 --block --disable-usage-stats
 """
-RATES = [0.02, 0.03, 0.04]
-"""One for each of the nodes."""
+RATES = [0.02, 0.03, 0.04]  # one for each of the nodes
 
 
 class Nodes:
@@ -85,9 +85,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
         found.end()
 
 
-def test_a_sweep_on_nodes_without_a_shared_folder_has_the_digests_of_one_machine(
-    tmp_cwd: Path, digits: dict[str, Any], nodes: Nodes
-) -> None:
+def test_the_digests_are_one_machine_s(tmp_cwd: Path, digits: Settings, nodes: Nodes) -> None:
     """A node is lost in the middle of a round of all trials; its trial goes on on the one that comes."""
     (tmp_cwd / "marks").mkdir()
     gates = Gates(tmp_cwd / "marks", [2])
@@ -95,11 +93,9 @@ def test_a_sweep_on_nodes_without_a_shared_folder_has_the_digests_of_one_machine
     one = {"experiment": {**settings, "output": "alone"}}
     alone = {rate: runner.run(one, [f"local.lr={rate}"]).sha256 for rate in RATES}
     held = {"algorithm": "held", "plugins": [str(tmp_cwd / "marks" / "held.py")]}
-    content = {
-        "experiment": {**settings, **held, "name": "sweep", "output": str(tmp_cwd / "runs")},
-        "space": {"local.lr": {"grid": RATES}},
-        "sweep": {"metric": "auto", "max_failures": 0},
-    }
+    experiment = {**settings, **held, "name": "sweep", "output": str(tmp_cwd / "runs")}
+    content = {"experiment": experiment, "space": {"local.lr": {"grid": RATES}}}
+    content["sweep"] = {"metric": "auto", "max_failures": 0}
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(api.tune(content)), daemon=True)
     thread.start()

@@ -20,7 +20,7 @@ from flray.tuning.phases import Batch, Phases, has_reached
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep
 from flray.tuning.trial_store import TrialFolder, retry_failed, trial_folders
 from flray.tuning.units import units
-from tests.helpers import cases
+from tests.helpers import Settings, cases
 from tests.messages import refused
 from tests.tuning.helpers import begin, leave, left
 
@@ -35,7 +35,7 @@ GAIN = {"fedavg": 0.0, "local": -0.2, "fedprox": 0.02}
 
 
 @pytest.fixture
-def tuned(content: dict[str, Any]) -> dict[str, Any]:
+def tuned(content: Settings) -> Settings:
     content["experiment"]["rounds"] = 9
     tune = {"samples": 12, "seeds": [100, 101], "scheduler": "asha"}
     content |= {"arms": {"method": dict(METHODS)}, "sweep": {"seeds": [0, 1], "tune": tune}}
@@ -43,7 +43,7 @@ def tuned(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def decided(tuned: dict[str, Any]) -> dict[str, Any]:
+def decided(tuned: Settings) -> Settings:
     """The same methods, untuned, with seeds until they are decided."""
     for arm in METHODS:
         tuned["arms"]["method"][arm] = {k: v for k, v in METHODS[arm].items() if k != "space"}
@@ -55,8 +55,7 @@ def quality(point: TrialSpec, round_: int) -> float:
     """Rise to a peak at a learning rate of 0.1, with a little noise of the seed."""
     distance = abs(math.log(point.experiment.local.lr / 0.1))
     noise = np.random.default_rng([point.seed, len(point.setting["arms.method"])]).normal() / 500
-    gain = GAIN[point.setting["arms.method"]]
-    return float(0.6 + gain - 0.05 * distance + noise + 0.01 * round_)
+    return float(0.6 + GAIN[point.setting["arms.method"]] - 0.05 * distance + noise + 0.01 * round_)
 
 
 def run(folder: Path, point: TrialSpec, config: Config, rounds: int, score: Score) -> None:
@@ -81,14 +80,14 @@ def work(config: Config, folder: Path, score: Score = quality, count: int | None
     return batch
 
 
-def started(content: dict[str, Any], folder: Path) -> Config:
+def started(content: Settings, folder: Path) -> Config:
     config = resolve_sweep(load(content))
     begin(config, folder)
     return config
 
 
 def sweep(
-    content: dict[str, Any], folder: Path, score: Score = quality, killed: int | None = None
+    content: Settings, folder: Path, score: Score = quality, killed: int | None = None
 ) -> list[str]:
     """Run a sweep to its end, and return what was run; `killed`: as one that is killed at random, by seed."""
     return go(started(content, folder), folder, score, killed)
@@ -117,7 +116,7 @@ def go(config: Config, folder: Path, score: Score, killed: int | None = None) ->
     return lines
 
 
-def test_arms_have_one_budget_and_the_best_goes_on(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_arms_have_one_budget_and_the_best_goes_on(tuned: Settings, tmp_path: Path) -> None:
     lines = sweep(tuned, tmp_path)
     source = load_folder(tmp_path)
     chosen = fedavg, local, fedprox = tuned_settings(source)
@@ -142,9 +141,7 @@ def test_arms_have_one_budget_and_the_best_goes_on(tuned: dict[str, Any], tmp_pa
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_at_any_point_it_chooses_and_decides_alike(
-    tuned: dict[str, Any], tmp_path: Path, killed: int
-) -> None:
+def test_killed_it_decides_alike(tuned: Settings, tmp_path: Path, killed: int) -> None:
     tuned["sweep"]["until"] = {"margin": 1.0, "at_least": 3, "at_most": 6}
     folders = [tmp_path / "whole", tmp_path / "broken"]
     sweep(tuned, folders[0])
@@ -152,8 +149,7 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     assert left(folders[0]) == left(folders[1])
     tables = [build_table(load_folder(folder)) for folder in folders]
     assert tables[0].conclusions == tables[1].conclusions
-    decided = tables[0].studies.each[0].differences
-    assert {one.verdict for one in decided} & {"better", "worse"}
+    assert {one.verdict for one in tables[0].studies.each[0].differences} & {"better", "worse"}
 
 
 @cases(
@@ -164,7 +160,7 @@ def test_killed_at_any_point_it_chooses_and_decides_alike(
     [{metric: global/common/gap, mode: min}, global/validation/gap, 0.01]""",
 )
 def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
-    tuned: dict[str, Any], tmp_path: Path, compared: dict[str, str], chosen_by: str, best: float
+    tuned: Settings, tmp_path: Path, compared: dict[str, str], chosen_by: str, best: float
 ) -> None:
     tuned["space"] = {"local.lr": {"grid": [0.01, 0.1, 0.05]}}
     tune = {"samples": 3, "seeds": [100], "metric": chosen_by}
@@ -173,7 +169,7 @@ def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
     assert tuned_settings(load_folder(tmp_path))[0].chosen == {"local.lr": best}
 
 
-def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_a_failed_setting_takes_no_place_at_a_rung(tuned: Settings, tmp_path: Path) -> None:
     tuned["arms"]["method"] = {"fedavg": {}}
     tuned["space"] = {"local.lr": {"grid": [0.02, 0.1, 0.5]}}
     tuned["sweep"]["tune"] |= {"samples": 3, "seeds": [100]}
@@ -187,9 +183,7 @@ def test_a_failed_setting_takes_no_place_at_a_rung(tuned: dict[str, Any], tmp_pa
     assert (fedavg.failed, fedavg.whole, failed.status) == (1, 1, "failed")
 
 
-def test_a_rung_that_was_decided_stays_so_if_a_setting_fails_later(
-    tuned: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_decided_rung_stays_so_if_a_setting_fails(tuned: Settings, tmp_path: Path) -> None:
     tuned["arms"]["method"] = {"fedavg": {}}
     tuned["space"] = {"local.lr": {"grid": [0.1, 0.2, 0.3, 0.4]}}
     tuned["sweep"]["tune"] |= {"samples": 4, "seeds": [100]}
@@ -212,7 +206,7 @@ def test_a_rung_that_was_decided_stays_so_if_a_setting_fails_later(
     assert ends["0003"] == ends["0004"] == ("stopped", 1)
 
 
-def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_is_stopped_before_an_evaluation(tuned: Settings, tmp_path: Path) -> None:
     def late(point: TrialSpec, round_: int) -> float:
         return quality(point, round_) if round_ >= 3 else math.nan
 
@@ -222,7 +216,7 @@ def test_nothing_is_stopped_before_an_evaluation(tuned: dict[str, Any], tmp_path
     assert fedavg.rounds == 2 * (12 * 3 + 4 * 6 + 1 * 6) and local.chosen == {"local.lr": 0.1}
 
 
-def test_seeds_are_added_where_a_pair_is_open(decided: dict[str, Any], tmp_path: Path) -> None:
+def test_seeds_are_added_where_a_pair_is_open(decided: Settings, tmp_path: Path) -> None:
     def score(point: TrialSpec, round_: int) -> float:
         method = point.setting["arms.method"]
         noise = np.random.default_rng([point.seed, len(method)]).normal() / 100
@@ -240,9 +234,7 @@ def test_seeds_are_added_where_a_pair_is_open(decided: dict[str, Any], tmp_path:
     assert verdicts["fedavg", "fedprox"] == ""
 
 
-def test_the_first_look_is_as_early_as_the_rule_says_whatever_seeds_are_listed(
-    decided: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_first_look_is_when_the_rule_says(decided: Settings, tmp_path: Path) -> None:
     """Some of those that are listed may never run, which is said."""
     decided["sweep"]["seeds"] = [11, 12, 13, 14, 15]
     config = started(decided, tmp_path)
@@ -252,9 +244,7 @@ def test_the_first_look_is_as_early_as_the_rule_says_whatever_seeds_are_listed(
     assert {point.seed for point in work(config, tmp_path).points} == {14}
 
 
-def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
-    decided: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_pair_left_open_by_a_failure_ends_early(decided: Settings, tmp_path: Path) -> None:
     decided["sweep"]["until"] = {"margin": 0.5, "at_least": 5, "at_most": 9}
     del decided["arms"]["method"]["fedprox"]
     config = started(decided, tmp_path)
@@ -273,9 +263,7 @@ def test_a_pair_that_a_failure_leaves_open_is_not_run_to_the_last_seed(
     assert (pair.verdict, pair.seeds) == ("withheld", 5)
 
 
-def test_a_failed_trial_of_a_tuning_does_not_change_what_is_compared(
-    tuned: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_failed_trial_of_a_tuning_changes_no_arm(tuned: Settings, tmp_path: Path) -> None:
     tuned["space"] = {"local.lr": {"grid": [0.01, 0.1, 0.5]}}
     tuned["sweep"]["tune"] = {"samples": 3, "seeds": [100]}
     del tuned["arms"]["method"]["fedprox"]
@@ -295,7 +283,7 @@ def test_a_failed_trial_of_a_tuning_does_not_change_what_is_compared(
     assert [one for name, one in tuned_to if name == "local"] == [{"local.lr": 0.1}] * 2
 
 
-def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_with_a_reference_only_its_pairs_are_decided(tuned: Settings, tmp_path: Path) -> None:
     tuned["sweep"] |= {"until": {"margin": 0.5, "at_most": 6}, "reference": "local"}
     sweep(tuned, tmp_path)
     table = build_table(load_folder(tmp_path))
@@ -305,10 +293,9 @@ def test_with_a_reference_only_its_pairs_are_decided(tuned: dict[str, Any], tmp_
     assert all("fedavg and fedprox" not in line for line in table.conclusions)
 
 
-def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, Any]) -> None:
-    def first(content: dict[str, Any]) -> dict[str, list[Any]]:
-        config = resolve_sweep(load(content))
-        batch: Any = Phases(config).next(Path("/dev/null"))
+def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: Settings) -> None:
+    def first(content: Settings) -> dict[str, list[Any]]:
+        batch: Any = Phases(resolve_sweep(load(content))).next(Path("/dev/null"))
         found: dict[str, list[Any]] = {}
         for point in batch.points:
             found.setdefault(point.setting["arms.method"], []).append(point.values)
@@ -321,7 +308,7 @@ def test_a_method_more_leaves_the_others_settings_as_they_were(tuned: dict[str, 
 
 
 @pytest.mark.parametrize("search", ["random", "optuna"])
-def test_arms_of_one_space_try_the_same_values(tuned: dict[str, Any], search: str) -> None:
+def test_arms_of_one_space_try_the_same_values(tuned: Settings, search: str) -> None:
     tuned["arms"]["method"] = {
         "fedavg": {},
         "fedbn": {"algorithm": "fedbn", "local.lr": 0.3},
@@ -348,7 +335,7 @@ def test_arms_of_one_space_try_the_same_values(tuned: dict[str, Any], search: st
     assert len({one["local.batch_size"] for one in whole}) == 8  # all that there are
 
 
-def test_a_value_at_the_edge_of_those_tried_is_said(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_a_value_at_the_edge_of_those_tried_is_said(tuned: Settings, tmp_path: Path) -> None:
     tuned["sweep"]["tune"] = {"samples": 4, "seeds": [100], "search": "random"}
     edge, inside = tmp_path / "edge", tmp_path / "inside"
     sweep(tuned, edge, lambda point, round_: math.log(point.experiment.local.lr))
@@ -361,7 +348,7 @@ def test_a_value_at_the_edge_of_those_tried_is_said(tuned: dict[str, Any], tmp_p
     assert found.edges == () and "beyond" not in found.line
 
 
-def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -> None:
+def test_values_of_a_grid_over_methods_are_tuned_each(content: Settings) -> None:
     content["space"] = {"algorithm": {"grid": ["fedavg", "fedprox"]}}
     content["space"] |= {"local.lr": {"grid": [0.01, 0.1]}, "algorithm.mu": {"grid": [0.1, 1.0]}}
     content["sweep"] = {"seeds": [0], "tune": {"seeds": [9], "search": "random"}}
@@ -369,7 +356,7 @@ def test_values_of_a_grid_over_methods_are_tuned_each(content: dict[str, Any]) -
     assert found == [("fedavg", "local.lr", 2), ("fedprox", "local.lr", "algorithm.mu", 4)]
 
 
-def test_what_does_not_go_together_is_refused(tuned: dict[str, Any]) -> None:
+def test_what_does_not_go_together_is_refused(tuned: Settings) -> None:
     def refuse(**sweep: Any) -> None:
         tuned["sweep"] = {"seeds": [0], **sweep}
         refused(lambda: Phases(resolve_sweep(load(tuned))))
@@ -385,7 +372,7 @@ def test_what_does_not_go_together_is_refused(tuned: dict[str, Any]) -> None:
     refuse(places=["data.seed"])
 
 
-def test_a_value_that_comes_twice_is_one(content: dict[str, Any]) -> None:
+def test_a_value_that_comes_twice_is_one(content: Settings) -> None:
     """A repetition would be compared as further seeds of its setting, and take a place of a tuning's budget."""
     content["space"] = {"algorithm": {"grid": ["fedavg", "local", {"name": "fedavg"}]}}
     assert len(enumerate_settings(resolve_sweep(load(content)))) == 2
@@ -395,20 +382,15 @@ def test_a_value_that_comes_twice_is_one(content: dict[str, Any]) -> None:
     assert found == [("fedavg", 2), ("local", 2)]
 
 
-def test_every_value_of_an_arms_own_space_is_checked_before_any_trial(
-    tuned: dict[str, Any],
-) -> None:
-    for space in (
-        *({"local.momentum": {"uniform": [0, 1.5]}}, {"local.lr": {"grid": [0.1, 0.2, -1]}}),
-        *({"local.momentun": {"uniform": [0, 0.9]}}, {"algorithm.mu": {"grid": [1]}}),
-    ):
+def test_every_value_of_an_arms_own_space_is_checked_at_once(tuned: Settings) -> None:
+    spaces: list[Settings] = [{"local.momentum": {"uniform": [0, 1.5]}}]
+    spaces += [{"local.lr": {"grid": [0.1, 0.2, -1]}}, {"local.momentun": {"uniform": [0, 0.9]}}]
+    for space in (*spaces, {"algorithm.mu": {"grid": [1]}}):
         tuned["arms"] = {"method": {"local": {"algorithm": "local", "space": space}}}
         refused(Phases, resolve_sweep(load(tuned)))
     tuned["arms"]["method"]["local"] = {"algorithm": "local", "local.lr": -1}
     refused(Phases, resolve_sweep(load(tuned)))
-    tuned["arms"]["method"] = {
-        "local": {"algorithm": "local"},
-        "prox": {"algorithm": "fedprox", "space": {"algorithm.mu": {"grid": [1]}}},
-    }
+    prox = {"algorithm": "fedprox", "space": {"algorithm.mu": {"grid": [1]}}}
+    tuned["arms"]["method"] = {"local": {"algorithm": "local"}, "prox": prox}
     tuned["sweep"]["only"] = {"method": ["local"]}  # the other arm's space is of no matter
     assert [one.name for one in units(resolve_sweep(load(tuned)))] == ["local"]

@@ -20,6 +20,7 @@ from flray.tuning.phases import Phases
 from flray.tuning.space import TUNINGS as DEFAULT
 from flray.tuning.space import enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import trial_folders
+from tests.helpers import Settings
 from tests.messages import refused
 from tests.tuning.helpers import left, specs
 from tests.tuning.test_phases import sweep, tuned
@@ -28,7 +29,7 @@ __all__ = ["tuned"]
 
 
 @pytest.fixture
-def repeated(tuned: dict[str, Any]) -> dict[str, Any]:
+def repeated(tuned: Settings) -> Settings:
     """Two methods, tuned twice on two draws of the data, compared at four seeds."""
     tuned["experiment"]["data"] = {"name": "random", "seed": 7}
     del tuned["arms"]["method"]["local"]
@@ -38,7 +39,7 @@ def repeated(tuned: dict[str, Any]) -> dict[str, Any]:
     return tuned
 
 
-def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: Path) -> None:
+def test_each_tuning_draws_and_chooses_anew(repeated: Settings, tmp_path: Path) -> None:
     sweep(repeated, tmp_path)
     trials = list(trial_folders(tmp_path))
     tried: dict[int, list[Any]] = {}
@@ -49,8 +50,7 @@ def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: 
         assert directory.read_config(one.path)["experiment"]["data"]["seed"] == 7 + number
         tried.setdefault(number, []).append(one.identity["setting"]["local.lr"])
     default = repeated["experiment"]["local"]["lr"]
-    assert len(tried[0]) == len(tried[1]) == 16
-    assert set(tried[0]) & set(tried[1]) == {default}
+    assert len(tried[0]) == len(tried[1]) == 16 and set(tried[0]) & set(tried[1]) == {default}
     source = load_folder(tmp_path)
     compared = [(one.setting["arms.method"], one.seed, one.repetition) for one in source.trials]
     seeds = enumerate((0, 1, 2, 102))
@@ -63,7 +63,7 @@ def test_each_tuning_draws_and_chooses_anew(repeated: dict[str, Any], tmp_path: 
     assert found["fedavg, tuning 2"].trials == 8
 
 
-def test_its_report_and_kept_file_say_the_same(repeated: dict[str, Any], tmp_path: Path) -> None:
+def test_its_report_and_kept_file_say_the_same(repeated: Settings, tmp_path: Path) -> None:
     sweep(repeated, tmp_path / "s")
     source = load_folder(tmp_path / "s")
     for trial in source.trials:
@@ -80,7 +80,7 @@ def test_its_report_and_kept_file_say_the_same(repeated: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_it_chooses_alike(repeated: dict[str, Any], tmp_path: Path, killed: int) -> None:
+def test_killed_it_chooses_alike(repeated: Settings, tmp_path: Path, killed: int) -> None:
     sweep(repeated, tmp_path / "whole")
     sweep(repeated, tmp_path / "broken", killed=killed)
     folders = tmp_path / "whole", tmp_path / "broken"
@@ -89,7 +89,7 @@ def test_killed_it_chooses_alike(repeated: dict[str, Any], tmp_path: Path, kille
     assert whole == broken
 
 
-def test_draws_are_dealt_over_the_seeds_of_a_plain_sweep(content: dict[str, Any]) -> None:
+def test_draws_are_dealt_over_the_seeds_of_a_plain_sweep(content: Settings) -> None:
     content["experiment"]["data"] = {"name": "random", "seed": 3}
     content["sweep"] = {"seeds": [5, 6, 7], "repeat": {"data": 3}}
     _, made = specs(content)
@@ -99,7 +99,7 @@ def test_draws_are_dealt_over_the_seeds_of_a_plain_sweep(content: dict[str, Any]
     assert all("data.seed" not in one.setting for one in made)
 
 
-def test_the_default_budget_is_spent_on_several_tunings(tuned: dict[str, Any]) -> None:
+def test_the_default_budget_is_spent_on_several_tunings(tuned: Settings) -> None:
     for tune, seeds, expected in (
         ({}, 4, (DEFAULT, 10, (100,))),
         ({}, 3, (1, 20, (100, 101))),
@@ -109,11 +109,10 @@ def test_the_default_budget_is_spent_on_several_tunings(tuned: dict[str, Any]) -
         tuned["sweep"] = {"seeds": list(range(seeds)), "tune": tune}
         sweep = resolve_sweep(load(tuned)).sweep
         assert (sweep.repeat.tuning, sweep.tune.samples, sweep.tune.seeds) == expected
-        again = resolve_sweep(load({**tuned, "sweep": sweep.model_dump(mode="json")})).sweep
-        assert again == sweep
+        assert resolve_sweep(load({**tuned, "sweep": sweep.model_dump(mode="json")})).sweep == sweep
 
 
-def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: dict[str, Any]) -> None:
+def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: Settings) -> None:
     """Five identical arms whose accuracy depends on the rate, tuned with the default budget: 200 studies."""
     tuned["arms"]["method"] = {"only": {}}
     tuned["space"] = {"local.lr": {"loguniform": [0.01, 1.0]}}
@@ -144,8 +143,7 @@ def test_arms_that_are_the_same_method_are_rarely_told_apart(tuned: dict[str, An
         levels = {TUNINGS: {s: str(s % DEFAULT) for s in range(12)}}
         wrong += any(one.decided for one in compare(several, reference="a", levels=levels))
         once += any(one.decided for one in compare(single, reference="a"))
-    assert wrong / 200 <= 0.05
-    assert once / 200 > 0.4
+    assert wrong / 200 <= 0.05 and once / 200 > 0.4
 
 
 def best(tried: list[float], seeds: int, generator: np.random.Generator) -> float:
@@ -159,7 +157,7 @@ def accuracy(rate: float) -> float:
     return 65.4 - 2.7 * math.log(rate / 0.2) ** 2
 
 
-def test_repetitions_that_cannot_be_dealt(tuned: dict[str, Any]) -> None:
+def test_repetitions_that_cannot_be_dealt(tuned: Settings) -> None:
     def refuse(**sweep: Any) -> None:
         tuned["sweep"] = {"seeds": [0, 1, 2, 3], **sweep}
         refused(lambda: resolve_sweep(load(tuned)))
@@ -173,7 +171,7 @@ def test_repetitions_that_cannot_be_dealt(tuned: dict[str, Any]) -> None:
     refuse(repeat={"data": 2}, until={})
 
 
-def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: dict[str, Any]) -> None:
+def test_seeds_that_repeat_and_data_without_a_seed_are_refused(content: Settings) -> None:
     content["space"] = {"partition.seed": {"grid": [0, 1]}}
     content["sweep"] = {"seeds": [0], "until": {}}
     for accepted in (None, ["partition.seed"]):

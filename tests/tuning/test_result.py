@@ -16,6 +16,7 @@ from flray.results.sweep import SweepResult
 from flray.tuning.callback import Standing
 from flray.tuning.space import trial_specs
 from flray.tuning.trial_store import TrialFolder, suggested_settings, trial_folders
+from tests.helpers import Settings, cases
 from tests.messages import refused
 from tests.tuning.helpers import begun, leave
 
@@ -23,7 +24,7 @@ ACCURACY = "global/common/accuracy"
 
 
 @pytest.fixture
-def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
+def sweep(content: Settings, tmp_path: Path) -> Path:
     """A sweep's folder with two methods at two seeds, one trial stopped early, and a third method that failed."""
     content["space"] = {"algorithm": {"grid": ["fedavg", {"name": "fedprox", "mu": 0.5}, "local"]}}
     finals = {"0001": (0.8, 3), "0002": (0.9, 3), "0003": (0.6, 3), "0004": (0.5, 1)}
@@ -37,26 +38,21 @@ def sweep(content: dict[str, Any], tmp_path: Path) -> Path:
     for point in made:
         final, rounds = finals.get(point.number, (0.0, 0))
         scores = [final - 0.1 * before for before in reversed(range(rounds))]
-        names, clients = ("score", ACCURACY, local), (f"{local}/client/a", f"{local}/client/b")
-        metrics = [
-            {**dict.fromkeys(names, one), clients[0]: one + 0.05, clients[1]: one - 0.05}
-            for one in scores
-        ]
-        rows = [{"time/round": 2.0, **values} for values in metrics]
+        names, (a, b) = ("score", ACCURACY, local), (f"{local}/client/{name}" for name in "ab")
+        rows = [{**dict.fromkeys(names, one), a: one + 0.05, b: one - 0.05} for one in scores]
+        rows = [{"time/round": 2.0, **values} for values in rows]
         leave(tmp_path, point, config, rows, **{"metric": None, **ends[rounds]})
     return tmp_path
 
 
 def test_a_row_per_trial_and_one_per_setting(sweep: Path) -> None:
     table = SweepResult(sweep).results
-    statuses = ["finished"] * 3 + ["stopped"] + ["failed"] * 2
-    assert list(table["status"]) == statuses
+    assert list(table["status"]) == ["finished"] * 3 + ["stopped"] + ["failed"] * 2
     assert list(table["algorithm"]) == ["fedavg"] * 2 + ["fedprox"] * 2 + ["local"] * 2
     assert list(table["rounds"]) == [3, 3, 3, 1, 0, 0]
     assert list(table["seconds"]) == [6.0, 6.0, 6.0, 2.0, 0.0, 0.0]
     assert table["client/a"][1] == pytest.approx(0.95)
     assert table["client/b"][3] == pytest.approx(0.45) and math.isnan(table["score"][4])
-
     summary = SweepResult(sweep).summary
     assert list(summary["algorithm"]) == ["fedavg", "fedprox", "local"]
     first, second, third = summary.to_dict("records")
@@ -89,23 +85,13 @@ def test_a_setting_that_stopped_early_is_not_the_best(sweep: Path) -> None:
     assert [name.partition(" ")[0] for name in other.main_table.rows] == order
 
 
-NETWORKS = {"grid": [{"name": "mlp", "hidden": [8, 4]}, {"name": "mlp", "hidden": [8]}]}
-
-
-# A whole number beside a column of fractions must stay one.
-SIZES = {"local.batch_size": {"grid": [16384, 8]}, "local.lr": {"grid": [0.5]}}
-
-
-@pytest.mark.parametrize(
-    ("space", "labels"),
-    [
-        ({"model": NETWORKS}, {"hidden=[8, 4]", "hidden=[8]"}),
-        (SIZES, {"batch_size=16384", "batch_size=8"}),
-    ],
+@cases(
+    "space, labels",
+    """[{model: {grid: [{name: mlp, hidden: [8, 4]}, {name: mlp, hidden: [8]}]}}, ['hidden=[8, 4]', 'hidden=[8]']],
+    [{local.batch_size: {grid: [16384, 8]}, local.lr: {grid: [0.5]}}, [batch_size=16384, batch_size=8]]""",
 )
-def test_settings_of_any_type_have_labels(
-    space: dict[str, Any], labels: set[str], content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_labels_of_any_type(content: Settings, tmp_path: Path, space: Any, labels: Any) -> None:
+    """A whole number beside a column of fractions stays one."""
     config, made = begun({**content, "space": space}, tmp_path)
     for point in made:
         rounds = [{ACCURACY: 0.5, "score": 0.5}]
@@ -118,8 +104,7 @@ def test_settings_of_any_type_have_labels(
 
 
 def test_the_table_says_what_matters(sweep: Path) -> None:
-    buffer = io.StringIO()
-    Console(file=buffer, width=160).print(SweepResult(sweep).table())
+    Console(file=(buffer := io.StringIO()), width=160).print(SweepResult(sweep).table())
     lines = buffer.getvalue().splitlines()
     assert any("setting" in line and "score" in line for line in lines)
     (fedavg,) = [line for line in lines if line.startswith("│ fedavg")]
@@ -131,7 +116,7 @@ def test_the_table_says_what_matters(sweep: Path) -> None:
     assert failed in " ".join(" ".join(lines).split())
 
 
-def test_runs_that_their_rule_ended_are_counted(content: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_that_their_rule_ended_are_counted(content: Settings, tmp_path: Path) -> None:
     """Their values and costs are of different rounds."""
     content["experiment"] |= {"rounds": 5, "stop": {"patience": 1}}
     config, made = begun(content, tmp_path)
@@ -163,7 +148,7 @@ LAST = "mean of the last 2 evaluated rounds"
     [("last", 0.5, 0.55, ""), ("best", 0.7, 0.75, BEST), ("mean-last", 0.6, 0.65, LAST)],
 )
 def test_the_protocol_decides_the_score(
-    content: dict[str, Any], tmp_path: Path, protocol: str, score: float, client: float, note: str
+    content: Settings, tmp_path: Path, protocol: str, score: float, client: float, note: str
 ) -> None:
     how = {"validation": 0.2, "protocol": protocol, "last": 2, "every": 2}
     content["experiment"]["evaluation"] = how
@@ -186,12 +171,12 @@ def test_the_protocol_decides_the_score(
     assert values == ([f"value of a run: {note}"] if note else [])
 
 
-def points_of(content: dict[str, Any], *rates: float) -> dict[str, Any]:
+def points_of(content: Settings, *rates: float) -> dict[str, Any]:
     specs = trial_specs(load(content), [{"local.lr": rate} for rate in rates or (0.02, 0.1)])
     return {point.number: point for point in specs}
 
 
-def test_a_sweep_s_line_counts_and_names_the_best(content: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sweep_s_line_counts_and_names_the_best(content: Settings, tmp_path: Path) -> None:
     content["sweep"]["seeds"] = [0, 1, 2]
     found = Standing(tmp_path, points_of(content))
     assert found.line() == "0 of 6 trials ended, 0 running"
@@ -217,9 +202,7 @@ def test_a_sweep_s_line_counts_and_names_the_best(content: dict[str, Any], tmp_p
     assert found.line().endswith(", inf (3 seeds)")
 
 
-def test_trials_stopped_early_are_not_the_best_and_metrics_are_not_mixed(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_stopped_trials_and_metrics_are_not_mixed(content: Settings, tmp_path: Path) -> None:
     found = Standing(tmp_path, points_of(content))
     found.add("0001", "stopped", 0.99, ACCURACY)
     found.add("0003", "finished", 0.5, ACCURACY)
@@ -243,14 +226,8 @@ def test_in_a_log_a_line_is_said_now_and_then(
     progress.standing("1 of 4 trials ended")
     monkeypatch.setattr("flray.runs.progress._STANDING_SECONDS", 0.0)
     progress.standing("2 of 4 trials ended")
+    progress.begin(2, 0)
+    progress.trial_done("0001", "fedavg", "failed", 0, math.nan)  # shown without nan
     said = capsys.readouterr().out
     assert "2 of 4" in said and "1 of 4" not in said
-
-
-def test_a_trial_without_a_score_is_said_to_have_ended_without_nan(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    progress = SweepProgress()
-    progress.begin(2, 0)
-    progress.trial_done("0001", "fedavg", "failed", 0, math.nan)
-    assert "trial 0001 failed after 0 rounds: fedavg (1/2)" in capsys.readouterr().out
+    assert "trial 0001 failed after 0 rounds: fedavg (1/2)" in said

@@ -17,21 +17,19 @@ from flray import api, register_sampler
 from flray.config.loader import load
 from flray.federation.checkpoint import learnt_sha256
 from flray.records import directory, read_events
-from flray.records.directory import checkpoints
 from flray.results.sweep import SweepResult
 from flray.runs import identity
 from flray.samplers import Sampling
-from flray.tracking.client import connect
 from flray.tuning import reuse
 from flray.tuning.trial_store import TrialFolder, trial_folders
-from tests.helpers import printed
+from tests.helpers import Settings, ended, printed, tracked
 from tests.tuning.helpers import Seen, begin, begun, digests, leave
 
 THREE = {"fedavg": {}, "local": {"algorithm": "local"}, "fedbn": {"algorithm": "fedbn"}}
 
 
 @pytest.fixture
-def armed(content: dict[str, Any]) -> dict[str, Any]:
+def armed(content: Settings) -> Settings:
     """A method at one seed, two rounds."""
     content["experiment"] |= {"rounds": 2, "checkpoint": {"min_seconds": 0}}
     content["sweep"]["seeds"] = [0]
@@ -40,7 +38,7 @@ def armed(content: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def first(
-    armed: dict[str, Any], ray_here: Any, no_pictures: None, tmp_path: Path, tmp_path_factory: Any
+    armed: Settings, ray_here: Any, no_pictures: None, tmp_path: Path, tmp_path_factory: Any
 ) -> SweepResult:
     """A finished sweep of `THREE` at a seed, which runs once: a copy below the test's ``runs``."""
     made = tmp_path_factory.getbasetemp() / "reuse"
@@ -56,9 +54,7 @@ def _by_trial(result: SweepResult) -> dict[tuple[str, int], str]:
 
 
 @pytest.mark.slow
-def test_a_seed_and_a_method_more_and_only_they_are_run(
-    armed: dict[str, Any], first: SweepResult, tmp_path: Path
-) -> None:
+def test_only_what_is_new_is_run(armed: Settings, first: SweepResult, tmp_path: Path) -> None:
     unlisted = first.folder / "trials" / "0001" / "portrait.npz"
     unlisted.write_bytes(b"in no record")
     armed["arms"]["method"] |= {"prox": {"algorithm": "fedprox"}}
@@ -73,8 +69,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     seen = Seen()
     more = api.tune(file, progress=seen)
     assert more.folder.name == "002"
-    ran = ["fedavg seed=1", "prox seed=0", "prox seed=1"]
-    assert sorted(seen.started) == ran
+    assert sorted(seen.started) == ["fedavg seed=1", "prox seed=0", "prox seed=1"]
     said = "1 of 4 trials are taken over from small/001, which finished them (sweep.reuse=false runs everything)"
     assert seen.find("taken over") == [said]
     whole = api.tune(file, ["sweep.reuse=false", f"output={tmp_path / 'whole'}"])
@@ -88,10 +83,9 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
     assert "1 of 4 trials were taken over from small/001" in texts[0] and tables[0] == tables[1]
 
     (folder,) = (f for f in trial_folders(more.folder) if f.identity.get("taken_over"))
-    (newest,) = checkpoints(str(more.folder / "tune"), folder.number)
+    (newest,) = directory.checkpoints(str(more.folder / "tune"), folder.number)
     assert learnt_sha256(Path(newest.uri)) == folder.identity["sha256"]
-    assert (folder.path / "partition.json").exists()
-    assert not (folder.path / unlisted.name).exists()
+    assert (folder.path / "partition.json").exists() and not (folder.path / unlisted.name).exists()
 
     again = Seen()  # also of those that were taken over
     third = api.tune(file, progress=again)
@@ -99,7 +93,7 @@ def test_a_seed_and_a_method_more_and_only_they_are_run(
 
 
 @pytest.mark.slow
-def test_what_is_not_the_same_and_whole_is_run(armed: dict[str, Any], first: SweepResult) -> None:
+def test_what_is_not_the_same_and_whole_is_run(armed: Settings, first: SweepResult) -> None:
     def taken(**changes: Any) -> list[str]:
         return [one.taken_over for one in api.plan(armed, **changes)]
 
@@ -107,7 +101,6 @@ def test_what_is_not_the_same_and_whole_is_run(armed: dict[str, Any], first: Swe
     assert taken(rounds=3) == [""] and taken(seed=0, local={"lr": 0.04}) == [""]
     assert taken(data={"name": "digits-sklearn", "samples": 150}) == [""]
     assert taken(checkpoint={"keep": 5}) == ["small/001/0001"]  # which decides no bit
-
     trial, second, _ = trial_folders(first.folder)
     record = directory.read(trial.path)
     directory.update(trial.path, cpu={**record["cpu"], "kinds": {"torch": "other"}})
@@ -115,10 +108,9 @@ def test_what_is_not_the_same_and_whole_is_run(armed: dict[str, Any], first: Swe
     directory.update(trial.path, cpu=record["cpu"], status="stopped")
     assert taken() == [""]
     directory.update(trial.path, status="finished")
-
     journal = trial.path / directory.JOURNAL
     journal.write_text(journal.read_text().replace('"score":', '"score":1'))
-    newest, *_ = checkpoints(str(first.folder / "tune"), second.number)
+    newest, *_ = directory.checkpoints(str(first.folder / "tune"), second.number)
     server = next(Path(newest.uri).glob("server-*.safetensors"))
     server.write_bytes(server.read_bytes()[:-1] + b"x")
     armed["arms"]["method"] = THREE
@@ -130,7 +122,7 @@ def test_what_is_not_the_same_and_whole_is_run(armed: dict[str, Any], first: Swe
 
 
 @pytest.mark.slow
-def test_values_of_no_checkpoint_are_run_anew(armed: dict[str, Any], first: SweepResult) -> None:
+def test_values_of_no_checkpoint_are_run_anew(armed: Settings, first: SweepResult) -> None:
     """An edited journal whose digests were computed anew, as by somebody else in a shared folder."""
     armed["arms"]["method"] = THREE
     edited, gone, _ = trial_folders(first.folder)
@@ -141,7 +133,7 @@ def test_values_of_no_checkpoint_are_run_anew(armed: dict[str, Any], first: Swee
             values |= {name: 0.99 for name in values if "accuracy" in name or name == "score"}
         journal.write_text("".join(json.dumps(event) + "\n" for event in events))
         directory.update(trial.path, **reuse.file_digests(trial.path))
-    for old in checkpoints(str(first.folder / "tune"), gone.number):
+    for old in directory.checkpoints(str(first.folder / "tune"), gone.number):
         shutil.rmtree(old.uri)
     os.chown(gone.path / directory.JOURNAL, 65534, -1)  # another user's
     seen = Seen()
@@ -155,7 +147,7 @@ def test_values_of_no_checkpoint_are_run_anew(armed: dict[str, Any], first: Swee
 
 @pytest.mark.slow
 def test_a_kill_while_taking_over_leaves_nothing_by_half(
-    armed: dict[str, Any], first: SweepResult, monkeypatch: pytest.MonkeyPatch
+    armed: Settings, first: SweepResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     armed["arms"]["method"] = THREE
 
@@ -180,7 +172,7 @@ def test_a_kill_while_taking_over_leaves_nothing_by_half(
 
 
 def test_a_copy_that_fails_leaves_the_trial_as_it_was(
-    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the next resume would take it for half a copy, and throw away what it has computed since."""
     config, (point, *_) = begun(content, tmp_path / "new")
@@ -209,7 +201,7 @@ def test_a_copy_that_fails_leaves_the_trial_as_it_was(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_trials_taken_over_in_a_later_batch_are_tracked(armed: dict[str, Any], store: str) -> None:
+def test_trials_taken_over_in_a_later_batch_are_tracked(armed: Settings, store: str) -> None:
     armed["arms"]["method"] = {"fedavg": {}, "local": {"algorithm": "local"}}
     armed["sweep"]["seeds"] = [0, 1]
     api.tune(armed)
@@ -217,8 +209,7 @@ def test_trials_taken_over_in_a_later_batch_are_tracked(armed: dict[str, Any], s
     armed["experiment"]["tracking"] = {"uri": store, "experiment": "later"}
     api.tune(armed, progress=(seen := Seen()))
     assert seen.started == []
-    client = connect(store)
-    runs = client.search_runs([client.get_experiment_by_name("later").experiment_id])
+    runs = tracked(store, "later")
     kinds = [run.data.tags.get("flray.kind", "trial") for run in runs]
     assert sorted(kinds) == ["setting"] * 2 + ["sweep"] + ["trial"] * 4
     assert {run.info.status for run in runs} == {"FINISHED"}
@@ -228,7 +219,6 @@ METHOD = """
 from flray import register_algorithm
 from flray.algorithms.base import Algorithm
 import lab.helper
-
 
 @register_algorithm("scaled")
 class Scaled(Algorithm):
@@ -249,9 +239,7 @@ sys.exit(max(map(invoke, json.loads(sys.argv[1]))))
 
 
 @pytest.mark.slow
-def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed(
-    content: dict[str, Any], tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_imports(content: Settings, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh process after each change, which imports the files as they are then."""
     helper, later, plugin = Path("lab/helper.py"), Path("later.py"), tmp_cwd / "mine.py"
     helper.parent.mkdir()
@@ -295,17 +283,12 @@ def test_trials_of_a_changed_import_are_run_again_and_a_run_of_it_is_not_resumed
 
 def test_the_file_of_the_command_is_none_of_a_plug_in_s(tmp_path: Path) -> None:
     """Python's multiprocessing, which torch imports, gives it a second name among the modules."""
-    (tmp_path / "own.py").write_text("import torch\n", encoding="utf-8")
-    command = tmp_path / "flray-command"
-    command.write_text(
-        "from flray.config.start import load_plugins, user_code\n"
-        "files, _ = user_code(load_plugins(['own.py']))\n"
-        "print(*(file.rpartition('/')[2] for file in files))\n",
-        encoding="utf-8",
-    )
-    words = [sys.executable, command.name]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["own.py"]
+    (tmp_path / "own.py").write_text("import torch\n")
+    code = "from flray.config.start import load_plugins, user_code\n"
+    code += "files, _ = user_code(load_plugins(['own.py']))\n"
+    code += "print(*(file.rpartition('/')[2] for file in files))\n"
+    (tmp_path / "flray-command").write_text(code)
+    assert ended("flray-command", cwd=tmp_path).stdout.split() == ["own.py"]
 
 
 def test_the_code_s_digest_passes_over_comments() -> None:
@@ -315,7 +298,7 @@ def test_the_code_s_digest_passes_over_comments() -> None:
     assert identity._essence(code) != identity._essence(code.replace("1", "2"))
 
 
-def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[str, Any]) -> None:
+def test_only_the_components_that_are_used_belong_to_an_identity(content: Settings) -> None:
     def own(sampling: Sampling) -> Sequence[int]:
         return range(sampling.size)
 
@@ -332,9 +315,7 @@ def test_only_the_components_that_are_used_belong_to_an_identity(content: dict[s
     assert code("in-no-file") == code("in-no-file") != before
 
 
-def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_of_flower_count(content: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     read = identity.version
 
     def versions(partition: dict[str, Any]) -> dict[str, str]:
@@ -347,7 +328,7 @@ def test_the_versions_of_flower_s_libraries_belong_to_what_uses_its_partitioners
     assert "datasets" not in versions({"name": "domains"})
 
 
-def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: dict[str, Any]) -> None:
+def test_settings_that_decide_nothing_are_no_part_of_an_identity(content: Settings) -> None:
     def of(**changes: Any) -> dict[str, Any]:
         experiment = load(content, list(changes.items())).experiment
         return dict(identity.run_identity(experiment, "auto", "data"))

@@ -22,19 +22,19 @@ from flray.tuning import space as spaces
 from flray.tuning.resources import TrialResources
 from flray.tuning.space import TrialSpec, enumerate_settings, resolve_sweep, trial_specs
 from flray.tuning.trial_store import begin_setting, complete_settings
-from tests.helpers import cases
+from tests.helpers import Settings, cases
 from tests.messages import refused
 from tests.tuning.helpers import begun, leave, specs
 
 SPACES = sorted((Path(__file__).parents[2] / "search_spaces").glob("*.yaml"))
 
 
-def _settings(content: dict[str, Any], space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
+def _settings(content: Settings, space: dict[str, Any], **sweep: Any) -> list[dict[str, Any]]:
     content["space"], content["sweep"] = space, sweep
     return enumerate_settings(resolve_sweep(load(content)))
 
 
-def test_each_sample_draws_anew_and_has_every_grid_value_once(content: dict[str, Any]) -> None:
+def test_each_sample_draws_anew_and_has_every_grid_value_once(content: Settings) -> None:
     grids = {"local.lr": {"grid": [0.1, 0.2]}, "local.epochs": {"grid": [1, 2, 3]}}
     both = [{"local.lr": lr, "local.epochs": e} for lr in (0.1, 0.2) for e in (1, 2, 3)]
     assert _settings(content, grids) == both
@@ -46,18 +46,17 @@ def test_each_sample_draws_anew_and_has_every_grid_value_once(content: dict[str,
     assert len(_settings(content, {"local.batch_size": {"choice": [8, 16]}}, samples=30)) == 2
 
 
-def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: dict[str, Any]) -> None:
+def test_draws_depend_on_the_sweeps_seed_and_path_alone(content: Settings) -> None:
     space = {"local.lr": {"uniform": [0.1, 0.2]}}
     alone = _settings(content, space, samples=4, seed=7)
     assert alone == _settings(content, space, samples=4, seed=7)
     assert alone != _settings(content, space, samples=4, seed=8)
     beside = _settings(content, {"local.epochs": {"randint": [1, 100]}, **space}, samples=4, seed=7)
     assert [s["local.lr"] for s in beside] == [s["local.lr"] for s in alone]
-    more = _settings(content, space, samples=6, seed=7)
-    assert more[:4] == alone
+    assert _settings(content, space, samples=6, seed=7)[:4] == alone
 
 
-def test_draws_have_the_distributions_they_are_named_after(content: dict[str, Any]) -> None:
+def test_draws_have_the_distributions_they_are_named_after(content: Settings) -> None:
     space = {"local.lr": {"loguniform": [1e-4, 1.0]}, "local.momentum": {"uniform": [0.2, 0.6]}}
     space |= {"local.epochs": {"randint": [1, 4]}, "local.batch_size": {"choice": [8, 16]}}
     found = _settings(content, space, samples=2000)
@@ -70,7 +69,7 @@ def test_draws_have_the_distributions_they_are_named_after(content: dict[str, An
     assert abs(np.mean([s["local.batch_size"] == 8 for s in found]) - 0.5) < 0.05
 
 
-def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None:
+def test_every_seed_of_every_setting_is_a_trial(content: Settings) -> None:
     _, made = specs(content)
     expected = [("0001", 0.02, 0), ("0002", 0.02, 1), ("0003", 0.1, 0), ("0004", 0.1, 1)]
     assert [(p.number, p.setting["local.lr"], p.seed) for p in made] == expected
@@ -78,15 +77,14 @@ def test_every_seed_of_every_setting_is_a_trial(content: dict[str, Any]) -> None
     assert made[2].label == "lr=0.1 seed=0"
 
 
-def test_without_seeds_the_experiments_own_is_used(content: dict[str, Any]) -> None:
+def test_without_seeds_the_experiments_own_is_used(content: Settings) -> None:
     content["experiment"]["seed"], content["sweep"] = 5, {}
     assert resolve_sweep(load(content)).sweep.seeds == (5,)
     again = load(load(content), ["seed=6"])
-    assert again.sweep.seeds == ()
-    assert resolve_sweep(again).sweep.seeds == (6,)
+    assert again.sweep.seeds == () and resolve_sweep(again).sweep.seeds == (6,)
 
 
-def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: dict[str, Any]) -> None:
+def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: Settings) -> None:
     content["experiment"]["seed"], several = 5, ["space={}", "sweep.seeds=[]"]
     for seeds, way in (([0, 5], several), ([7], several), ([5], ["space={}"])):
         content["sweep"] = {"seeds": seeds}
@@ -94,7 +92,7 @@ def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: dict[str, 
         check_single(load(content, way), "x.yaml")
 
 
-def test_whole_components_can_vary(content: dict[str, Any]) -> None:
+def test_whole_components_can_vary(content: Settings) -> None:
     partitions = {"grid": ["domains", {"name": "iid", "clients": 3}]}
     content["space"] = {"partition": partitions, "model": {"grid": ["lenet"]}}
     _, made = specs(content)
@@ -105,7 +103,7 @@ def test_whole_components_can_vary(content: dict[str, Any]) -> None:
     assert label(setting) == "fedprox mu=0.1 lr=0.1235"
 
 
-def test_sweeps_that_make_no_sense_are_refused_in_one_line(content: dict[str, Any]) -> None:
+def test_sweeps_that_make_no_sense_are_refused_in_one_line(content: Settings) -> None:
     for space in (
         *({"seed": {"grid": [1, 2]}}, {"output": {"grid": ["a", "b"]}}),
         *({"experiment.seed": {"grid": [1, 2]}}, {"experiment.tracking.uri": {"grid": [None]}}),
@@ -149,7 +147,7 @@ def varied(point: TrialSpec) -> dict[str, str]:
     return {name: v for name, v in spaces.setting_params(point).items() if name.startswith("_")}
 
 
-def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[str, Any]) -> None:
+def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: Settings) -> None:
     content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
     content["experiment"]["algorithm"] = "fedskc"
     config, made = specs(content)
@@ -161,7 +159,7 @@ def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: dict[st
     assert spaces.setting_tags(config, made[1]) == tags
 
 
-def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> None:
+def test_arms_give_the_name_and_say_what_differs(content: Settings) -> None:
     content["space"] = {}
     content["paper"] = {"name": "fedskc", "table": "table5", "title": "x"}
     content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
@@ -181,9 +179,7 @@ def test_arms_give_the_name_and_say_what_differs(content: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("left", ["", '{"type":"start","ti'])
-def test_a_setting_whose_beginning_was_killed_is_named_by_the_resume(
-    content: dict[str, Any], tmp_path: Path, left: str
-) -> None:
+def test_a_resume_names_a_killed_setting(content: Settings, tmp_path: Path, left: str) -> None:
     config, (point, *_) = begun(content, tmp_path)
     journal = tmp_path / "settings" / point.key / JOURNAL
     journal.parent.mkdir(parents=True)
@@ -193,21 +189,14 @@ def test_a_setting_whose_beginning_was_killed_is_named_by_the_resume(
         assert [one["type"] for one in read_events(journal)] == ["start"]
 
 
-def test_the_last_means_of_a_setting_are_those_of_the_table(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_setting_s_last_means_are_the_table_s(content: Settings, tmp_path: Path) -> None:
     """Seeds may end at different rounds; then there is no mean of what a round costs."""
     content["sweep"] = {"seeds": [0, 1, 2]}
     config, points = begun(content, folder := tmp_path / "sweep")
     ends = [[0.2], [0.2, 0.4, 0.6], [0.3, 0.9]], ["finished", "finished", "failed"]
     for point, scores, status in zip(points, *ends, strict=False):
-        leave(
-            folder,
-            point,
-            config,
-            [{"score": one, "bytes/up": 1.0} for one in scores],
-            status=status,
-        )
+        rounds = [{"score": one, "bytes/up": 1.0} for one in scores]
+        leave(folder, point, config, rounds, status=status)
     complete_settings(folder)
     means = rounds_of(read_events(folder / "settings" / points[0].key / JOURNAL))
     assert [means[n]["score"] for n in (1, 2, 3)] == pytest.approx([0.7 / 3, 0.5, 0.4])
@@ -218,7 +207,7 @@ GIB = 2**30
 
 
 def _bundles(
-    content: dict[str, Any], available: dict[str, float], trials: int = 8, **resources: Any
+    content: Settings, available: dict[str, float], trials: int = 8, **resources: Any
 ) -> list[dict[str, float]]:
     together = resources.pop("concurrency", "auto")
     content["experiment"]["resources"] = resources
@@ -230,14 +219,14 @@ def _bundles(
     "[2, 8, auto, 1], [2, 1, auto, 2], [16, 2, auto, 4], [6, 2, auto, 3], [8, 8, 2, 4], [1, 8, auto, 1]",
 )
 def test_the_machine_is_dealt_out_to_the_trials(
-    content: dict[str, Any], cpus: int, trials: int, concurrency: int | str, actors: int
+    content: Settings, cpus: int, trials: int, concurrency: int | str, actors: int
 ) -> None:
     """Two trials at once get an actor each, an only one all; and none more than its four clients want."""
     found = _bundles(content, {"CPU": cpus}, trials, concurrency=concurrency)
     assert found == [{}] * (actors > 1) + [{"CPU": 1.0}] * actors
 
 
-def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> None:
+def test_steps_of_many_trials_leave_the_driver_time(content: Settings) -> None:
     content["experiment"]["resources"] = {"executor": "inline"}
 
     def seconds(cpus: int, trials: int, concurrency: int | str = "auto") -> float:
@@ -250,7 +239,7 @@ def test_steps_of_many_trials_leave_the_driver_time(content: dict[str, Any]) -> 
     assert seconds(4_000, 50) == seconds(4_000, 10_000, concurrency=50) == pytest.approx(1.5)
 
 
-def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: dict[str, Any]) -> None:
+def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: Settings) -> None:
     assert _bundles(content, {"CPU": 4}, executor="inline") == [{"CPU": 1.0}]
     assert _bundles(content, {"CPU": 4}) == [{"CPU": 1.0}]
     assert _bundles(content, {"CPU": 4}, actors=1) == [{}, {"CPU": 1.0}]  # asked for
@@ -261,7 +250,7 @@ def test_bundles_of_a_trial_in_one_process_and_of_shared_gpus(content: dict[str,
     assert _bundles(content, {"CPU": 4}) == [{}, {"CPU": 1.0}]
 
 
-def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_refused_with_one_line_each(content: Settings) -> None:
     actors = {"resources.actors": {"grid": [1, 3]}}
     content["space"] = {"participation.clients": {"grid": [2, 9]}, **actors}
     content["experiment"]["resources"] = {}
@@ -269,13 +258,13 @@ def test_what_does_not_fit_is_refused_with_one_line_each(content: dict[str, Any]
     refused(TrialResources({"CPU": 2.0}, len(made), "auto").check, made)
 
 
-def test_an_unknown_metric_is_said_of_the_setting_that_names_it(content: dict[str, Any]) -> None:
+def test_an_unknown_metric_is_said_of_the_setting_that_names_it(content: Settings) -> None:
     _, made = specs(content)
     metrics = {"sweep.metric": "auto", "sweep.tune.metric": "accuracy"}
     refused(TrialResources({"CPU": 2.0}, len(made), "auto", metrics).check, made)
 
 
-def test_the_end_that_is_not_drawn_may_be_beyond_the_setting(content: dict[str, Any]) -> None:
+def test_the_end_that_is_not_drawn_may_be_beyond_the_setting(content: Settings) -> None:
     content["space"] = {"resources.queued": {"randint": [1, 17]}}  # at most 16
     assert load(content).space
     content["space"] = {"resources.queued": {"randint": [1, 18]}}
@@ -284,7 +273,7 @@ def test_the_end_that_is_not_drawn_may_be_beyond_the_setting(content: dict[str, 
 
 @pytest.mark.parametrize("searching", [False, True])
 def test_a_batch_is_measured_unless_a_larger_one_serves_it(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, searching: bool
+    content: Settings, monkeypatch: pytest.MonkeyPatch, searching: bool
 ) -> None:
     """A search suggests settings while trials hold the GPUs, so there the largest batch serves all."""
     measured: list[int] = []
@@ -314,7 +303,7 @@ def test_the_largest_batch_of_a_search_is_checked_first() -> None:
     assert spaces.first_values(space) == {"local.batch_size": 64, "local.lr": 0.1}
 
 
-def test_shared_data_make_the_same_world_without_a_copy(content: dict[str, Any]) -> None:
+def test_shared_data_make_the_same_world_without_a_copy(content: Settings) -> None:
     experiment = load(content).experiment
     shared = SharedDataset.of(load_dataset(experiment.data.name, experiment.data.options))
     one, two = build_spec(experiment), build_spec(experiment, shared)

@@ -25,7 +25,7 @@ from flray.tuning.callback import TrialRecorder
 from flray.tuning.checkpoint_store import CheckpointStore
 from flray.tuning.trial import FederationTrial, SweepContext
 from flray.tuning.trial_store import TrialFolder
-from tests.helpers import Clock
+from tests.helpers import Clock, Settings, cases
 from tests.tuning.helpers import begun
 
 FIRST = {"number": "0001", "values": {"seed": 0}, "bundles": [{"CPU": 1.0}]}
@@ -38,7 +38,7 @@ def trial_of(
     """Return a trial whose checkpoints are in the current folder."""
 
     class Trial(FederationTrial):
-        def setup(self, config: dict[str, Any], shared: SweepContext | None = None) -> None:
+        def setup(self, config: Settings, shared: SweepContext | None = None) -> None:
             store, name = CheckpointStore(str(Path.cwd())), session or uuid.uuid4().hex
             super().setup(config, SweepContext(load(content), {}, {}, store, name, others, 600.0))
 
@@ -60,17 +60,13 @@ def _hook_restored(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
 
-@pytest.mark.parametrize(
-    ("part", "settings", "steps"),
-    [
-        ("experiment", {"checkpoint": {"min_seconds": 600}}, [3]),
-        ("sweep", {"scheduler": "asha"}, [1, 1, 1]),  # which compares rounds
-        ("experiment", {"checkpoint": {"min_seconds": 0}}, [1, 1, 1]),  # written between steps
-    ],
+@cases(
+    "part, settings, steps",
+    """[experiment, {checkpoint: {min_seconds: 600}}, [3]], [sweep, {scheduler: asha}, [1, 1, 1]],
+    [experiment, {checkpoint: {min_seconds: 0}}, [1, 1, 1]]""",
 )
-def test_short_rounds_share_a_step_unless_others_wait_for_one(
-    content: dict[str, Any], part: str, settings: dict[str, Any], steps: list[int]
-) -> None:
+def test_short_rounds_share_a_step(content: Settings, part: str, settings: Any, steps: Any) -> None:
+    """Unless others wait for a round: a scheduler compares rounds, a checkpoint is written between steps."""
     content[part] |= settings
     trial = trial_of(content)
     results = [trial.step() for _ in steps]
@@ -83,9 +79,7 @@ def test_short_rounds_share_a_step_unless_others_wait_for_one(
     assert results[-1]["training_iteration"] == 3 and len(reports[-1]["sha256"]) == 64
 
 
-def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_checkpoints_end_no_step(content: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     written, clock = checkpoint.save, Clock()
 
     def slowly(*what: Any, **how: Any) -> Path:
@@ -96,13 +90,10 @@ def test_a_step_is_not_ended_for_a_checkpoint_that_takes_long_to_write(
     monkeypatch.setattr("flray.runs.loop.time", clock)
     content["experiment"]["checkpoint"] = {"min_seconds": 0.001}
     trial = trial_of(content)
-    assert rounds_reported(trial) == ([], [1])
-    assert rounds_reported(trial) == ([], [2, 3])
+    assert rounds_reported(trial) == ([], [1]) and rounds_reported(trial) == ([], [2, 3])
 
 
-def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_history_has_no_gap(content: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"every": 2, "min_seconds": 0}}
     content["sweep"]["scheduler"] = "asha"  # a round for each step
     # So that a checkpoint carries the rounds since the last one.
@@ -116,15 +107,12 @@ def test_a_history_has_no_gap_where_the_checkpoint_is_ahead_of_the_journal(
         assert rounds_reported(trial) == reported  # the scheduler decides on these first
         assert rounds_reported(trial) == ([], [3 if recorded == 1 else 5])
     # A process that crashes: the driver has recorded what it reported.
-    again = trial_of(content, session="first")
-    assert rounds_reported(again) == ([3, 4], [])
+    assert rounds_reported(trial_of(content, session="first")) == ([3, 4], [])
     monkeypatch.setattr(trial_module, "CARRIED_SECONDS", 600.0)
     assert rounds_reported(trial_of(content, recorded=0)) == ([1, 2], [])
 
 
-def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
-    content: dict[str, Any],
-) -> None:
+def test_reports_of_the_first_step_alone_outlive_the_driver(content: Settings) -> None:
     """The driver is killed after the first checkpoint, and before it has recorded the step."""
     content["experiment"] |= {"checkpoint": {"min_seconds": 0}, "tracking": {"features": True}}
 
@@ -138,7 +126,7 @@ def test_what_only_the_first_step_reports_is_not_lost_with_the_driver(
     assert first(again) == reported and first(again) == [None, None]
 
 
-def test_a_stopped_trial_keeps_its_last_round(content: dict[str, Any]) -> None:
+def test_a_stopped_trial_keeps_its_last_round(content: Settings) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 600}
     content["sweep"]["scheduler"] = "asha"  # a round for each step
     trial = trial_of(content)
@@ -158,7 +146,7 @@ class Planted:
         return Path.touch, (Path("executed"),)
 
 
-def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any]) -> None:
+def test_pickles_beside_a_checkpoint_are_never_read(content: Settings) -> None:
     """A bucket may hold them, under the names that Tune gives its own state."""
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
     first = trial_of(content)
@@ -175,16 +163,13 @@ def test_pickles_beside_a_checkpoint_are_never_read(content: dict[str, Any]) -> 
     assert Path("executed").exists()  # the trap works
 
 
-def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_gpus_if_allowed(content: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     content["experiment"]["checkpoint"] = {"min_seconds": 0}
     one = {"model": "One", "driver": "580.1", "cuda": "13.0", "cudnn": "92000"}
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: one)
     trial = trial_of(content, gpus=1.0)
     ended = [json.loads(trial.step()["report"]) for _ in range(3)][-1]
     assert ended["gpus"] == [one]
-
     other = {**one, "model": "Other"}
     monkeypatch.setattr("flray.devices.gpu_identity", lambda device: other)
     refused = json.loads(trial_of(content, 1, 1.0).step()["report"])
@@ -197,13 +182,11 @@ def test_a_trial_goes_on_on_other_gpus_only_where_that_is_allowed(
 
 @pytest.mark.parametrize("protocol", ["last", "best", "mean-last"])
 def test_the_score_is_the_number_that_tables_report(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, protocol: str
+    content: Settings, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     class Forgets(Algorithm):
-        """Ends with a worse model on every CPU, so that the last round is not the best."""
-
         def refine(self, server: Server) -> None:
-            if server.round == 6:
+            if server.round == 6:  # so that the last round is not the best, on every CPU
                 ((key, weights),) = server.models.items()
                 server.models = {key: {name: -entry for name, entry in weights.items()}}
 
@@ -222,17 +205,14 @@ def test_the_score_is_the_number_that_tables_report(
         assert result["score"] == summary.values[name] == rounds[-1]["score"]
         if round_ == 4:
             trial = trial_of(content, recorded=4)
-    differ = any(metrics["score"] != metrics[name] for metrics in rounds)
-    assert differ == (protocol != "last")
+    assert any(metrics["score"] != metrics[name] for metrics in rounds) == (protocol != "last")
 
 
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_rounds_before_a_failure_are_kept_under_their_numbers(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch, where: str
+    content: Settings, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     class Fails(Algorithm):
-        """Raises in round 3."""
-
         def loss(self, client: Any, batch: Any) -> Any:
             if client.round == 2 and where == "training":
                 raise ValueError("no such luck")
@@ -253,9 +233,7 @@ def test_rounds_before_a_failure_are_kept_under_their_numbers(
     assert "no such luck" in told["failure"] and "sha256" not in told
 
 
-def test_the_end_of_the_process_is_not_printed(
-    content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_ends_silently(content: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(str(found.exc_value)))
     trial_of(content)
@@ -272,7 +250,7 @@ def test_a_folder_that_was_written_twice_is_the_later_rounds() -> None:
     assert [reference.round for reference in checkpoints(".", "0001")] == [4, 3]
 
 
-def test_sessions_leave_three_checkpoints(content: dict[str, Any]) -> None:
+def test_sessions_leave_three_checkpoints(content: Settings) -> None:
     content["experiment"] |= {"rounds": 6, "checkpoint": {"min_seconds": 0}}
     for recorded in (0, 2, 4):
         trial = trial_of(content, recorded)
@@ -287,9 +265,7 @@ def test_sessions_leave_three_checkpoints(content: dict[str, Any]) -> None:
     assert rounds_reported(trial_of(content, recorded=5)) == ([6], [])
 
 
-def test_rounds_that_only_the_checkpoint_has_count_for_a_trial_that_has_ended(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rounds_of_the_checkpoint_alone_count(content: Settings, tmp_path: Path) -> None:
     """The driver was killed after the last checkpoint, and before it had recorded the rounds before it."""
     config, (point, *_) = begun(content, tmp_path)
     folder = TrialFolder(tmp_path, point.number)

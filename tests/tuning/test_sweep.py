@@ -28,7 +28,7 @@ from flray.tuning.callback import Standing
 from flray.tuning.trial_store import TrialFolder, trial_folders
 from tests.end_to_end.test_protocols import Watched
 from tests.forked import light_nodes
-from tests.helpers import inline, printed
+from tests.helpers import Settings, inline, printed, tracked
 from tests.messages import refused
 from tests.tuning.helpers import Seen, digests, drive_and_kill, rounds_recorded, specs
 
@@ -37,7 +37,7 @@ CURVES = ("score", "global/common/accuracy", "train/loss")
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
-def test_killed_it_ends_with_all_runs(content: dict[str, Any], tmp_path: Path, store: str) -> None:
+def test_killed_it_ends_with_all_runs(content: Settings, tmp_path: Path, store: str) -> None:
     tracking = {"uri": store, "experiment": "killed"}
     content["experiment"] |= {"tracking": tracking, "checkpoint": {"min_seconds": 0.0}}
     content["sweep"]["concurrency"] = 2
@@ -79,7 +79,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
         points = sorted(client.get_metric_history(run.info.run_id, name), key=lambda one: one.step)
         return [point.step for point in points], [point.value for point in points]
 
-    runs = client.search_runs([client.get_experiment_by_name("killed").experiment_id])
+    runs = tracked(uri, "killed")
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     settings = [run for run in runs if run.data.tags.get("flray.kind") == "setting"]
     children = [run for run in runs if "trial" in run.data.tags]
@@ -135,26 +135,19 @@ import os, signal
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 
-
 @register_algorithm("own-good")
 class Good(Algorithm):
     """FedAvg under another name."""
 
-
 @register_algorithm("own-bad")
 class Bad(Algorithm):
-    """Raises at one client."""
-
     def loss(self, client, batch):
         if client.id == 2 and client.round == 1:
             raise ValueError("no such luck")
         return super().loss(client, batch)
 
-
 @register_algorithm("own-crash")
 class Crash(Algorithm):
-    """Takes its server's process down, once."""
-
     def aggregate(self, server, stage, replies):
         if server.round == 1 and not os.path.exists(MARK):
             open(MARK, "w").close()
@@ -165,22 +158,19 @@ class Crash(Algorithm):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_own_methods_that_fail_and_that_crash(content: dict[str, Any], tmp_path: Path) -> None:
+def test_own_methods_that_fail_and_that_crash(content: Settings, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK = {str(tmp_path / 'mark')!r}\n{OWN_METHODS}")
-    content["experiment"] |= {"plugins": ["own.py"], "checkpoint": {"min_seconds": 0.0}}
-    content["experiment"]["resources"] = {"executor": "ray", "actors": 1}
+    own = {"plugins": [str(tmp_path / "own.py")], "checkpoint": {"min_seconds": 0.0}}
+    content["experiment"] |= {**own, "resources": {"executor": "ray", "actors": 1}}
     content["space"] = {"algorithm": {"grid": ["own-good", "own-bad", "own-crash"]}}
     content["sweep"]["seeds"] = [0]
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(content))
-    seen = Seen()
-    result = api.tune(file, progress=seen)
+    result = api.tune(content, progress=(seen := Seen()))
     good, bad, crash = result.results.to_dict("records")
     assert {row["status"] for row in (good, crash)} == {"finished"}
     fedavg = runner.run(inline({**content["experiment"], "plugins": []}))
     assert good["sha256"] == crash["sha256"] == fedavg.sha256
     failure = bad["failure"].splitlines()[0]
-    assert failure.startswith("client 2 (") and "round 2" in failure and "own.py:19" in failure
+    assert failure.startswith("client 2 (") and "round 2" in failure and "own.py:15" in failure
     assert "ValueError: no such luck at" in failure
     assert (bad["status"], bad["rounds"]) == ("failed", 1)
     assert [line[:18] for line in seen.find("tried again")] == ["trial 0003 crashed"]
@@ -204,25 +194,20 @@ def mortal(shape, num_classes, *, width: int = 4):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_a_process_that_dies_when_it_is_reused_does_not_fail_the_next_trial(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "own.py").write_text(
-        f"DRIVER, MARK = {os.getpid()}, {str(tmp_path / 'mark')!r}\n{OWN_NETWORK}"
-    )
-    content["experiment"] |= {"plugins": ["own.py"], "model": "mortal", "rounds": 1}
-    content["space"] = {"model.width": {"grid": [4, 5, 6]}}
-    content["sweep"]["seeds"] = [0]
-    file = tmp_path / "sweep.yaml"
-    file.write_text(yaml.safe_dump(content))
-    seen = Seen()
-    assert list(api.tune(file, progress=seen).results["status"]) == ["finished"] * 3
+def test_a_reused_process_may_die_without_failure(content: Settings, tmp_path: Path) -> None:
+    names = f"DRIVER, MARK = {os.getpid()}, {str(tmp_path / 'mark')!r}"
+    (tmp_path / "own.py").write_text(f"{names}\n{OWN_NETWORK}")
+    plugins = [str(tmp_path / "own.py")]
+    content["experiment"] |= {"plugins": plugins, "model": "mortal", "rounds": 1}
+    content["space"], content["sweep"]["seeds"] = {"model.width": {"grid": [4, 5, 6]}}, [0]
+    results = api.tune(content, progress=(seen := Seen())).results
+    assert list(results["status"]) == ["finished"] * 3
     assert (tmp_path / "mark").exists()
     assert [line[:18] for line in seen.find("tried again")] == ["trial 0002 crashed"]
 
 
 @pytest.mark.slow
-def test_two_sweeps_of_a_name_at_once(content: dict[str, Any], tmp_path: Path, store: str) -> None:
+def test_two_sweeps_of_a_name_at_once(content: Settings, tmp_path: Path, store: str) -> None:
     content["experiment"] |= {"rounds": 1, "tracking": {"uri": store, "experiment": "at once"}}
     content["sweep"], content["space"] = {"seeds": [0]}, {}
     file = tmp_path / "sweep.yaml"
@@ -232,20 +217,18 @@ def test_two_sweeps_of_a_name_at_once(content: dict[str, Any], tmp_path: Path, s
         "sweep.add_report = lambda *_: None; api.tune(sys.argv[1])"
     )
     said: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    command = [sys.executable, "-c", script, file]
-    processes = [subprocess.Popen(command, **said) for _ in range(2)]
+    processes = [subprocess.Popen([sys.executable, "-c", script, file], **said) for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     first, second = (SweepResult(tmp_path / "runs" / "small" / n) for n in ("001", "002"))
     assert digests(first) == digests(second)
-    client = connect(store)
-    runs = client.search_runs([client.get_experiment_by_name("at once").experiment_id])
+    runs = tracked(store, "at once")
     assert len(runs) == 6 and {run.info.status for run in runs} == {"FINISHED"}
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, Any]) -> None:
+def test_early_stopping_compares_settings_and_ends_the_worse(content: Settings) -> None:
     content["experiment"]["rounds"] = 6
     content["space"] = {"local.lr": {"grid": [0.1, 1e-6, 1e-7]}}
     asha = {"name": "asha", "reduction_factor": 2}
@@ -268,13 +251,12 @@ def test_early_stopping_compares_settings_and_ends_the_worse(content: dict[str, 
         (trial.path / "journal.jsonl").write_text(journal[: journal.rindex('{"type":"tags"')])
     record = json.loads((result.folder / "sweep.json").read_text())
     (result.folder / "sweep.json").write_text(json.dumps(record | {"status": "running"}))
-    again = api.resume(result.folder)
-    assert (again.folder / "results.csv").read_text() == before
+    assert (api.resume(result.folder).folder / "results.csv").read_text() == before
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, Any]) -> None:
+def test_a_search_without_a_further_setting_ends_its_sweep(content: Settings) -> None:
     content["experiment"]["rounds"] = 1
     content["experiment"]["participation"] = {"straggler_work": 0.2}
     content["space"] = {"local.lr": {"choice": [0.1, 0.2]}}
@@ -282,16 +264,15 @@ def test_a_search_without_a_further_setting_ends_its_sweep(content: dict[str, An
     seen = Seen()
     result = api.tune(content, progress=seen)
     assert isinstance(result, SweepResult) and len(result.results) == 2
-    assert [line[:34] for line in seen.find("sweep.samples")] == [
-        "sweep.samples: 2 of 5 trials were "
-    ]
+    (line,) = seen.find("sweep.samples")
+    assert line.startswith("sweep.samples: 2 of 5 trials were ")
     assert len(seen.find("settings without effect here: participation.straggler_work=0.2")) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
-    content: dict[str, Any], tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+    content: Settings, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     periods: list[float] = []
     save = tune_controller.TuneController.save_to_dir
@@ -307,15 +288,13 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
     result = api.tune(content, progress=seen)
     assert [line[:10] for line in seen.find("tracking.every")] == ["4 trials: "]
     assert len(periods) <= 3 and min(periods) > 10**8  # the first, and at the end
-    client = connect(store)
-    experiment = client.get_experiment_by_name("thin").experiment_id
-    runs = [run for run in client.search_runs([experiment]) if "score" in run.data.metrics]
+    client, every = connect(store), tracked(store, "thin")
+    runs = [run for run in every if "score" in run.data.metrics]
     assert len(runs) >= 4 + 2  # trials and settings
     for run in runs:
         steps = [one.step for one in client.get_metric_history(run.info.run_id, "score")]
         assert "mlflow.parentRunId" not in run.data.tags or steps == [2, 4, 5]
     assert all(rounds == 5 for rounds in result.results["rounds"])
-    every = client.search_runs([experiment])
     held = [one.dataset for run in every for one in run.inputs.dataset_inputs]
     origins = {mlflow.data.get_source(one).to_dict()["tags"]["origin"] for one in held}
     assert len(held) == 1 + 2 + 4 and origins == {"real, composed"}
@@ -324,7 +303,7 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
 
 
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str, Any]) -> None:
+def test_rounds_without_evaluation_and_a_setting_that_diverges(content: Settings) -> None:
     content["experiment"]["evaluation"] = {"every": 2}
     content["space"] = {"local.lr": {"grid": [0.05, 1e30]}}
     result = api.tune(content)
@@ -346,7 +325,7 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: dict[str
 class _Watching(Watched, Seen):
     """Looks at MLflow and at the list of runs while a sweep goes on, and at its folder when its values are shown."""
 
-    def __init__(self, experiment: dict[str, Any]) -> None:
+    def __init__(self, experiment: Settings) -> None:
         Seen.__init__(self)
         Watched.__init__(self, experiment["tracking"])
         self.output, self.listed = experiment["output"], list[str]()
@@ -363,9 +342,7 @@ class _Watching(Watched, Seen):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here")
-def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures_are_drawn(
-    content: dict[str, Any], store: str
-) -> None:
+def test_rounds_and_standing_are_seen_and_values_early(content: Settings, store: str) -> None:
     """One arm is named by the method that ran, which need not be the base's."""
     tracking = {"uri": store, "experiment": "watched"}
     # A checkpoint after each round, so that no two share a step.
@@ -385,24 +362,20 @@ def test_rounds_and_standing_are_seen_while_it_goes_on_and_values_before_figures
     assert Standing(result.folder, points).line() == progress.stood[-1]
     summary = pd.read_csv(result.folder / "summary.csv")
     pd.testing.assert_frame_equal(progress.summary, summary, check_exact=True)
-    assert progress.drawn == []
-    assert (result.folder / "report" / "report.html").is_file()
+    assert progress.drawn == [] and (result.folder / "report" / "report.html").is_file()
     assert list(result.scores()) == ["fedprox"]
     Console(width=200, file=(shown := io.StringIO())).print(result.table())
     assert "fedprox" in shown.getvalue() and "fedavg" not in shown.getvalue()
 
 
-def test_one_override_may_stand_alone(content: dict[str, Any]) -> None:
-    assert {one.label.rpartition(" ")[2] for one in api.plan(content, "sweep.seeds=[3]")} == {
-        "seed=3"
-    }
+def test_one_override_may_stand_alone(content: Settings) -> None:
+    labels = [one.label for one in api.plan(content, "sweep.seeds=[3]")]
+    assert labels and all(label.endswith(" seed=3") for label in labels)
     config = load(content, "rounds=2")
     assert [load(config, "rounds=5").experiment.rounds, config.experiment.rounds] == [5, 2]
 
 
-def test_mistakes_are_refused_before_anything_is_created(
-    content: dict[str, Any], tmp_path: Path
-) -> None:
+def test_mistakes_are_refused_before_any_folder(content: Settings, tmp_path: Path) -> None:
     refused(api.tune, {**content, "sweep": {"metric": "global/common/acuracy"}})
     refused(api.tune, {**content, "space": {"participation.clients": {"grid": [2, 50]}}})
     assert not (tmp_path / "runs").exists()
@@ -411,7 +384,7 @@ def test_mistakes_are_refused_before_anything_is_created(
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
-    content: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str
+    content: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], store: str
 ) -> None:
     own, file = tmp_path / "own.py", tmp_path / "s.yaml"
     own.write_text(f"MARK = ''\n{OWN_METHODS}".replace("own-bad", "own-worse"))
@@ -420,8 +393,7 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
     file.write_text(yaml.safe_dump(content))
 
     def parent() -> Any:
-        client = connect(store)
-        runs = client.search_runs([client.get_experiment_by_name("failures").experiment_id])
+        runs = tracked(store, "failures")
         (found,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
         return found
 
@@ -447,7 +419,7 @@ def test_a_sweep_of_failures_is_a_failed_one_until_it_is_mended(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: dict[str, Any]) -> None:
+def test_trials_share_a_gpu_of_a_ray_that_runs_already(content: Settings) -> None:
     import ray
 
     free: list[float] = []

@@ -13,14 +13,14 @@ from flray import api
 from flray.records import directory
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
-from flray.tracking.client import connect
 from flray.tuning.trial_store import trial_folders
+from tests.helpers import Settings, tracked
 from tests.messages import refused
 from tests.tuning.helpers import Seen, drive_and_kill, left, rounds_recorded
 
 
 @pytest.fixture
-def tuned(content: dict[str, Any]) -> dict[str, Any]:
+def tuned(content: Settings) -> Settings:
     content["experiment"] |= {"rounds": 3, "checkpoint": {"min_seconds": 0}}
     local = {"algorithm": "local", "space": {"local.batch_size": {"grid": [8, 16]}}}
     tune = {"samples": 2, "seeds": [100], "scheduler": {"name": "asha"}}
@@ -33,7 +33,7 @@ def tuned(content: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store: str) -> None:
+def test_killed_in_both_its_phases(tuned: Settings, tmp_path: Path, store: str) -> None:
     tuned["experiment"]["tracking"] = {"uri": store, "experiment": "tuned"}
     file = tmp_path / "tuned.yaml"
     file.write_text(yaml.safe_dump(tuned))
@@ -42,7 +42,6 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
     drive_and_kill("resume_sweep", folder, folder, 1)
     assert rounds_recorded(folder) == 1
     resumed = api.resume_sweep(folder)
-
     changes = ["sweep.reuse=false", f"output={tmp_path / 'whole'}", "tracking.uri=null"]
     whole = api.tune(file, [*changes, "sweep.concurrency=1"])
     assert left(resumed.folder) == left(whole.folder)
@@ -52,14 +51,11 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
     assert set(tables[0].rows) == {"fedavg", "local"}
     assert (resumed.folder / "tuning.csv").read_text().count("\n") == 1 + 2 + 2
     assert "tuning of local: " in (resumed.folder / "table.txt").read_text()
-
-    client = connect(store)
-    runs = client.search_runs([client.get_experiment_by_name("tuned").experiment_id])
+    runs = tracked(store, "tuned")
     assert sum("mlflow.parentRunId" not in run.data.tags for run in runs) == 1
     phases = [run.data.tags["flray.phase"] for run in runs if "trial" in run.data.tags]
     assert (phases.count("tuning"), phases.count("comparison")) == (4, 4)
     assert {run.info.status for run in runs} == {"FINISHED"}
-
     planned = api.plan(file, ["tracking.uri=null"])
     ended = [f for f in trial_folders(folder) if f.status == "finished"]
     taken = {one.taken_over.rpartition("/")[2] for one in planned if one.taken_over}
@@ -69,9 +65,7 @@ def test_killed_in_both_its_phases(tuned: dict[str, Any], tmp_path: Path, store:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_its_standing_counts_all_trials_so_far(
-    tuned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_standing_counts_trials(tuned: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     monkeypatch.setattr(Seen, "ended", lambda _, trials: counts.append(trials), raising=False)
     tuned["experiment"] |= {"rounds": 2, "model": "linear"}
@@ -89,7 +83,7 @@ def test_its_standing_counts_all_trials_so_far(
     assert directory.read(result.folder)["best"] == seen.stood[-1].partition("best so far: ")[2]
 
 
-def test_an_unknown_reference_is_refused_at_once(tuned: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unknown_reference_is_refused_at_once(tuned: Settings, tmp_path: Path) -> None:
     tuned["sweep"]["reference"] = "fedvag"
     refused(api.tune, tuned)
     del tuned["sweep"]["tune"], tuned["sweep"]["until"], tuned["arms"]["method"]["local"]["space"]
@@ -110,7 +104,6 @@ import torch
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
 
-
 @register_algorithm("own-greedy")
 class Greedy(Algorithm):
     def aggregate(self, server, stage, replies):
@@ -128,7 +121,6 @@ import signal
 
 from flray.algorithms.base import Algorithm
 from flray.registry import register_algorithm
-
 
 @register_algorithm("own-unable")
 class Unable(Algorithm):
@@ -157,7 +149,7 @@ def nearly_full_node() -> Iterator[None]:
 
 
 @pytest.fixture
-def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def own(content: Settings, tmp_path: Path) -> Settings:
     """A sweep whose methods are in ``own.py``."""
     file = str(tmp_path / "own.py")
     content["experiment"] |= {"plugins": [file], "checkpoint": {"min_seconds": 0.0}}
@@ -167,7 +159,7 @@ def own(content: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
-def test_a_trial_that_never_begins_fails_alone(own: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trial_that_never_begins_fails_alone(own: Settings, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"DRIVER = {os.getpid()}\n{UNABLE}")
     own["space"] = {"algorithm": {"grid": ["own-unable", "fedavg"]}}
     seen = Seen()
@@ -179,9 +171,7 @@ def test_a_trial_that_never_begins_fails_alone(own: dict[str, Any], tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nearly_full_node", "no_pictures")
-def test_a_trial_without_memory_is_tried_again_and_the_others_go_on(
-    own: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_trial_without_memory_is_tried_again(own: Settings, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(f"MARK, TAKEN = {str(tmp_path / 'mark')!r}, {TAKEN}\n{GREEDY}")
     own["space"] = {"algorithm": {"grid": ["own-greedy", "fedavg"]}}
     own["sweep"]["concurrency"] = 1
