@@ -303,7 +303,7 @@ def total(values: Iterable[float]) -> float:
 
 def tensor_bytes(tree: Tree) -> int:
     """Return the number of bytes of all tensors in a tree."""
-    return sum(v.numel() * v.element_size() for _, v in flatten(tree) if isinstance(v, Tensor))
+    return sum(v.nbytes for _, v in flatten(tree) if isinstance(v, Tensor))
 
 
 def check_names(name: str, tree: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -297,7 +297,8 @@ class Client:
             for parameter in parameters:
                 parameter.requires_grad_(trains)
         self._trainable, self._clip_norm = list(trained), local.clip_norm
-        self.model.train()
+        if not all(module.training for module in self.resident.modules):
+            self.model.train()
         for norm in resting:
             norm.eval()
         return self.optimizer_for(self._trainable, local)

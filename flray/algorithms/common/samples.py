@@ -308,6 +308,7 @@ class ResidentModel:
 
     def __init__(self, model: nn.Module, shared: str, local_buffers: bool) -> None:
         self.model = model
+        self.modules = list(model.modules())
         self.entries: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         self.parameters: dict[str, nn.Parameter] = {
             name: value for name, value in model.named_parameters() if value.requires_grad
