@@ -73,7 +73,7 @@ class RoundMetrics:
 
     def __init__(self, server: Server) -> None:
         self._server, self._began = server, time.perf_counter()
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds, self._timed = dict.fromkeys(PHASES, 0.0), 0.0
         self.bytes = {"up": 0, "down": 0}
         self._asked: dict[str, float] = {}
         self._further: dict[str, float] = {}
@@ -100,10 +100,11 @@ class RoundMetrics:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the seconds of a block to a phase, without those that it adds to others."""
-        began, within = time.perf_counter(), sum(self.seconds.values())
+        began, before = time.perf_counter(), self._timed
         yield
-        others = sum(self.seconds.values()) - within
-        self.seconds[phase] += time.perf_counter() - began - others
+        took = time.perf_counter() - began
+        self.seconds[phase] += took - (self._timed - before)
+        self._timed = before + took
 
     def add_cohort(self, cohort: Cohort) -> None:
         """Add the cost of asking clients for the choice of a cohort, and the shares of work if some may not do all."""
