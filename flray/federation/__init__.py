@@ -23,6 +23,7 @@ from flray.data.types import (
     ClientIndices,
     DataSet,
     FederatedData,
+    Images,
     Ints,
     Pooled,
     Rows,
@@ -243,11 +244,13 @@ class FederationSpec:
         load_start(made, key, self.start)
         return made
 
-    def without_samples(self) -> "FederationSpec":
-        """Return the specification without its large arrays, which are sent separately."""
+    def without_samples(self, public: Images | None = None) -> "FederationSpec":
+        """Return the specification without its large arrays, which are sent separately, but with public samples."""
         data = self.data
         empty = np.empty((0, *data.x.shape[1:]), data.x.dtype)
-        return replace(self, data=replace(data, x=empty, y=label_placeholders(data.y), public=None))
+        return replace(
+            self, data=replace(data, x=empty, y=label_placeholders(data.y), public=public)
+        )
 
     def with_samples(self, samples: Pooled) -> "FederationSpec":
         """Return the specification with its large arrays, not copied."""

@@ -76,8 +76,11 @@ def test_data_unregistered_there(digits: Settings, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_a_run_with_data_from_the_nodes(digits: Settings, tmp_cwd: Path) -> None:
-    """On a Ray that is started here, whose processes have this environment."""
+    """On a Ray that is started here, whose processes have this environment; public data too."""
+    public = {"name": "photos", "samples": 20, "crops": 40}
+    digits |= {"public": public, "algorithm": "fccl"}
     inline = runner.run({"experiment": settings(digits, executor="inline")})
+    assert "train/public_loss" in inline.history
     content = {"experiment": settings(digits, data="node", actors=1)}
     with ray_session(None):
         assert runner.run(content).sha256 == inline.sha256

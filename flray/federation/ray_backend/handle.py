@@ -40,7 +40,7 @@ class ServerActor(Federation):
     spec : FederationSpec
         The federation; resolved from the object store.
     spec_ref : list of one ObjectRef
-        The same object, to pass to the client actors.
+        The client actors' specification.
     plan : Plan
         The pool's size and shares.
     group : placement group
@@ -137,9 +137,10 @@ class RayFederation:
     def __init__(self, spec: FederationSpec, plan: Plan, warn: Notify) -> None:
         self._plan, self._warn, self._warned = plan, warn, set[str]()
         ship_user_modules()
-        self._spec = ray.put(
-            spec if spec.config.resources.data == "head" else spec.without_samples()
-        )
+        whole = spec.config.resources.data == "head"
+        self._spec = self._server_spec = ray.put(spec if whole else spec.without_samples())
+        if not whole:
+            self._server_spec = ray.put(spec.without_samples(spec.data.public))
         # A server with a share of a GPU has a bundle, on the node of the driver.
         own = [{"GPU": plan.server_gpu, node_mark(): 0.001}] if plan.server_gpu else []
         bundles = [plan.bundle] * plan.actors + own
@@ -171,7 +172,7 @@ class RayFederation:
         return (
             ray.remote(ServerActor)
             .options(num_cpus=0, num_gpus=self._plan.server_gpu, scheduling_strategy=place)
-            .remote(self._spec, [self._spec], self._plan, self._group, self._warned)
+            .remote(self._server_spec, [self._spec], self._plan, self._group, self._warned)
         )
 
     def step(self) -> RoundResult:
