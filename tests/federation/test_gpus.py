@@ -224,6 +224,23 @@ def test_actors_of_a_trial_leave_its_server_s_bundle(tmp_cwd: Path, digits: Sett
     assert {"memory/peak/actor/0", "memory/peak/actor/1"} <= events[2].keys()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
+def test_an_actor_of_a_trial_that_sees_no_gpu_ends_it_at_once(
+    tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLRAY_FAKE_GPUS", "0")
+    resources = {"executor": "ray", "actors": 2, "gpus_per_actor": 0.25}
+    with joined_cluster({"num_cpus": 3, "num_gpus": 1}):
+        result = api.tune(
+            {"experiment": {**digits, "resources": resources}, "sweep": {"seeds": [0]}}
+        )
+    (trial,) = (result.folder / "trials").iterdir()
+    assert directory.read(trial)["failure"].startswith(
+        "Ray has given this process a GPU, and torch"
+    )
+
+
 SETTINGS = """
 import json, os, sys, torch
 from types import SimpleNamespace

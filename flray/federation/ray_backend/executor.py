@@ -16,7 +16,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from flray.errors import DataError, RunFailedError
+from flray.errors import RunFailedError
 from flray.federation.messages import (
     Executor,
     Failure,
@@ -250,11 +250,8 @@ class TaskScheduler:
     def _on_actor_started(self, worker: PoolWorker) -> None:
         """Record a started actor; restart one that died while starting."""
         try:
-            self._pool.started(worker, ray.get(worker.starting))
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, DataError):
-                raise error.cause from None
-            raise
+            with losses.unwrapped():
+                self._pool.started(worker, ray.get(worker.starting))
         except losses.ACTOR_DIED_ERRORS as error:
             self._failed_starts.append(error)
             most = self._pool.config.faults.attempts * len(self._pool.workers)

@@ -2,11 +2,13 @@
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 import ray
 import ray.exceptions
 
 from flray import ray_private as private
+from flray.errors import FlrayError, disk_is_full
 
 ACTOR_DIED_ERRORS = (
     ray.exceptions.RayActorError,
@@ -29,6 +31,17 @@ OBJECT_LOST_ERRORS = (ray.exceptions.ObjectLostError, ray.exceptions.ObjectFetch
 """Errors of fetching an object whose only node is gone."""
 
 OBJECT_LOST_MESSAGE = "a client's state or reply was lost with the node that held it"
+
+
+@contextlib.contextmanager
+def unwrapped() -> Iterator[None]:
+    """Raise flray's own error of a call, and that of a full disk, without Ray's wrapper and its traceback."""
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FlrayError) or disk_is_full(error.cause):
+            raise error.cause from None
+        raise
 
 
 VERDICT_SECONDS = 75.0

@@ -28,7 +28,7 @@ from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError, FlrayError
 from flray.federation import FederationSpec
 from flray.federation.messages import Ref, TaskBlock
-from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch
+from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch, unwrapped
 from flray.federation.worker.client_runner import ClientRunner
 from flray.files import hold_lock
 
@@ -306,13 +306,14 @@ class ActorPool:
             timeout=min(seconds, START_TIMEOUT_S) if some_ready else seconds,
         )
 
-    def _ask_all(self, method: str, *arguments: object, seconds: float | None = 60) -> list[Any]:
-        """Return each actor's answer; a dead one is replaced and gives none."""
+    def _ask_all(self, method: str, *arguments: object) -> list[Any]:
+        """Return each actor's answer once it has started; a dead one is replaced and gives none."""
         calls = [getattr(worker.actor, method).remote(*arguments) for worker in self.workers]
         answers: list[Any] = []
         for worker, call in zip(self.workers, calls, strict=True):
             try:
-                answers.append(ray.get(call, timeout=seconds))
+                with unwrapped():
+                    answers.append(ray.get(call))
             except ACTOR_DIED_ERRORS:
                 self.replace(worker)
         return answers
@@ -355,7 +356,7 @@ class ActorPool:
         self._pace = {}
         for worker in self.workers:
             worker.waiting.clear()
-        self._ask_all("reset", *self._made_of(), seconds=None)
+        self._ask_all("reset", *self._made_of())
 
     def watch_over(self, states: Callable[[], Iterable[Ref]], warn: Callable[[str], None]) -> None:
         """Watch over what must outlast its node; see `flray.federation.messages.Executor.watch_over`."""
@@ -418,7 +419,6 @@ class ActorPool:
         """Return the kinds of GPU of the actors; waits until they have started."""
         if not self._gpus:
             return []
-        self.wait_until_ready()
         return distinct([found["gpu"] for found in self._ask_all("describe")])
 
     def replace(self, worker: PoolWorker) -> None:
