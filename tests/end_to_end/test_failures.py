@@ -124,6 +124,15 @@ def test_a_round_in_which_nobody_answers_is_the_last(tmp_cwd: Path, digits: Sett
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_here")
+def test_why_nobody_answers_is_told_from_the_server_actor(tmp_cwd: Path, digits: Settings) -> None:
+    skipping = {**SKIPPING, "resources": {"actors": 1}}
+    content, said = broken(tmp_cwd, digits, algorithm="mute", **skipping), Said()
+    refused(runner.run, content, progress=said)
+    assert len(said.find("ValueError: not a word")) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("tmp_cwd", "ray_here")
 def test_a_dead_server_actor_is_replaced_and_the_bits_stay(digits: Settings) -> None:
     """With one client actor; two of them, with every method: test_papers_on_ray.py."""

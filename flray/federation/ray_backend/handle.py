@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import (
 
 from flray import bits
 from flray.devices import GpuIdentity
-from flray.errors import FlrayError, MethodError, disk_is_full
+from flray.errors import FlrayError
 from flray.federation import FederationSpec
 from flray.federation.federation import Federation, RoundResult
 from flray.federation.messages import MACHINE_ERRORS, ObjectLostError, ServerLostError
@@ -76,21 +76,17 @@ class ServerActor(Federation):
     def call(
         self, method: str, *arguments: object, **named: object
     ) -> tuple[object, list[str], set[str]]:
-        """Call a method; return its result with the lines that the user should see, and all subjects of warnings.
+        """Call a method; return its result or error, the lines that the user should see, and all subjects of warnings.
 
-        Raises
-        ------
-        FlrayError
-            If the federation does not exist, because its constructor raised.
+        The error, of flray, is that of the constructor, if it raised one.
         """
-        if self._error is not None:
-            raise self._error
+        value: object = self._error
         try:
-            value = getattr(self, method)(*arguments, **named)
-        except MethodError as error:
+            value = value or getattr(self, method)(*arguments, **named)
+        except FlrayError as error:
             if isinstance(error.__cause__, MACHINE_ERRORS):  # goes on in a new process
                 raise ServerLostError(f"the server's device failed: {error.__cause__}") from None
-            raise
+            value = error
         lines, self._lines[:] = list(self._lines), []
         return value, lines, self._warned
 
@@ -206,19 +202,18 @@ class RayFederation:
         return self._asked_gpus() if self._plan.gpus_per_actor else []
 
     def _get(self, reference: ObjectRef) -> Any:
-        """Return the server's result, and pass on the lines that came with it."""
+        """Return the server's result, or raise its error, after the lines that came with it were passed on."""
         try:
-            value, lines, self._warned = ray.get(reference)
+            with losses.unwrapped():
+                value, lines, self._warned = ray.get(reference)
         except losses.ACTOR_DIED_ERRORS as error:
             raise ServerLostError(f"the server actor died: {losses.last_line(error)}") from error
         except losses.OBJECT_LOST_ERRORS as error:
             raise ObjectLostError(losses.OBJECT_LOST_MESSAGE) from error
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, FlrayError) or disk_is_full(error.cause):
-                raise error.cause from None
-            raise
         for line in lines:
             self._warn(line)
+        if isinstance(value, FlrayError):
+            raise value
         return value
 
     def restart(self) -> None:
