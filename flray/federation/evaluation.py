@@ -143,7 +143,7 @@ def check_metric(spec: FederationSpec, name: str, where: str) -> None:
         where,
         repr(name),
         f"{spec.config.algorithm.name} measures no such thing{near}; there are "
-        f"{', '.join(known)}, and auto takes {spec.primary_metric}{held}; flray list metrics says what each is",
+        f"{', '.join(known)}, or auto{held}; flray list metrics says what each is",
     )
 
 
