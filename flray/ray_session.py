@@ -475,7 +475,7 @@ def _check_answers(address: str) -> None:
             raise FlrayError(f"no Ray at {address}: write ray://HOST:PORT")
         return
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (
         OSError,
         OverflowError,

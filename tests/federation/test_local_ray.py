@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -248,6 +249,13 @@ def test_a_ray_that_cannot_start_is_one_line(
     text = str(refused.value)
     assert text.startswith("no Ray on this machine: ") and "RAY_TMPDIR" in text
     assert ("shorter" in text) == short and "\n" not in text
+
+
+def test_an_address_of_ipv6_is_looked_at() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        session._check_answers(f"[::1]:{server.getsockname()[1]}")
 
 
 def test_a_ray_too_slow(tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
