@@ -301,22 +301,12 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     found = list(tensors)
     if not away:
         return found
-    sizes = [aligned(tensors[i]) for i in away]
-    flat = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[away[0]].device)
-    offset = 0
-    for i, size in zip(away, sizes, strict=True):
-        view(flat, offset, tensors[i].dtype, tensors[i].shape).copy_(tensors[i])
-        offset += size
-    host, offset = flat.cpu(), 0
-    for i, size in zip(away, sizes, strict=True):
-        found[i] = view(host, offset, tensors[i].dtype, tensors[i].shape)
-        offset += size
+    bytes_of = [tensors[i].detach().reshape(-1).view(torch.uint8) for i in away]
+    parts = torch.cat(bytes_of).cpu().split([len(part) for part in bytes_of])
+    for i, part in zip(away, parts, strict=True):
+        # A copy, because a part of the buffer may begin in the middle of a number.
+        found[i] = part.clone().view(tensors[i].dtype).view(tensors[i].shape)
     return found
-
-
-def aligned(tensor: Tensor) -> int:
-    """Return the bytes that a tensor takes in a common buffer."""
-    return -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
 
 
 def view(flat: Tensor, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
