@@ -16,7 +16,7 @@ import pytest
 
 from flray import api
 from flray.cli.main import invoke
-from flray.data.sources.cache import data_root, read_arrays, write_arrays
+from flray.data.sources.cache import data_root, decoded, read_arrays
 from flray.errors import FlrayError
 from flray.files import storage
 from flray.records import directory
@@ -272,16 +272,19 @@ def test_unreached_bucket(digits: Settings, tmp_cwd: Path, monkeypatch: pytest.M
 
 
 def test_data_are_fetched_once_and_checked(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_arrays(tmp_cwd / "data" / "toy", {"x": np.arange(12, dtype=np.uint8)})
+    decoded(tmp_cwd / "data" / "toy", lambda _: {"x": np.arange(12, dtype=np.uint8)})
     Mirror(tmp_cwd / "data", f"{BUCKET}/data").sync()
     monkeypatch.setenv("FLRAY_DATA", f"{BUCKET}/data")
     assert read_arrays(data_root() / "toy", "toy")["x"].tolist() == list(range(12))
     folder = data_root() / "toy"
     before = folder.stat().st_ino
+    assert folder.stat().st_mode == (tmp_cwd / "data").stat().st_mode
     read_arrays(folder, "toy")
     assert folder.stat().st_ino == before
     (folder / "x.npy").write_bytes(b"x" * (folder / "x.npy").stat().st_size)
     refused(read_arrays, folder, "toy")
+    shutil.rmtree(folder)  # as the message says
+    assert read_arrays(folder, "toy")["x"].tolist() == list(range(12))
     refused(read_arrays, data_root() / "other", "other")
 
 

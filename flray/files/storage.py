@@ -191,7 +191,8 @@ def fetch(uri: str, folder: Path, mark: str | None = None) -> bool:
         with tempfile.TemporaryDirectory(
             prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
         ) as place:
-            temporary = Path(place)
+            temporary = Path(place, folder.name)  # for all whom the umask lets in, unlike `place`
+            temporary.mkdir()
             if not download(uri, temporary):
                 return False
             if mark is not None:

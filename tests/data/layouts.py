@@ -20,7 +20,7 @@ from flray.data.datasets import class_folders
 from flray.data.datasets.class_folders import PACS, ClassFolders
 from flray.data.datasets.small_images import CIFAR10, CIFAR100, FC100_COARSE
 from flray.data.loading import fit_to_shape
-from flray.data.sources.cache import write_arrays
+from flray.data.sources.cache import decoded
 from flray.data.sources.images import resize, to_colour
 from tests.data import pictures
 from tests.data.conftest import N_MNIST, N_USPS
@@ -257,7 +257,7 @@ def cached(folder: Path, x: NDArray[Any], train: int) -> tuple[NDArray[Any], NDA
     """Write what `flray data get` keeps of one set of digits, and return it with its labels."""
     y = np.arange(len(x)) * 3 % 10
     parts = {"train_x": x[:train], "train_y": y[:train], "test_x": x[train:], "test_y": y[train:]}
-    write_arrays(folder, parts)
+    decoded(folder, lambda _: parts)
     return x, y
 
 
@@ -296,7 +296,7 @@ def eeg(root: Path) -> Written:
         x = np.stack([np.diag(np.exp(0.1 * generator.standard_normal(channels))) for _ in y])
         x[:, 0, 0] *= np.where(y == 1, 50, 1 / 50)
         folder = f"{source}-{hashlib.sha256(f'{source}|8.0|32.0'.encode()).hexdigest()[:16]}"
-        write_arrays(root / "eeg" / folder, {"x": x, "y": y})
+        decoded(root / "eeg" / folder, lambda _, x=x, y=y: {"x": x, "y": y})
     return Written({})
 
 

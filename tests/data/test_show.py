@@ -20,7 +20,7 @@ from flray.data import federate, load_dataset
 from flray.data.federated import partition_table
 from flray.data.inventory import Entry, list_datasets
 from flray.data.sources.archives import FILES
-from flray.data.sources.cache import MANIFEST, data_root, read_arrays, write_arrays
+from flray.data.sources.cache import MANIFEST, data_root, decoded, read_arrays
 from flray.drawing.canvas import LIGHT, save_figure
 from flray.drawing.grids import draw_partition
 from flray.federation import partition_summary
@@ -170,35 +170,40 @@ def test_the_command_draws_every_partition(
 ARRAYS = {"x": np.arange(1000, dtype=np.uint8).reshape(10, 100), "y": np.arange(10)}
 
 
-def test_what_was_written_is_read_and_replaced_without_a_trace(tmp_path: Path) -> None:
-    refused(read_arrays, tmp_path / "set", "set")
-    write_arrays(tmp_path / "set", ARRAYS)
-    back = read_arrays(tmp_path / "set", "set")
-    assert list(back) == ["x", "y"]
-    for name, array in ARRAYS.items():
-        assert np.array_equal(back[name], array) and back[name].dtype == array.dtype
-    write_arrays(tmp_path / "set", {"z": np.ones(3)})
-    refused(write_arrays, tmp_path / "set", {"x": np.array([{}], dtype=object)})
-    assert list(read_arrays(tmp_path / "set", "set")) == ["z"]
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+def test_what_was_decoded_is_read_by_others_too(tmp_path: Path) -> None:
+    folder = tmp_path / "sets" / "set"
+    refused(read_arrays, folder, "set")
+    decoded(folder, lambda _: ARRAYS)
+    for back in (read_arrays(folder, "set"), decoded(folder, lambda _: {})):
+        assert list(back) == ["x", "y"]
+        for name, array in ARRAYS.items():
+            assert np.array_equal(back[name], array) and back[name].dtype == array.dtype
+    refused(decoded, tmp_path / "sets" / "odd", lambda _: {"x": np.array([{}], dtype=object)})
+    held = {".odd.lock", ".set.lock", "set"}
+    assert {path.name for path in folder.parent.iterdir()} == held
+    (tmp_path / "plain").mkdir()
+    assert folder.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-WRITE_OFTEN = """
+DECODE_OFTEN = """
 import sys
 from pathlib import Path
 import numpy as np
-from flray.data.sources.cache import write_arrays
-for _ in range(40):
-    write_arrays(Path(sys.argv[1]), {"x": np.full(1000, int(sys.argv[2]))})
+from flray.data.sources.cache import decoded
+for number in range(40):
+    folder = Path(sys.argv[1], str(number))
+    x = decoded(folder, lambda _: {"x": np.full(1000, int(sys.argv[2]))})["x"]
+    assert np.array_equal(x, np.load(folder / "x.npy")) and len(np.unique(x)) == 1
 """
 
 
 def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITE_OFTEN, str(tmp_path / "set")]
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / MANIFEST).write_text("damaged")
+    command = [sys.executable, "-c", DECODE_OFTEN, str(tmp_path)]
     writers = [subprocess.Popen([*command, value]) for value in "12"]
     assert [writer.wait(500) for writer in writers] == [0, 0]
-    assert len(set(read_arrays(tmp_path / "set", "set")["x"].tolist())) == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+    assert len([*tmp_path.glob("[!.]*")]) == len([*tmp_path.glob(".*")]) == 40
 
 
 MANIFESTS = ("", "[]", '{"files": 3}', '{"files": {"x.npy": {"bytes": "many", "sha256": ""}}}')
@@ -211,14 +216,18 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
-def test_damage_is_told(tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]) -> None:
-    write_arrays(tmp_path / "set", ARRAYS)
+def test_damage_is_told_and_mended(
+    tmp_path: Path, file: str, damage: Callable[[bytes], bytes | None]
+) -> None:
+    decoded(tmp_path / "set", lambda _: ARRAYS)
     path = tmp_path / "set" / file
     if (content := damage(path.read_bytes())) is None:
         path.unlink()
     else:
         path.write_bytes(content)
     refused(read_arrays, tmp_path / "set", "set")
+    assert list(decoded(tmp_path / "set", lambda _: ARRAYS)) == ["x", "y"]
+    read_arrays(tmp_path / "set", "set")
 
 
 def test_the_environment_sets_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from flray import registry
 from flray.config.loader import load
 from flray.data import loading
-from flray.data.sources.cache import data_root, write_arrays
+from flray.data.sources.cache import data_root, decoded
 from flray.data.types import Pooled
 from flray.federation.building import build_spec
+from flray.federation.ray_backend import pool
 from flray.federation.ray_backend.pool import node_samples
 from flray.ray_session import ray_session
 from flray.runs import runner
@@ -28,7 +29,7 @@ def shared(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part, count in (("train", 300), ("test", 60)):
         arrays[f"{part}_x"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         arrays[f"{part}_y"] = generator.integers(0, 10, count)
-    write_arrays(data_root() / "mnist", arrays)
+    decoded(data_root() / "mnist", lambda _: arrays)
     loading._loaded.clear()
 
 
@@ -47,8 +48,13 @@ def test_samples_are_the_same_and_mapped(digits: Settings) -> None:
     assert isinstance(found.x.base, np.memmap) and not found.x.flags.writeable
     (folder,) = (data_root() / "pooled" / socket.gethostname()).glob("[!.]*")
     before = folder.stat().st_mtime_ns
+    pool._mapped.clear()  # as in another process
     node_samples(config, fingerprint)
     assert folder.stat().st_mtime_ns == before
+    (folder / "x.npy").unlink()
+    (folder / "x.npy").write_bytes(b"damaged")
+    pool._mapped.clear()
+    assert np.array_equal(node_samples(config, fingerprint).x, whole.x)
 
 
 def test_no_data_is_named(digits: Settings, tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:

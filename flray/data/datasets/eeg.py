@@ -196,7 +196,7 @@ def _cached_trials(root: Path, source: str, low: float, high: float) -> Trials:
         return {"x": covariances(x), "y": y}
 
     key = hashlib.sha256(f"{source}|{low}|{high}".encode()).hexdigest()[:16]
-    arrays = decoded(root / "eeg" / f"{source}-{key}", "eeg", decode)
+    arrays = decoded(root / "eeg" / f"{source}-{key}", decode)
     return arrays["x"], arrays["y"]
 
 

@@ -139,7 +139,7 @@ class Files(Source):
         found = [(folder / name, (folder / name).stat()) for name in names]
         stamps = "".join(f"{file}|{one.st_size}|{one.st_mtime_ns}" for file, one in found)
         key = hashlib.sha256(os.fsencode(stamps)).hexdigest()[:16]
-        return decoded(root / self.name / key, self.name, lambda _: self._decode(folder, names))
+        return decoded(root / self.name / key, lambda _: self._decode(folder, names))
 
     def _decode(self, folder: Path, names: Sequence[str]) -> Arrays:
         with explained(

@@ -1,7 +1,6 @@
 """Arrays on disk: written at once or not at all, checked on every read, never executed."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from flray.errors import DataError, FlrayError, explained
 from flray.files import (
     MAPPING,
     check_name,
+    hold_lock,
     read_json,
     storage,
     sync_file,
@@ -45,80 +45,52 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_arrays(folder: Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays as ``NAME.npy`` with a manifest of sizes and checksums, replacing what was there.
-
-    Parameters
-    ----------
-    folder : Path
-        Appears complete, by one rename; a process killed meanwhile leaves only a hidden folder
-        beside it.
-    arrays : mapping of str to ndarray
-        Plain numeric arrays.
-    """
-    _write(folder, lambda temporary: arrays, replace=True)
-
-
 def decoded(
-    folder: Path,
-    name: str,
-    decode: Callable[[Path], Mapping[str, Array]],
-    mapped: Collection[str] = (),
+    folder: Path, decode: Callable[[Path], Mapping[str, Array]], mapped: Collection[str] = ()
 ) -> Arrays:
-    """Return a data set's decoded arrays; the first use decodes them into the cache.
+    """Return a data set's decoded arrays; the first use, or one that finds damage, decodes them into the cache.
 
     Parameters
     ----------
     folder : Path
-        The cache folder of the arrays; it differs for other files or settings.
-    name : str
-        As for `read_arrays`.
+        The cache folder of the arrays; it differs for other files or settings. It appears complete,
+        by one rename; a process killed meanwhile leaves only a hidden folder beside it.
     decode : callable
-        Returns the arrays; large ones it may write itself, as ``NAME.npy`` into the folder that it
-        is given.
+        Returns plain numeric arrays; large ones it may write itself, as ``NAME.npy`` into the folder
+        that it is given.
     mapped : collection of str
-        As for `read_arrays`.
+        Arrays that stay on disk and are memory-mapped.
     """
-    if not (folder / MANIFEST).exists():
-        _write(folder, decode)
-    return read_arrays(folder, name, mapped)
-
-
-def _write(
-    folder: Path, decode: Callable[[Path], Mapping[str, Array]], *, replace: bool = False
-) -> None:
-    """Write arrays into a new folder that takes the place of `folder` when all went well.
-
-    After an error it does not exist, nor do the parent folders that were created for it. Arrays that
-    another process has put there meanwhile stay, because it may be reading them, unless `replace`.
-    """
-    missing = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
-    while True:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Taken away by another process, which had made it for nothing.
-        with contextlib.suppress(FileNotFoundError):
-            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            break
-    try:
-        for name, array in decode(temporary).items():
-            np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+    with contextlib.suppress(DataError):
+        return _verified(folder, mapped, "")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        hold_lock(folder.parent / f".{folder.name}.lock"),
+        tempfile.TemporaryDirectory(
+            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+        ) as place,
+    ):
+        with contextlib.suppress(DataError):  # another process had the lock, and has decoded them
+            return _verified(folder, mapped, "")
+        (folder / MANIFEST).unlink(missing_ok=True)
+        new = Path(place) / folder.name  # others may read it, unlike the folder that it is in
+        new.mkdir()
+        for name, array in decode(new).items():
+            np.save(new / f"{name}.npy", array, allow_pickle=False)
         files = {}
-        for path in sorted(temporary.iterdir()):
+        for path in sorted(new.iterdir()):
             sync_file(path)
             files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1).encode())
-        if replace or not (folder / MANIFEST).exists():
-            _put(temporary, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):  # there are others' folders in it by now
-            for place in missing:
-                place.rmdir()
+        write_atomically(new / MANIFEST, json.dumps({"files": files}, indent=1).encode())
+        if not (folder / MANIFEST).exists():  # as without locks another process may have put one
+            shutil.rmtree(folder, ignore_errors=True)
+            new.rename(folder)
+            sync_folder(folder.parent)
+        return _verified(folder, mapped, f"remove {folder}")
 
 
-def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays:
-    """Read and verify the arrays that `write_arrays` wrote.
+def read_arrays(folder: Path, name: str) -> Arrays:
+    """Read and verify the arrays that `decoded` wrote, here or into the bucket of ``$FLRAY_DATA``.
 
     Parameters
     ----------
@@ -126,59 +98,40 @@ def read_arrays(folder: Path, name: str, mapped: Collection[str] = ()) -> Arrays
         The folder of the arrays.
     name : str
         The data set, which the message tells how to get.
-    mapped : collection of str
-        Arrays that stay on disk and are memory-mapped.
 
     Raises
     ------
     DataError
-        If a file is missing, truncated or altered; the message names the file and the remedy.
+        If a file is missing or altered; the message names the file and the remedy.
     """
-    remedy = f"run `flray data get {name}`"
-    manifest = folder / MANIFEST
-    place = os.environ.get("FLRAY_DATA", "")
+    where, remedy = f"in {folder}", f"run `flray data get {name}`"
+    damaged, place = remedy, os.environ.get("FLRAY_DATA", "")
+    there = (folder / MANIFEST).exists()
     if storage.is_remote(place) and folder.is_relative_to(data_root()):
         source = f"{place.rstrip('/')}/{folder.relative_to(data_root())}"
-        remedy = f"run `flray data get {name}` where FLRAY_DATA is a folder and copy that folder to {place}"
-        if not manifest.exists() and not storage.fetch(source, folder):
-            raise DataError(f"data set {name} is not at {source}; {remedy}")
-    if not manifest.exists():
-        raise DataError(f"data set {name} is not in {folder}; {remedy}")
+        where, damaged = f"at {source}", f"remove {folder}, a copy of {source}"
+        remedy += f" where FLRAY_DATA is a folder and copy that folder to {place}"
+        there = there or storage.fetch(source, folder)
+    if not there:
+        raise DataError(f"data set {name} is not {where}; {remedy}")
+    return _verified(folder, (), damaged)
+
+
+def _verified(folder: Path, mapped: Collection[str], remedy: str) -> Arrays:
+    """Return arrays that are as they were written; an error ends with the remedy."""
+    manifest, arrays = folder / MANIFEST, {}
     try:
         files = {
-            check_name(file, manifest): (str(facts["sha256"]), int(facts["bytes"]))
+            folder / check_name(file, manifest): facts["sha256"]
             for file, facts in read_json(manifest, MAPPING)["files"].items()
         }
-    except (FlrayError, ValueError, KeyError, TypeError, AttributeError):
+    except (FlrayError, KeyError, TypeError, AttributeError):
         raise DataError(f"{manifest} is not a readable manifest; {remedy}") from None
-    arrays = {}
-    for file, (checksum, size) in files.items():
-        path = folder / file
-        if not path.is_file():
-            raise DataError(f"{path} is missing; {remedy}")
-        if (found := path.stat().st_size) != size:
-            raise DataError(f"{path} has {found} bytes, expected {size}; {remedy}")
-        if (digest := sha256_file(path)) != checksum:
-            raise DataError(
-                f"{path} was altered: sha256 is {digest}, expected {checksum}; {remedy}"
-            )
-        with explained((ValueError, EOFError, MemoryError), f"{path} holds no array", remedy):
+    for path, checksum in files.items():
+        if not path.is_file() or sha256_file(path) != checksum:
+            raise DataError(f"{path} is missing or was altered; {remedy}")
+        with explained((ValueError, EOFError), f"{path} holds no array", remedy):
             arrays[path.stem] = np.load(
                 path, "r" if path.stem in mapped else None, allow_pickle=False
             )
     return arrays
-
-
-def _put(new: Path, folder: Path) -> None:
-    """Rename a folder to where another one may be, or may appear meanwhile: other processes write here too."""
-    old = new.with_name(f"{new.name}.old")
-    while True:
-        try:
-            new.rename(folder)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(old)
-        shutil.rmtree(old, ignore_errors=True)

@@ -467,7 +467,7 @@ def keep_images(
         x.flush()
         return others
 
-    return decoded(folder, name, decode_into, ("x",) if mapped else ())
+    return decoded(folder, decode_into, ("x",) if mapped else ())
 
 
 def _decode(spec: ImageSet, table: Table, store: Store, x: Images) -> Arrays:

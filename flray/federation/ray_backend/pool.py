@@ -22,15 +22,14 @@ from flray import bits
 from flray import ray_private as private
 from flray.config.experiment import Experiment
 from flray.data.loading import load_chosen
-from flray.data.sources.cache import data_root, read_arrays, write_arrays
-from flray.data.types import Array, Pooled
+from flray.data.sources.cache import data_root, decoded
+from flray.data.types import Arrays, Pooled
 from flray.devices import GpuIdentity, distinct, gpu_identity
 from flray.errors import DataError, FlrayError
 from flray.federation import FederationSpec
 from flray.federation.messages import Ref, TaskBlock
 from flray.federation.ray_backend.losses import ACTOR_DIED_ERRORS, NodeWatch, unwrapped
 from flray.federation.worker.client_runner import ClientRunner
-from flray.files import hold_lock
 
 ObjectRef = object
 """A reference to an object in Ray's store; Ray has no types."""
@@ -69,13 +68,11 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
     DataError
         Naming the node, if they are missing there or differ.
     """
-    name = config.data.name
     folder = data_root() / "pooled" / socket.gethostname() / fingerprint[:32]
+    if folder in _mapped:
+        return _mapped[folder]
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with hold_lock(folder.parent / ".lock"):
-            if not folder.exists():
-                _write_copy(folder, name, config, fingerprint)
+        arrays = decoded(folder, lambda _: _pooled(config, fingerprint), ("x", "y", "public"))
     except FlrayError as error:  # such as a data set of a plug-in, which is not registered here
         raise DataError(
             f"node {socket.gethostname()}: {error}; or let the head hand the data out (resources.data=head)"
@@ -85,14 +82,20 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
             f"node {socket.gethostname()}: {data_root()} cannot be used ({error.strerror}); set "
             "FLRAY_DATA there to a folder that can be written"
         ) from None
-    arrays: dict[str, Array] = {
-        path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")
-    }
     x = arrays["x"]
-    return Pooled(np.moveaxis(x, -1, 1) if x.ndim == 4 else x, arrays["y"], arrays.get("public"))
+    x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+    _mapped.clear()
+    _mapped[folder] = Pooled(x, arrays["y"], arrays.get("public"))
+    return _mapped[folder]
 
 
-def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -> None:
+_mapped: dict[Path, Pooled] = {}
+"""The samples that this process has mapped last: checking them for the next trial would read them all again."""
+
+
+def _pooled(config: Experiment, fingerprint: str) -> Arrays:
+    """Return a data set's samples, images with their channels last."""
+    name = config.data.name
     dataset = load_chosen(name, config.data.options, config.public, config.subset)
     if dataset.fingerprint != fingerprint:
         raise DataError(
@@ -102,8 +105,7 @@ def _write_copy(folder: Path, name: str, config: Experiment, fingerprint: str) -
     pooled = Pooled.of(dataset)
     x = np.moveaxis(pooled.x, 1, -1) if pooled.x.ndim == 4 else pooled.x
     public = {} if pooled.public is None else {"public": pooled.public}
-    write_arrays(folder, {"x": np.ascontiguousarray(x), "y": pooled.y, **public})
-    read_arrays(folder, name)
+    return {"x": np.ascontiguousarray(x), "y": pooled.y, **public}
 
 
 FAKE_GPUS = "FLRAY_FAKE_GPUS"
