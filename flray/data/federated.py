@@ -283,7 +283,8 @@ def federate(
     num_classes = max(len(dataset.classes), int(y.max(initial=0)) + 1)
     groups = (domains if by_domain else np.zeros_like(domains)) * num_classes + y
     trains = [division.fit[rows] for rows in trains]
-    nobody = np.setdiff1d(division.fit, np.concatenate(trains), assume_unique=True)
+    taken = [*trains, *(parts["val"] for parts in given.values())]
+    nobody = np.setdiff1d(division.fit, np.concatenate(taken), assume_unique=True)
     holders = [*trains, *([nobody] if len(nobody) else [])]
 
     def assigned(part: Rows) -> list[Rows]:

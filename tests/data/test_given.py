@@ -52,6 +52,12 @@ def test_without_tests_they_follow_the_training_samples() -> None:
     assert [len(client.val) for client in apart.clients] == [10, 10, 10]
 
 
+def test_validation_samples_of_a_file_take_no_test_samples_with_them() -> None:
+    training = {"train": [*range(20)], "val": [*range(20, 40)]}
+    data = given({"clients": {"a": training, "b": {"train": [*range(40, 60)]}}})
+    assert len(data.test) == 20
+
+
 def test_clients_bear_the_names_that_folders_and_tables_have() -> None:
     name = "St. Mary's & Süd (2)"
     assert [client.name for client in given({name: [0, 41], "b": [45]}).clients] == [name, "b"]
