@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flray.config.sections import SplitName
-from flray.data.types import Rows, Singles
+from flray.data.types import Rows, Singles, rows_by_number
 from flray.errors import ConfigError, nearest
 from flray.rng import numpy_generator
 
@@ -131,24 +131,24 @@ def assign_test_samples(
         with the fewest test samples so far); a group without training samples in proportion to
         those of its domain, or else to the clients' sizes.
     """
-    tests: list[list[Rows]] = [[] for _ in trains]
-    num_groups = (
-        int(max(groups.max(), test_groups.max(initial=0))) // num_classes * num_classes
-        + num_classes
-    )
-    counts = np.stack([np.bincount(groups[train], minlength=num_groups) for train in trains])
+    # A table of clients by groups would be huge where each client is a domain.
+    of_row = np.repeat(np.arange(len(trains)), [len(train) for train in trains])
+    held = groups[np.concatenate(trains)]
+    order = np.argsort(held)
+    of_row, held = of_row[order], held[order]
+    owners = np.empty(len(test_groups), dtype=np.int64)
     assigned = np.zeros(len(trains), dtype=np.int64)
-    for group in np.unique(test_groups):
+    for group, rows in rows_by_number(test_groups):
         domain = group // num_classes * num_classes
-        of_domain = counts[:, domain : domain + num_classes].sum(1)
-        candidates = (counts[:, group], of_domain, counts.sum(1))
-        rows = np.flatnonzero(test_groups == group)
-        held = next(held for held in candidates if held.any())
-        sizes = _largest_remainder(held, len(rows), assigned)
-        assigned += sizes
-        for test, part in zip(tests, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
-            test.append(part)
-    return [np.sort(np.concatenate([*test, np.empty(0, dtype=np.int64)])) for test in tests]
+        for limits in ((group, group + 1), (domain, domain + num_classes), (0, held[-1] + 1)):
+            first, last = np.searchsorted(held, limits)
+            if first < last:
+                break
+        clients, counts = np.unique(of_row[first:last], return_counts=True)
+        sizes = _largest_remainder(counts, len(rows), assigned[clients])
+        assigned[clients] += sizes
+        owners[rows] = np.repeat(clients, sizes)
+    return np.split(np.argsort(owners, kind="stable"), np.cumsum(assigned)[:-1])
 
 
 def _fedbn_digits(labels: Rows, domains: Rows, names: Sequence[str], ratio: float) -> Division:

@@ -25,6 +25,13 @@ Labels: TypeAlias = Ints | Images
 _BLOCK = 2**26  # bytes that are read at a time
 
 
+def rows_by_number(numbers: Rows) -> list[tuple[np.int64, Rows]]:
+    """Return each number that occurs, in ascending order, with its places, as if looked for one after another."""
+    places = np.argsort(numbers, kind="stable")
+    known, starts = np.unique(numbers[places], return_index=True)
+    return list(zip(known, np.split(places, starts)[1:], strict=True))
+
+
 def backing_file(array: Array) -> str | None:
     """Return the file that holds exactly this memory-mapped array and no more, or None."""
     base: Any = array

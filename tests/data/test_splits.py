@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from flray.config.loader import load
 from flray.config.sections import Shift
 from flray.data import DataSet, Domain, FederatedData, federate, load_dataset, splits
 from flray.data.augment import sample_noise
+from flray.data.sources import images
 from flray.federation import partition_summary
 from flray.federation.worker.resources import WorkerResources
 from flray.records import directory, read_partition
@@ -346,6 +348,22 @@ def test_match_test_by_hand() -> None:
     tests = splits.assign_test_samples(trains, groups, test_groups, 3)
     # Class 0: 4, 2, 0. Class 1: 2/3 each, the two go to the emptiest, 2 and 1. Class 2: 1.5, 1, 0.5: the last to 2.
     assert [t.tolist() for t in tests] == [[0, 1, 2, 3, 8], [4, 5, 6, 9], [7, 10]]
+
+
+def test_many_domains_of_many_classes_cost_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As writers of letters: a table of clients by classes of each domain would have 72 MB."""
+    rows, drawn = np.arange(600), []
+    domains, labels = rows // 2, rows // 2 % 100
+    draw = images.numpy_generator
+    monkeypatch.setattr(images, "numpy_generator", lambda *a, **k: drawn.append(a) or draw(*a, **k))
+    test = images.choose_test("set", [str(k) for k in range(300)], domains, labels, 0.5, 0)
+    assert test.sum() == len(drawn) == 300
+    groups, trains = domains * 100 + labels, np.split(rows[~test], 300)
+    tracemalloc.start()
+    tests = splits.assign_test_samples(trains, groups, groups[test], 100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [part.tolist() for part in tests] == [[k] for k in range(300)] and peak < 2**20
 
 
 @cases(

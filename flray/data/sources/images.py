@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flray.data.types import Array, Flags, Images, Ints, Rows
+from flray.data.types import Array, Flags, Images, Ints, Rows, rows_by_number
 from flray.errors import DataError, one_line
 from flray.rng import numpy_generator
 
@@ -187,15 +187,13 @@ def choose_test(
     """
     test = np.zeros(len(labels), dtype=bool)
     units = np.arange(len(labels)) if units is None else units
-    for number, place in enumerate(domains):
-        for label in range(labels.max(initial=-1) + 1):
-            rows = np.flatnonzero((domain == number) & (labels == label))
-            _, first = np.unique(units[rows], return_index=True)
-            order = numpy_generator(
-                seed, "data", extra=f"{name}/split/{place}/{label}"
-            ).permutation(units[rows][np.sort(first)])
-            count = min(max(round(share * len(order)), 1), max(len(order) - 1, 0))
-            test[rows] = np.isin(units[rows], order[:count])
+    classes = labels.max(initial=-1) + 1
+    for cell, rows in rows_by_number(domain * classes + labels):
+        _, first = np.unique(units[rows], return_index=True)
+        key = f"{name}/split/{domains[cell // classes]}/{cell % classes}"
+        order = numpy_generator(seed, "data", extra=key).permutation(units[rows][np.sort(first)])
+        count = min(max(round(share * len(order)), 1), len(order) - 1)
+        test[rows] = np.isin(units[rows], order[:count])
     return test
 
 
