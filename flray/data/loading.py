@@ -53,7 +53,7 @@ def take_subset(dataset: DataSet, most: int) -> DataSet:
 
     def choose_rows(labels: Labels, what: str) -> Ints:
         order = numpy_generator(0, "sampling", extra=f"subset/{what}").permutation(len(labels))
-        flat = labels.reshape(len(labels), -1)[:, 0]
+        flat = labels.reshape(len(labels), math.prod(labels.shape[1:]))[:, 0]
         _, first = np.unique(flat[order], return_index=True)
         rest = np.setdiff1d(np.arange(len(order)), first)
         return np.sort(order[np.concatenate([np.sort(first), rest])[:most]])

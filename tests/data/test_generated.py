@@ -1,5 +1,6 @@
 """Sets that are drawn or composed here, and the steps to them: what they promise, whatever the seed."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,8 @@ def test_a_subset_is_small_has_every_class_and_is_always_the_same() -> None:
     small, again = take_subset(whole, 30), take_subset(whole, 30)
     assert small.fingerprint != whole.fingerprint
     assert take_subset(whole, 10**6).fingerprint == whole.fingerprint
+    without = replace(whole.domains[0], test_x=whole.domains[0].test_x[:0], test_y=np.arange(0))
+    assert not len(take_subset(replace(whole, domains=(without,)), 30).domains[0].test_y)
     for before, after, same in zip(whole.domains, small.domains, again.domains, strict=True):
         assert len(after.train_y) == len(after.test_y) == 30
         assert set(after.train_y) == set(after.test_y) == set(range(10))
