@@ -13,6 +13,7 @@ import pytest
 
 from flray.cli import doctor
 from flray.cli.main import invoke
+from flray.data.sources.cache import decoded
 from tests.helpers import python
 
 SECRET = "hunter2-0123"
@@ -30,6 +31,14 @@ def test_a_readable_token_is_pointed_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert SECRET not in str(found)
     token.chmod(0o600)
     assert "WARNING" not in dict(doctor.diagnose())
+
+
+def test_sets_to_be_fetched_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLRAY_DATA", str(tmp_path))
+    for folder, still in (("mnist-m", "mnist, flray data get usps"), ("mnist", "usps")):
+        decoded(tmp_path / folder, lambda _: {})
+        absent = dict(doctor.diagnose())["data to be fetched"]
+        assert absent == f"flray data get digits5-local, flray data get {still}"
 
 
 def test_open_folders_of_ray_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from flray.config.loader import load
 from flray.data.inventory import FETCHABLE
+from flray.data.sources.archives import FILES
 from flray.data.sources.cache import data_root
 from flray.devices import gpu_identity
 from flray.federation import FederationSpec
@@ -64,7 +65,7 @@ def _data() -> Iterator[tuple[str, str]]:
     root = data_root()
     there = sorted(path.name for path in root.glob("[!.]*") if path.is_dir())
     yield "data folder", f"{root} ({', '.join(there) or 'empty: try flray data get digits5-local'})"
-    absent = [name for name in FETCHABLE if not any(folder.startswith(name) for folder in there)]
+    absent = [name for name in FETCHABLE if not FILES[name].present(root)]
     yield "data to be fetched", ", ".join(f"flray data get {name}" for name in absent) or "none"
 
 
