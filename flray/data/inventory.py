@@ -85,7 +85,8 @@ def entry(name: str, root: Path) -> Entry:
         todo = f"flray data get {name}" if files.fetched else by_hand
         return Entry(name, what, files.where, todo, files.present(root))
     if name == "eeg":
-        kept = list((root / name).glob(f"*/{MANIFEST}"))
+        found = (root / name).glob(f"[!.]*/{MANIFEST}")  # of a source and a passband each
+        kept = {path.parent.name.partition("-")[0] for path in found}
         source = "MOABB, which downloads the four sets at first use"
         return Entry(name, what, source, "pip install 'flray[eeg]'", len(kept) >= 4)
     options = datasets.params(name).model_fields.items()

@@ -17,6 +17,7 @@ from PIL import Image
 import flray
 from flray import registry
 from flray.data import federate, load_dataset
+from flray.data.datasets.eeg import SOURCES
 from flray.data.federated import partition_table
 from flray.data.inventory import Entry, list_datasets
 from flray.data.sources.archives import FILES
@@ -66,6 +67,12 @@ def test_what_is_there_is_said_to_be_there(name: str, files: list[str], tmp_path
     entries = built_in(tmp_path).values()
     present = [entry for entry in entries if entry.present and entry.source != "comes with flray"]
     assert [entry.name for entry in present] == [name]
+
+
+def test_eeg_is_there_with_all_its_sources(tmp_path: Path) -> None:
+    for number, source in enumerate([*SOURCES[:2], *SOURCES]):
+        decoded(tmp_path / "eeg" / f"{source}-{number}", lambda _: {})
+        assert built_in(tmp_path)["eeg"].present is (number == 5)
 
 
 def test_both_commands_list_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
