@@ -234,6 +234,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, columns in changes.items():
             hospitals(Path(f"{name}.csv"), **columns)
         Path("twice.csv").write_text("a,b,a\n" + "1,2,1\n0,3,0\n0,2,0\n" * 5)
+        Path("ends.csv").write_text("ill,a,b\n" + "1,2,1,\n0,3,0,\n0,2,0,\n" * 5)
         parquet.write_table(pa.table({"y": pa.nulls(2**29 + 1)}), "endless.parquet")
         parquet.write_table(pa.table({"y": [0, 1], "a": [[1], [2, 3]]}), "lists.parquet")
         Path("zip.parquet").write_bytes(b"PK\x03\x04")
@@ -249,7 +250,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     {path: holes.csv, by: hospital}, {columns: [age], part: hospital}, {path: zip.parquet},
     {label: same, path: one.csv, by: hospital}, {label: pressure, by: hospital, columns: [age]},
     {columns: [age, ill]}, {columns: [hospital], by: hospital}, {path: twice.csv, label: b},
-    {path: endless.parquet, label: y}, {path: lists.parquet, label: y},
+    {path: ends.csv, gaps: zero}, {path: endless.parquet, label: y}, {path: lists.parquet, label: y},
     {path: again.csv, by: hospital}, {path: large.csv, by: hospital},
     {label: age, columns: [pressure], task: binary}, {columns: [pressure], by: age},
     {path: unique.csv, label: pressure, columns: [weight]}, {path: ward.csv, by: hospital},

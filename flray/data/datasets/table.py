@@ -216,7 +216,14 @@ def _read(file: Path) -> pd.DataFrame:
         first = pd.read_csv(source, header=None, nrows=1, dtype=str).iloc[0].dropna().tolist()
         _check_columns(file, first)
         source.seek(0)
-        return pd.read_csv(source)
+        frame = pd.read_csv(source)
+    # pandas takes surplus first values for names of rows, as R writes them.
+    if not isinstance(frame.index, pd.RangeIndex) and frame.iloc[:, -1].isna().all():
+        raise DataError(
+            f"data set table: rows of {file} end with a delimiter, and its header does not, so values would be "
+            "taken for other columns'; write it again without"
+        )
+    return frame
 
 
 def _read_parquet(file: Path, source: BinaryIO) -> pd.DataFrame:
