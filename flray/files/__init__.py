@@ -152,7 +152,10 @@ def read_npz(path: Path) -> dict[str, Any]:
             file.seek(0)
             with np.load(file, allow_pickle=False) as found:
                 return dict(found)
-    except (OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        *(OSError, EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error),
+        RuntimeError,  # of a changed bit that says "encrypted", or names another compression
+    ) as error:
         # Not with numpy's own words, which propose to unpickle what is there.
         what = str(error) if isinstance(error, zipfile.BadZipFile) else "not plain arrays"
         raise DataError(f"{path}: not a readable .npz file ({what}); fetch it again") from None

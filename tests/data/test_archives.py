@@ -57,10 +57,13 @@ def test_fc100_is_fetched_as_cifar100(tmp_path: Path) -> None:
     assert len(load_dataset("fc100", root=tmp_path).domains[0].train_y) == 60 * 4
 
 
+ONE_BIT = {"encrypted": 8, "packed": 10}  # in the first entry of the archive's directory
+
+
 @cases(
     "name, values",
-    """[cut short, null], [one byte, null], [classes, null], [label, 12], [label, -1], [label, 0.5],
-    [label, [1]], [offset, [0, 5, 9]], [is_test, [true]], [classes, [dodo]]""",
+    """[cut short, null], [one byte, null], [encrypted, null], [packed, null], [classes, null],
+    [label, 12], [label, -1], [label, 0.5], [label, [1]], [offset, [0, 5, 9]], [is_test, [true]], [classes, [dodo]]""",
 )
 def test_a_damaged_archive_of_jpegs_is_named(name: str, values: Any, tmp_path: Path) -> None:
     path = tmp_path / "c.npz"
@@ -70,6 +73,9 @@ def test_a_damaged_archive_of_jpegs_is_named(name: str, values: Any, tmp_path: P
         path.write_bytes(raw[:-300])
     elif name == "one byte":
         raw[len(raw) // 3] ^= 0xFF
+        path.write_bytes(raw)
+    elif name in ONE_BIT:
+        raw[raw.index(b"PK\1\2") + ONE_BIT[name]] ^= 1
         path.write_bytes(raw)
     else:
         array = np.array([values] * 20 if name == "label" else values)
