@@ -238,7 +238,8 @@ BAD_LISTS: dict[str, Any] = {
     "twice": ([f"{MUG}/000.png"] * 2, ["mug"] * 2),
     "unequal": ([f"{MUG}/000.png"], ["mug", "bike"]),
 }
-BAD_LISTS |= {"short": [1, 2], "dict": {"paths": 3}, "number": 3.5, "damaged": b"no pickle"}
+BAD_LISTS |= {"short": [1, 2], "ragged": [[[1], [2, 3]], ["mug"] * 2]}
+BAD_LISTS |= {"dict": {"paths": 3}, "number": 3.5, "damaged": b"no pickle"}
 
 
 @pytest.mark.parametrize("name", BAD_LISTS)

@@ -1,5 +1,6 @@
 """Sets laid out as ``ROOT/<domain>/<class>/*``, and sets with a list of labels beside the images."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -262,9 +263,10 @@ def _entries(store: image_sets.Store, path: str) -> list[str]:
         return [line.strip().rpartition(" ")[0] or line for line in lines if line.strip()]
     held = read_pickled_arrays(store.where / path, content)
     if isinstance(held, list | tuple) and len(held) == 2:
-        names, labels = (np.asarray(one) for one in held)
-        if names.ndim == 1 and names.shape == labels.shape and names.dtype.kind in "UO":
-            return [str(name) for name in names]
+        with contextlib.suppress(ValueError):  # numpy's, of lists of unequal lengths
+            names, labels = (np.asarray(one) for one in held)
+            if names.ndim == 1 and names.shape == labels.shape and names.dtype.kind in "UO":
+                return [str(name) for name in names]
     raise DataError(f"{store.where / path}: no paths with a class's name each; fetch it again")
 
 
