@@ -320,8 +320,10 @@ def _table(store: image_sets.Store) -> tuple[image_sets.Table, tuple[str, ...]]:
     kept: list[image_sets.Item] = []
     names, test = [], []
     for item in items:
-        part, folder, *_ = (*_parts_below(item.path), "", "")
-        if item.is_image and part:  # no boxes, words, or the unlabelled test part
+        # Both may lie in one folder more; there are boxes, words, and the unlabelled test part too.
+        below = re.match(r"(?:[^/]+/)??(train|val)/([^/]*)", item.path)
+        if item.is_image and below:
+            part, folder = below.groups()
             kept.append(item)
             in_list = (part, folder) == ("val", "images")
             names.append(named.get(item.path, "") if in_list else folder)
@@ -343,15 +345,6 @@ def _table(store: image_sets.Store) -> tuple[image_sets.Table, tuple[str, ...]]:
     return image_sets.Table(kept, labels, np.zeros_like(labels), np.array(test, dtype=bool)), tuple(
         classes
     )
-
-
-def _parts_below(path: str) -> tuple[str, ...]:
-    """Return a path's names from ``train`` or ``val`` on; both may lie in one folder more."""
-    parts = path.split("/")
-    for depth in range(min(2, len(parts))):
-        if parts[depth] in ("train", "val"):
-            return tuple(parts[depth:])
-    return ()
 
 
 CENTRES = tuple(f"centre{number}" for number in range(5))
