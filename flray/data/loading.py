@@ -10,7 +10,8 @@ import numpy as np
 
 from flray.config.components import PublicChoice
 from flray.data.sources.cache import data_root
-from flray.data.types import DataSet, Floats, Images, Ints, Labels
+from flray.data.sources.images import to_uint8, triangles
+from flray.data.types import DataSet, Images, Ints, Labels
 from flray.errors import ConfigError, DataError, brief
 from flray.registry import datasets
 from flray.rng import numpy_generator
@@ -308,7 +309,7 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
     if {images.shape[1], channels} - {1, 3} and images.shape[1] != channels:
         why = f"only grey and colour change into each other; the private images have {channels} channels"
         raise ConfigError("experiment.public", f"images of {images.shape[1]} channels", why)
-    down, across = _triangles(images.shape[2], height), _triangles(images.shape[3], width)
+    down, across = triangles(images.shape[2], height), triangles(images.shape[3], width)
     result = np.empty((len(images), *shape), dtype=np.uint8)
     # A bounded float64 copy, however many images there are.
     for first in range(0, len(images), 1000):
@@ -317,18 +318,5 @@ def fit_to_shape(images: Images, shape: tuple[int, ...]) -> Images:
             block = np.tensordot(block, LUMA, axes=(1, 0))[:, None]
         if block.shape[2:] != (height, width):
             block = down @ block @ across.T
-        result[first : first + 1000] = np.clip(np.rint(block), 0, 255)
+        result[first : first + 1000] = to_uint8(block)
     return result
-
-
-def _triangles(old: int, new: int) -> Floats:
-    """Return the weights [new, old] of a resampling; multiples of 2^-12, so that sums do not depend on the BLAS."""
-    scale = max(1.0, old / new)
-    centres = (np.arange(new) + 0.5) * old / new - 0.5
-    weights = np.maximum(
-        0.0, 1.0 - np.abs(np.clip(centres, 0, old - 1)[:, None] - np.arange(old)) / scale
-    )
-    weights = np.rint(weights / weights.sum(1, keepdims=True) * 4096)
-    weights[np.arange(new), weights.argmax(1)] += 4096 - weights.sum(1)
-    triangles: Floats = weights / 4096
-    return triangles

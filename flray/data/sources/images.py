@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from flray.data.types import Array, Flags, Images, Ints, Rows, rows_by_number
+from flray.data.types import Array, Flags, Floats, Images, Ints, Rows, rows_by_number
 from flray.errors import DataError, one_line
 from flray.rng import numpy_generator
 
@@ -218,7 +218,7 @@ def cap_rows(domain: str, rows: Rows, samples: int | None, seed: int) -> Rows:
 
 
 def resize(images: Array, size: int) -> Images:
-    """Resize square images bilinearly (half-pixel centres, edges repeated; meant for enlarging).
+    """Resize square images bilinearly (half-pixel centres, edges repeated).
 
     Parameters
     ----------
@@ -231,16 +231,21 @@ def resize(images: Array, size: int) -> Images:
     -------
     ndarray of uint8 [..., size, size]
     """
-    old = images.shape[-1]
-    where = np.clip((np.arange(size) + 0.5) * old / size - 0.5, 0, old - 1)
-    below = np.minimum(where.astype(np.int64), old - 2)
-    weights = np.zeros((size, old))
-    weights[np.arange(size), below] = 1 - (where - below)
-    weights[np.arange(size), below + 1] = where - below
-    # Fixed-point weights make the sums exact in float64, so that the result does not depend on the
-    # BLAS.
-    weights = np.rint(weights * 1024) / 1024
+    weights = triangles(images.shape[-1], size)
     return to_uint8(weights @ images.astype(np.float64) @ weights.T)
+
+
+def triangles(old: int, new: int) -> Floats:
+    """Return the weights [new, old] of a resampling; multiples of 2^-12, so that sums do not depend on the BLAS."""
+    scale = max(1.0, old / new)
+    centres = (np.arange(new) + 0.5) * old / new - 0.5
+    weights = np.maximum(
+        0.0, 1.0 - np.abs(np.clip(centres, 0, old - 1)[:, None] - np.arange(old)) / scale
+    )
+    weights = np.rint(weights / weights.sum(1, keepdims=True) * 4096)
+    weights[np.arange(new), weights.argmax(1)] += 4096 - weights.sum(1)
+    found: Floats = weights / 4096
+    return found
 
 
 def to_colour(grey: Images) -> Images:
