@@ -218,10 +218,7 @@ def test_mean_and_vectors_by_definition() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_vectors_are_padded_and_what_cannot_be_is_named() -> None:
-    made = eeg.pad_vectors(np.ones((2, 3)), 5)
-    assert made.dtype == np.float32 and made.tolist() == [[1, 1, 1, 0, 0]] * 2
-    refused(eeg.pad_vectors, np.ones((2, 3)), 2)
+def test_a_source_of_one_class_is_named() -> None:
     x = eeg.covariances(eeg.trials(np.arange(40) % 2, 5, 0.5, np.random.default_rng(5)))
     refused(eeg.dataset_of, "eeg", {"AlexMI": (x, np.ones(40, dtype=np.int64))}, 0)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from flray.data.datasets.embedded import ChosenDomains, Seed, select_domains
 from flray.data.sources.cache import decoded
-from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Floats, Ints, Origin, Singles
+from flray.data.types import Array, Arrays, DataSet, Domain, Flags, Floats, Ints, Origin
 from flray.errors import DataError, explained
 from flray.registry import register_dataset
 from flray.rng import numpy_generator
@@ -65,19 +65,6 @@ def tangent_vectors(matrices: Floats, reference: Floats) -> Floats:
     logs = _apply(np.log, whitener @ matrices @ whitener)
     rows, columns = np.triu_indices(matrices.shape[-1])
     return logs[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))
-
-
-def pad_vectors(vectors: Array, length: int) -> Singles:
-    """Return vectors [n, d] with zeros behind them, float32 [n, length] (LG-Mix, appendix: sets of unequal channels).
-
-    Raises
-    ------
-    ValueError
-        If the vectors are longer.
-    """
-    if vectors.shape[1] > length:
-        raise ValueError(f"vectors: length {vectors.shape[1]}, expected at most {length}")
-    return np.pad(vectors, ((0, 0), (0, length - vectors.shape[1]))).astype(np.float32)
 
 
 def _apply(function: Callable[[Floats], Floats], matrices: Floats) -> Floats:
@@ -164,10 +151,9 @@ def _domain(
     name: str, origin: Origin, matrices: Floats, labels: Ints, test: Flags, channels: int
 ) -> Domain:
     """Return covariances as tangent vectors at the mean of the training ones, as long as those of so many channels."""
-    vectors = pad_vectors(
-        tangent_vectors(matrices, log_euclidean_mean(matrices[~test])),
-        channels * (channels + 1) // 2,
-    )
+    vectors = tangent_vectors(matrices, log_euclidean_mean(matrices[~test]))
+    lacking = channels * (channels + 1) // 2 - vectors.shape[1]  # LG-Mix, appendix
+    vectors = np.pad(vectors, ((0, 0), (0, lacking))).astype(np.float32)
     return Domain(name, origin, vectors[~test], labels[~test], vectors[test], labels[test])
 
 
