@@ -153,11 +153,6 @@ def split_of(data: FederatedData) -> dict[str, Any]:
 _log = logging.getLogger("flray")
 # These need columns of a table or functions; `domains` is the partition by a column.
 _OTHERS = ("Partitioner", "IdToSizeFnc", "NaturalId", "GroupedNaturalId", "Vertical")
-_SET_HERE = {
-    "num_partitions": "partition.clients",
-    "partition_by": "the class",
-    "seed": "the run's seed or partition.seed",
-}
 
 
 @register_partition("flower")
@@ -205,14 +200,6 @@ def flower(
         )
     cls, given = getattr(known, partitioner), dict(options or {})
     takes = set(inspect.signature(cls).parameters)
-    allowed = sorted(takes - set(_SET_HERE))
-    for name in given:
-        if name not in allowed:
-            use = f": {_SET_HERE[name]}" if name in _SET_HERE else nearest(name, allowed)
-            raise DataError(
-                f"partition flower: {partitioner} has no option {name!r} here{use}; "
-                f"it has {', '.join(allowed) or 'none'}"
-            )
     if ("num_partitions" in takes) != (clients is not None):
         do = "set clients" if clients is None else "leave clients out, its options say how many"
         raise DataError(f"partition flower: {do}; {partitioner} has {', '.join(sorted(takes))}")
@@ -222,15 +209,15 @@ def flower(
     ]
     given |= {name: np.array(given[name]) for name in tables}
     own_seed = int(numpy_generator(seed, "partition").integers(2**31))
-    for name, value in (("num_partitions", clients), ("partition_by", "y"), ("seed", own_seed)):
-        if name in takes:
-            given[name] = value
-    with (  # errors of any kind, for the package checks its options itself
-        explained(Exception, f"partition flower: {partitioner} cannot split the samples"),
+    own = {"num_partitions": clients, "partition_by": "y", "seed": own_seed}
+    own = {name: value for name, value in own.items() if name in takes}
+    remedy = f"its options: {', '.join(sorted(takes - own.keys())) or 'none'}"
+    with (  # errors of any kind, because the package checks its options itself
+        explained(Exception, f"partition flower: {partitioner} cannot split the samples", remedy),
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always", UserWarning)
-        parts = _split(cls(**given), labels)
+        parts = _split(cls(**own, **given), labels)
     for warning in said:
         if warning.category is UserWarning:
             _log.warning("partition flower: %s", one_line(str(warning.message)))
