@@ -218,7 +218,8 @@ def federate(
         raise ConfigError("experiment.evaluation.validation", repr(val_fraction), why)
     trains_y, tests_y = zip(*((d.train_y, d.test_y) for d in dataset.domains), strict=True)
     train_domain, test_domain = _domain_ids(trains_y), _domain_ids(tests_y)
-    domains, y = np.concatenate([train_domain, test_domain]), _labels(dataset, *trains_y, *tests_y)
+    pooled = pooled or Pooled.of(dataset)
+    domains, y = np.concatenate([train_domain, test_domain]), _labels(dataset.task, pooled.y)
     function, shift = partitions.get(partition_name), shift or Shift()
     parameters = inspect.signature(function).parameters
     by_domain = "domains" in parameters
@@ -239,7 +240,6 @@ def federate(
         dataset.ordered,
     )
     division = _apply_shift(division, dataset, y, domains, seed, shift)
-    pooled = pooled or Pooled.of(dataset)
     given: dict[str, dict[str, Rows]] = {}
     if function is given_split:
         _check_plain(split, shift)
@@ -401,20 +401,19 @@ def _domain_ids(parts: Sequence[Labels]) -> Rows:
     return np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
 
 
-def _labels(dataset: DataSet, *parts: Labels) -> Rows:
+def _labels(task: str, y: Labels) -> Rows:
     """Return the labels of all samples that partitions divide by; without any, all samples are of one class."""
-    if parts[0].ndim == 1:
-        return np.concatenate(parts).astype(np.int64)
+    if y.ndim == 1:
+        return y.astype(np.int64, copy=False)
     found: Rows | None = None
-    if parts[0].ndim == 2 and hasattr(tasks.get(dataset.task), "partition_labels"):
-        found = tasks.get(dataset.task).partition_labels(np.concatenate(parts))
-    rows = sum(map(len, parts))
+    if y.ndim == 2 and hasattr(tasks.get(task), "partition_labels"):
+        found = tasks.get(task).partition_labels(y)
     if found is None:
-        return np.zeros(rows, dtype=np.int64)
-    if found.shape != (rows,) or found.dtype != np.int64 or found.min(initial=0) < 0:
+        return np.zeros(len(y), dtype=np.int64)
+    if found.shape != y.shape[:1] or found.dtype != np.int64 or found.min(initial=0) < 0:
         raise DataError(
-            f"task {dataset.task}: partition_labels returned {found.dtype} {list(found.shape)}, from "
-            f"{found.min(initial=0)}; it has to return int64 [{rows}], from 0"
+            f"task {task}: partition_labels returned {found.dtype} {list(found.shape)}, from "
+            f"{found.min(initial=0)}; it has to return int64 [{len(y)}], from 0"
         )
     return found
 
