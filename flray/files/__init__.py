@@ -406,21 +406,6 @@ def write_atomically(path: Path, data: bytes, *, keep_name: bool = True) -> None
         sync_folder(path.parent)
 
 
-def move_into_place(written: Path, path: Path) -> None:
-    """Give a file that another program wrote its name, so that it is there whole or not at all after a crash.
-
-    Parameters
-    ----------
-    written : Path
-        On the same file system.
-    path : Path
-        What it becomes; an older file of this name is replaced.
-    """
-    sync_file(written)
-    written.replace(path)
-    sync_folder(path.parent)
-
-
 def sync_file(path: Path) -> None:
     """Sync a file's content, so that it survives a machine crash."""
     with path.open("rb") as file:
