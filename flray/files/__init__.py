@@ -47,14 +47,6 @@ CELLS = 2**29
 WEIGHTS_BYTES = 2**36
 
 
-def amount(count: int) -> str:
-    """Return a number of bytes in words, for example ``256 MiB``."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count} bytes"
-
-
 def check_size(path: Path | str, size: int, most: int) -> None:
     """Refuse a file that is too large.
 
@@ -72,7 +64,7 @@ def check_size(path: Path | str, size: int, most: int) -> None:
     """
     if size > most:
         raise DataError(
-            f"{path}: it has {amount(size)}, and at most {amount(most)} are read of one file; "
+            f"{path}: it has {size:,} bytes, and at most {most:,} are read of one file; "
             "take it away or make it smaller"
         )
 
@@ -122,7 +114,7 @@ def read_at_most(file: IO[bytes] | io.BufferedIOBase, path: Path | str, most: in
         content += part
         if len(content) > most:
             raise DataError(
-                f"{path}: more than {amount(most)} come out of it, which is what is read of one "
+                f"{path}: more than {most:,} bytes come out of it, which is what is read of one "
                 "file at most; take it away or make it smaller"
             )
     return bytes(content)
