@@ -101,6 +101,7 @@ class _CompiledForward:
     def __init__(self, module: nn.Module, batch_size: int, options: dict[str, Any]) -> None:
         self._module, self._plain, self._batch_size = module, module.forward, batch_size
         self._inside = tuple(module.modules())
+        self._own_pre_hooks = self._pre_hooks()
         self._fast = torch.compile(self._plain, dynamic=False, fullgraph=True, **options)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -109,6 +110,7 @@ class _CompiledForward:
             len(x) != self._batch_size
             or not (self._module.training and torch.is_grad_enabled())
             or any(module._forward_hooks for module in self._inside)
+            or self._pre_hooks() > self._own_pre_hooks
         ):
             outputs = self._plain(x)
             return outputs
@@ -121,6 +123,11 @@ class _CompiledForward:
                 f"local.compile: torch.compile failed on this network or machine ({reason}); set it to false"
             ) from error
         return outputs
+
+    def _pre_hooks(self) -> int:
+        # Those of the module itself run before its forward, compiled or not.
+        inner = (module for module in self._inside if module is not self._module)
+        return sum(len(module._forward_pre_hooks) for module in inner)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self._plain, memo)

@@ -222,7 +222,8 @@ def test_compiled_it_is_the_same_function(name: str, options: Mapping[str, Any])
     torch.testing.assert_close(ours, theirs)
 
 
-def test_only_whole_training_batches_run_compiled() -> None:
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_only_whole_training_batches_run_compiled(kind: str) -> None:
     model, sizes = compiled("resnet8", {"width": 8})
     model(images(5))
     with torch.no_grad():
@@ -230,7 +231,7 @@ def test_only_whole_training_batches_run_compiled() -> None:
     model.eval()(images())
     model.train()
     seen: list[int] = []
-    hook = model.features.stage1.register_forward_hook(lambda *_: seen.append(1))
+    hook = getattr(model.features.stage1, kind)(lambda *_: seen.append(1))
     model(images())
     assert not sizes[1:] and seen == [1], "a hook is never compiled away (the classifier has none)"
     hook.remove()
