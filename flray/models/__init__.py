@@ -414,8 +414,8 @@ def layer_taps(model: nn.Module) -> list[tuple[str, nn.Module]]:
     Their outputs are taken with forward hooks. The built-in networks are tapped before the ReLU
     that ends a stage (FedRCL compares pre-activations) and never write in place into a tapped
     output; five taps for the ResNets with four stages. A user's split model may name its tapped
-    layers in a ``taps`` attribute. Otherwise they are the direct children of ``features`` that have
-    parameters.
+    layers in a ``taps`` attribute; their outputs are [B, m] or [B, m, ...], with channels before
+    positions. Otherwise they are the direct children of ``features`` that have parameters.
 
     Raises
     ------

@@ -202,6 +202,8 @@ def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
 
 def _taps(made: nn.Module, network: str) -> list[str]:
     """Return up to five layers, shallow to deep."""
+    if network.startswith(("swin", "vit")):  # inside, their channels come last
+        return ["features.network"]
     inner = getattr(made, "features", None)
     body, before = (inner, "features.") if isinstance(inner, nn.Sequential) else (made, "")
     names = [

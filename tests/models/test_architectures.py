@@ -14,6 +14,7 @@ from torchvision import models as zoo
 
 import flray
 from flray import registry
+from flray.algorithms.fedrcl import collect_taps
 from flray.config.loader import load
 from flray.models import build, feature_dim, layer_taps
 from flray.runs import runner
@@ -259,6 +260,13 @@ def test_features_are_what_the_last_layer_of_torchvisions_is_given(network: str)
         theirs(X)
         assert torch.equal(own.get_submodule("features")(X), given[0])
     assert feature_dim(own) == given[0].shape[1] and 2 <= len(layer_taps(own)) <= 5
+
+
+def test_a_transformer_whose_channels_come_last_is_tapped_at_its_features() -> None:
+    own = made(network="swin_t")
+    with torch.no_grad(), collect_taps(own) as layers:
+        own(X)
+    assert [layer.shape[1:] for layer in layers] == [(768,)]
 
 
 @pytest.mark.parametrize("form", ["pth", "safetensors", "name"])
