@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flray import registry, rng
-from flray.errors import ConfigError, FlrayError, nearest
+from flray.errors import ConfigError, FlrayError, brief, nearest
 
 
 class SplitModel(nn.Module):
@@ -303,11 +303,10 @@ def dry_run(name: str, model: nn.Module, shape: Sequence[int], *, structured: bo
         with torch.no_grad():
             outputs = model(torch.zeros(1, *shape, dtype=dtype))
     except Exception as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             "experiment.model",
             name,
-            f"it cannot take this data's samples {list(shape)} ({why}); choose another network, "
+            f"it cannot take this data's samples {list(shape)} ({brief(error)}); choose another network, "
             "or options that fit (`flray list models NAME`)",
         ) from None
     finally:

@@ -264,8 +264,11 @@ class FewShot(Task):
         return model
 
     def check_network(self, name: str, model: nn.Module, data: FederatedData) -> None:
-        """Refuse a network that cannot take the samples."""
-        dry_run(name, model, data.shape)
+        """Refuse a network whose features are not flat."""
+        found = list(dry_run(name, model, data.shape).shape)
+        if len(found) != 2:
+            why = f"episodes compare flat features, [1, d] for one sample, and its are {found}"
+            raise ConfigError("experiment.model", name, f"{why}; choose another, such as protonet")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of an episode: embeddings [B, d] and labels [B], of each class the support first."""

@@ -316,11 +316,22 @@ def branching(shape: tuple[int, ...], num_classes: int) -> nn.Module:
     return SplitModel(Branch(), nn.Linear(shape[0], num_classes))
 
 
+@registry.register_model("silent")
+def silent(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    class Silent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.is_meta:
+                raise NotImplementedError
+            return x
+
+    return SplitModel(Silent(), nn.Linear(shape[0], num_classes))
+
+
 @cases(
     "name, changes",
     """[moon, {}], [own-loss-under-fedprox, {}], [fedavg, {block: 2}],
     [fedavg, {local: {compile: true}}], [fedavg, {model: {name: two-layer, dropout: 0.2}}],
-    [fedavg, {model: branching}]""",
+    [fedavg, {model: branching}], [fedavg, {model: silent}]""",
 )
 def test_what_cannot_be_is_refused_before_a_round(name: str, changes: dict[str, Any]) -> None:
     refused(run, name, 3, done=0, **changes)

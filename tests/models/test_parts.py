@@ -229,3 +229,7 @@ def test_outputs_of_several_tensors_need_predictions_of_their_own() -> None:
     Parts().check_network("mine", model, DATA)
     for task in (Task(), make_task("classification", DATA.classes), make_task("few-shot")):
         refused(task.check_network, "mine", model, DATA)
+
+
+def test_episodes_need_flat_features() -> None:
+    refused(make_task("few-shot").check_network, "mine", nn.Identity(), DATA)

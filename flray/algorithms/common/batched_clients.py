@@ -23,7 +23,7 @@ from flray.algorithms.base import Algorithm, Batch, Client
 from flray.algorithms.common.samples import ResidentModel
 from flray.config.components import OptimizerChoice
 from flray.config.experiment import Experiment
-from flray.errors import ConfigError
+from flray.errors import ConfigError, brief
 from flray.tasks.base import Task
 from flray.tasks.classification import FewShot
 
@@ -83,9 +83,7 @@ def check_batchable(
         try:
             _dry_run(copy.deepcopy(model).to("meta"), shape)
         except Exception as error:
-            reason = (
-                f"torch.vmap cannot run this network ({str(error).splitlines()[0]}); set it to 1"
-            )
+            reason = f"torch.vmap cannot run this network ({brief(error)}); set it to 1"
     if reason:
         raise ConfigError("experiment.local.clients_per_step", str(count), reason)
 
