@@ -207,6 +207,9 @@ def validate(spec: FederationSpec) -> None:
     if not registry.takes(registry.samplers.get(sampler), 1):
         why = "a sampler is a function of the round, sampler(sampling, *, options)"
         refuse("participation.sampler", why, sampler)
+    if sampler == "power-of-choice" and "loss" not in learnt.measures:
+        why = f"it chooses by the loss, which {learnt.name} does not measure; add it to the measures, or write uniform"
+        refuse("participation.sampler", why, sampler)
     if not len(data.test):
         why = f"{data.dataset} leaves no test samples under this split; choose another, for example"
         refuse("split", f"{why} [0.6, 0.2, 0.2]")

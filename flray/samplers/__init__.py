@@ -32,7 +32,7 @@ class Sampling:
         The sampler's memory, a plain tree (see `flray.trees`): kept in checkpoints.
     ask : callable
         ``ask(numbers)`` sends these clients the model that they would train and returns, by number,
-        its ``loss`` and the task's other metrics on their training samples. Clients that do not
+        the task's measures, such as ``loss``, on their training samples. Clients that do not
         answer in this round (``participation.dropout``) are missing.
     """
 

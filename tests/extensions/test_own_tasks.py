@@ -207,6 +207,12 @@ def test_targets_of_another_kind_and_what_needs_classes_are_refused() -> None:
     refused(numbers, "fedavg", model={"name": "mlp-of-three"})
 
 
+def test_clients_are_not_chosen_by_a_loss_that_nobody_measures() -> None:
+    data = {"name": "two-numbers", "task": "without-loss"}
+    sampler = {"clients": 2, "sampler": "power-of-choice"}
+    refused(numbers, "fedavg", data=data, participation=sampler)
+
+
 @registry.register_model("mlp-of-three")
 def of_three(shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
     return torch.nn.Linear(shape[0], 3)
@@ -224,6 +230,11 @@ class Half(Task):
 class Halves(Half):
     def measure(self, targets: Any, outputs: Any) -> dict[str, float]:
         return {"r2": 1 - float(np.square(outputs - targets).mean() / np.var(targets))}
+
+
+@register_task("without-loss")
+class WithoutLoss(Halves):
+    measures = ("r2",)
 
 
 def unlucky(*_: Any) -> Any:
