@@ -34,6 +34,7 @@ Need = Literal[
     "validation",
     "classification",
     "labels",
+    "exact_logits",
     "all_clients",
 ]
 
@@ -160,8 +161,9 @@ class Algorithm:
         Group of parameters and buffers that travels and is averaged; the rest stays at the client.
     needs : frozenset of str
         Requirements on the federation, checked before round 0. ``classification``: outputs are the
-        logits of fixed classes; ``labels``: samples have classes, which few-shot episodes have too;
-        ``split``: the network has features and a classifier; ``features``: at least features.
+        logits of fixed classes; ``exact_logits``: and of no others; ``labels``: samples have
+        classes, which few-shot episodes have too; ``split``: the network has features and a
+        classifier; ``features``: at least features.
     weighting : {"samples", "uniform"}
         Weights of the average.
     views : tuple of {"global", "personal"}

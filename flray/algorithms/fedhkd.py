@@ -50,7 +50,7 @@ class FedHKD(Algorithm):
         )
 
     hp: Params
-    needs = frozenset({"split", "homogeneous", "classification"})
+    needs = frozenset({"split", "homogeneous", "classification", "exact_logits"})
     averages_waited = True
     sent = ("knowledge",)
     views = ("personal", "global")

@@ -67,7 +67,7 @@ class FedNH(Algorithm):
         )
 
     hp: Params
-    needs = frozenset({"split", "homogeneous", "classification"})
+    needs = frozenset({"split", "homogeneous", "classification", "exact_logits"})
     averages_waited = True
     weighting = "uniform"
 

@@ -37,7 +37,7 @@ class FedRoD(Algorithm):
         )
 
     hp: Params
-    needs = frozenset({"split", "classification"})
+    needs = frozenset({"split", "classification", "exact_logits"})
     views = ("personal", "global")
 
     def own_loss(self) -> str:

@@ -31,7 +31,7 @@ class FedRS(Algorithm):
         )
 
     hp: Params
-    needs = frozenset({"split", "classification"})
+    needs = frozenset({"split", "classification", "exact_logits"})
 
     def network(self, model: nn.Module) -> nn.Module:
         """Refuse classifiers of several layers."""

@@ -302,6 +302,11 @@ def validate(spec: FederationSpec) -> None:
         for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
             if need in needs and not select(model, group):
                 refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
+        if "exact_logits" in needs:
+            found = dry_run(key, model, data.shape).shape[1]
+            if found > data.num_classes:
+                why = f"{name} needs a network with as many logits as {data.dataset} has classes"
+                refuse("model", f"{why}, {data.num_classes}, and it returns {found}", key)
         split = not needs.isdisjoint({"split", "features"})
         if split:
             select(model, "features")

@@ -55,9 +55,9 @@ def small_images(root: Path) -> DataSet:
 
 
 @registry.register_model("one-layer")
-def one_layer(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def one_layer(shape: tuple[int, ...], num_classes: int, *, more: int = 0) -> nn.Module:
     """No bias, so that a closed form is short."""
-    return SplitModel(nn.Flatten(), nn.Linear(shape[0], num_classes, bias=False))
+    return SplitModel(nn.Flatten(), nn.Linear(shape[0], num_classes + more, bias=False))
 
 
 @registry.register_model("two-layer")
