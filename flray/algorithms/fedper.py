@@ -29,3 +29,5 @@ class FedPer(Algorithm):
     def __init__(self, hp: Params | None = None) -> None:
         super().__init__(hp)
         self.shared = complement(self.hp.personal)
+        if not any(part in self.hp.personal for part in ("features", "classifier")):
+            self.needs = frozenset()

@@ -15,6 +15,7 @@ from flray.models import SplitModel, select
 from tests.algorithms import helpers as tiny
 from tests.algorithms.helpers import V, W
 from tests.helpers import cases
+from tests.messages import refused
 
 TUNED = ("all", "classifier", "features")
 
@@ -48,6 +49,18 @@ def test_the_head_is_softmax_regression_on_the_received_features(method: Any, ro
     for i, (x, y) in enumerate(tiny.tensors()):
         head = tiny.softmax_steps(tiny.start(federation)[V], x, y, 2)
         tiny.close(tiny.kept(federation, i)[V], head)
+
+
+@registry.register_model("no-parts")
+def no_parts(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.Linear(5, num_classes))
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedsim", "fedalt"])
+def test_a_group_of_a_network_without_parts_is_personal_too(name: str) -> None:
+    federation = tiny.run({"name": name, "personal": "batch_norm"}, model="no-parts")
+    assert tiny.kept(federation, 0).keys() == select(no_parts((4,), 3), "batch_norm")
+    refused(tiny.run, name, model="no-parts")
 
 
 @cases(
