@@ -75,6 +75,8 @@ class FedDF(PublicCollaboration):
         super().__init__(hp)
         if self.hp.mode == "peer":
             self.shared, self.views, self.trains_at_server = "none", ("personal",), False
+        else:  # which has no use for `average`
+            self.needs -= {"homogeneous"}
 
     def check(self, config: Experiment) -> None:
         """Refuse statistics that stay at the clients: the server could not run their models."""
