@@ -1,6 +1,7 @@
 """The specification of a federation: configuration, data, method and networks, checked before round 0."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,10 +56,10 @@ def read_start(start: Start | None) -> dict[str, Weights]:
         return {}
     path, data = Path(start.weights), start.read(FIELD)
     try:
-        if path.name.startswith("server-"):  # of a run's checkpoint
+        with suppress(KeyError):  # a run's checkpoint is a tree
             return dict(trees.from_bytes(data)["models"])
         return {"": safetensors.torch.load(data)}
-    except (KeyError, ValueError, SafetensorError):
+    except (ValueError, SafetensorError):
         raise ConfigError(
             FIELD, str(path), "it holds no weights; a safetensors file is needed"
         ) from None
