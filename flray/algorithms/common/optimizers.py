@@ -24,7 +24,7 @@ from flray.registry import register_optimizer
 
 
 class _Optimizer(torch.optim.Optimizer):
-    """The part of `torch.optim.Optimizer` that methods and schedules use, without its hooks."""
+    """The part of `torch.optim.Optimizer` that methods and schedules use, with its hooks."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], **settings: Any) -> None:
         groups = [{"params": list(parameters), **settings}]
