@@ -164,7 +164,7 @@ class LGMix(Algorithm):
         client.state.update(own=start, trained=trained, before=trees.clone(u), ratio=ratio)
         client.log("lgmix/lambda_of_round", ratio)
         sent = map_floating(lambda end, u, start: u + (end - start), trained, u=u, start=start)
-        return {"weights": dict(sent)}
+        return {"weights": sent}
 
     # --- client: mixing ---------------------------------------------------------------------------
 

@@ -68,8 +68,8 @@ class PerFedAvg(Algorithm):
                     gradient_at(client, batch, step_along(w, gradient, step), buffers)[0]
                     for step in (self.hp.delta, -self.hp.delta)
                 )
-                gradient = dict(
-                    functional.meta_gradient(gradient, ahead, behind, self.hp.alpha, self.hp.delta)
+                gradient = functional.meta_gradient(
+                    gradient, ahead, behind, self.hp.alpha, self.hp.delta
                 )
             for name, parameter in client.parameters.items():
                 parameter.grad = gradient[name]

@@ -84,7 +84,7 @@ class Scaffold(Algorithm):
             new = client.scratch["gradient"]
         elif client.steps:
             start, end = {name: received[name] for name in c}, client.weights(frozenset(c))
-            new = dict(functional.control_variate(c_i, c, start, end, client.steps * client.lr))
+            new = functional.control_variate(c_i, c, start, end, client.steps * client.lr)
         client.state["c"] = new
         return {**super().report(client), "c": {name: new[name] - c_i[name] for name in c}}
 

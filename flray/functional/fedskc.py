@@ -13,13 +13,13 @@ from torch import Tensor
 
 from flray.functional import numerics
 from flray.functional.numerics import (
-    TensorOrTree,
     keep_rows,
     map_floating,
     masked_cross_entropy,
     masked_mean,
     unit,
 )
+from flray.trees import Tree, Weights
 
 
 def local_contrastive_loss(
@@ -241,8 +241,8 @@ def _spread(knowledge: Tensor) -> Tensor:
 
 
 def period_review(
-    current: TensorOrTree,
-    previous: TensorOrTree,
+    current: Tree,
+    previous: Tree,
     knowledge_now: Tensor,
     knowledge_before: Tensor,
     beta: float = 0.95,
@@ -251,7 +251,7 @@ def period_review(
     present_before: Tensor | None = None,
     review: Literal["paper", "interpolate"] = "paper",
     classes: Literal["both", "each"] = "both",
-) -> TensorOrTree:
+) -> Weights:
     """Correct the global model by the previous one (global period review, GPR, FedSKC Eq. 5).
 
     "paper": ``beta w + (1 - beta) rho (w' - w)``, as printed: its coefficients sum to `beta`, so
@@ -261,7 +261,7 @@ def period_review(
 
     Parameters
     ----------
-    current, previous : Tensor or dict of Tensor
+    current, previous : dict of Tensor
         ``w`` and ``w'``. Integer and boolean tensors are returned as `current` has them.
     knowledge_now, knowledge_before : Tensor [C, D]
         Global structural knowledge of this round and of the one before.
@@ -275,7 +275,7 @@ def period_review(
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `current`; computed in float64.
 
     Raises

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.functional.numerics import TensorOrTree, check_shapes, check_share, map_floating
+from flray.functional.numerics import check_shapes, check_share, map_floating
+from flray.trees import Tree, Weights
 
 
 def gram_trace(features: Tensor, centred: bool = False, *, drop_smallest: bool = False) -> Tensor:
@@ -133,19 +134,16 @@ def stabilised_ratio(
 
 
 def mix_updates(
-    start: TensorOrTree,
-    local_update: TensorOrTree,
-    global_update: TensorOrTree,
-    ratio: Tensor | float,
-) -> TensorOrTree:
+    start: Tree, local_update: Tree, global_update: Tree, ratio: Tensor | float
+) -> Weights:
     """Return ``w + lambda local + (1 - lambda) global`` (LG-Mix Eq. 2).
 
     Parameters
     ----------
-    start : Tensor or dict of Tensor
+    start : dict of Tensor
         The personalised model at the start of the round. Integer and boolean tensors are returned
         as they are.
-    local_update, global_update : Tensor or dict of Tensor
+    local_update, global_update : dict of Tensor
         Like `start`; float64 updates of a float32 model are used at full precision.
     ratio : float or Tensor, scalar
         lambda in [0, 1]. At exactly 0 the local and at exactly 1 the global update has no
@@ -153,7 +151,7 @@ def mix_updates(
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `start`; computed in float64 and rounded once.
 
     Raises

@@ -4,13 +4,12 @@ Errors of the checks name the argument, its form and the required form.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from flray.trees import check_names
+from flray.trees import Weights, check_like
 
 
 def unit(vectors: Tensor, dim: int = -1) -> Tensor:
@@ -72,9 +71,6 @@ def masked_cross_entropy(scores: Tensor, labels: Tensor, present: Tensor) -> Ten
     candidates = present | ~present.any()
     log_shares = torch.log_softmax(scores.masked_fill(~candidates, float("-inf")), dim=1)
     return masked_mean(-log_shares.gather(1, labels.unsqueeze(1)).squeeze(1), present[labels])
-
-
-TensorOrTree = TypeVar("TensorOrTree", Tensor, Mapping[str, Tensor])
 
 
 def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
@@ -151,48 +147,32 @@ def check_share(name: str, value: float) -> None:
 
 
 def map_floating(
-    function: Callable[..., Tensor], first: TensorOrTree, **others: Any
-) -> TensorOrTree:
-    """Apply an elementwise formula to a tensor or to every floating tensor of named trees, in float64.
+    function: Callable[..., Tensor], first: Mapping[str, Tensor], **others: Mapping[str, Tensor]
+) -> Weights:
+    """Apply an elementwise formula to every floating tensor of named trees, in float64.
 
     Parameters
     ----------
     function : callable
         Called with the float64 tensors of `first` and `others`, in that order; returns a tensor of
         their shape.
-    first : Tensor or dict of Tensor
+    first : dict of Tensor
         Decides names, shapes and the dtypes of the result. Its integer and boolean tensors
         (counters) are returned as they are.
-    **others : Tensor or dict of Tensor
+    **others : dict of Tensor
         Named for the error messages.
 
     Raises
     ------
     ValueError
-        If kinds, names or shapes differ.
+        If names or shapes differ.
     """
-    if isinstance(first, Tensor):
-        return _map_one(function, first, others)
-    for name, other in others.items():
-        if not isinstance(other, Mapping):
-            raise ValueError(
-                f"{name}: {type(other).__name__}, expected a dict of tensors with the first one's names"
-            )
-        check_names(name, other, first)
+    check_like("parameters", first, **others)
     return {
-        key: _map_one(
-            function, value, {f"{name}[{key!r}]": other[key] for name, other in others.items()}
+        name: function(value.double(), *(other[name].double() for other in others.values())).to(
+            value.dtype
         )
-        for key, value in first.items()
+        if value.is_floating_point()
+        else value
+        for name, value in first.items()
     }
-
-
-def _map_one(function: Callable[..., Tensor], first: Tensor, others: Mapping[str, Any]) -> Tensor:
-    for name, other in others.items():
-        if not isinstance(other, Tensor):
-            raise ValueError(f"{name}: {type(other).__name__}, expected a tensor")
-        if other.shape != first.shape:
-            raise ValueError(f"{name}: shape {list(other.shape)}, expected {list(first.shape)}")
-    if not first.is_floating_point():
-        return first
-    return function(first.double(), *(other.double() for other in others.values())).to(first.dtype)

@@ -1,6 +1,6 @@
 """Steps and mixtures of whole models: FedOpt's server, SCAFFOLD, Per-FedAvg, APFL, L2SGD, FedFomo's choice of peers.
 
-All take tensors or named trees, leave integer tensors as they are, compute in float64 and round
+All take named trees, leave integer tensors as they are, compute in float64 and round
 once.
 """
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from flray import devices, trees
 from flray.functional import numerics
-from flray.functional.numerics import TensorOrTree, map_floating
-from flray.trees import check_names
+from flray.functional.numerics import map_floating
+from flray.trees import Tree, Weights, check_like, check_names
 
 
 def momentum_step(
-    mean_update: TensorOrTree, momentum: TensorOrTree, lr: float = 1.0, beta: float = 0.9
-) -> tuple[TensorOrTree, TensorOrTree]:
+    mean_update: Tree, momentum: Tree, lr: float = 1.0, beta: float = 0.9
+) -> tuple[Weights, Weights]:
     """Return FedAvgM's step: ``u <- beta u + update``, ``step = lr u`` (no factor 1 - beta, no Nesterov).
 
     Parameters
     ----------
-    mean_update : Tensor or dict of Tensor
+    mean_update : dict of Tensor
         Weighted mean of client minus server weights, so that the step is added to the server's
         weights.
-    momentum : Tensor or dict of Tensor
+    momentum : dict of Tensor
         u, zero at the start.
     lr : float
         Server learning rate.
@@ -47,15 +47,15 @@ def momentum_step(
 
 
 def adaptive_step(
-    mean_update: TensorOrTree,
-    momentum: TensorOrTree,
-    variance: TensorOrTree,
+    mean_update: Tree,
+    momentum: Tree,
+    variance: Tree,
     rule: Literal["adagrad", "adam", "yogi"] = "adam",
     lr: float = 0.1,
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 1e-3,
-) -> tuple[TensorOrTree, TensorOrTree, TensorOrTree]:
+) -> tuple[Weights, Weights, Weights]:
     """Return the step of FedAdagrad, FedAdam or FedYogi, without bias correction.
 
     ``m <- beta1 m + (1 - beta1) update``; v is ``v + update^2`` (adagrad), ``beta2 v + (1 - beta2)
@@ -64,10 +64,10 @@ def adaptive_step(
 
     Parameters
     ----------
-    mean_update : Tensor or dict of Tensor
+    mean_update : dict of Tensor
         Weighted mean of client minus server parameters (not buffers); the step is added to the
         server's.
-    momentum, variance : Tensor or dict of Tensor
+    momentum, variance : dict of Tensor
         m (zero at the start) and v (0 or more; the paper starts at tau^2 or above).
     rule : {"adagrad", "adam", "yogi"}
     lr, beta1, beta2, tau : float
@@ -101,16 +101,14 @@ def adaptive_step(
     return step, moved, spread
 
 
-def control_variate(
-    own: TensorOrTree, common: TensorOrTree, start: TensorOrTree, end: TensorOrTree, lr_sum: float
-) -> TensorOrTree:
+def control_variate(own: Tree, common: Tree, start: Tree, end: Tree, lr_sum: float) -> Weights:
     """Return SCAFFOLD's new client control variate, option II: ``c_i - c + (start - end) / lr_sum``.
 
     Parameters
     ----------
-    own, common : Tensor or dict of Tensor
+    own, common : dict of Tensor
         c_i and c, parameter-shaped.
-    start, end : Tensor or dict of Tensor
+    start, end : dict of Tensor
         Parameters received, and after local training by plain SGD (with momentum the displacement
         is no longer the sum of gradients).
     lr_sum : float
@@ -119,7 +117,7 @@ def control_variate(
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `own`.
 
     Raises
@@ -137,16 +135,14 @@ def control_variate(
     )
 
 
-def meta_gradient(
-    gradient: TensorOrTree, ahead: TensorOrTree, behind: TensorOrTree, alpha: float, delta: float
-) -> TensorOrTree:
+def meta_gradient(gradient: Tree, ahead: Tree, behind: Tree, alpha: float, delta: float) -> Weights:
     """Return Per-FedAvg's Hessian-free meta-gradient ``g - alpha (g_ahead - g_behind) / (2 delta)``.
 
     Parameters
     ----------
-    gradient : Tensor or dict of Tensor
+    gradient : dict of Tensor
         g, at the adapted weights ``w - alpha grad``.
-    ahead, behind : Tensor or dict of Tensor
+    ahead, behind : dict of Tensor
         Gradients at ``w + delta g`` and ``w - delta g`` on a third batch.
     alpha : float
         Inner learning rate; 0 leaves the first-order form.
@@ -155,7 +151,7 @@ def meta_gradient(
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `gradient`.
 
     Raises
@@ -172,19 +168,19 @@ def meta_gradient(
     )
 
 
-def apfl_mix(personal: TensorOrTree, shared: TensorOrTree, alpha: float) -> TensorOrTree:
+def apfl_mix(personal: Tree, shared: Tree, alpha: float) -> Weights:
     """Return APFL's personal model ``alpha v + (1 - alpha) w``; at exactly 0 and 1 the other has no influence.
 
     Parameters
     ----------
-    personal, shared : Tensor or dict of Tensor
+    personal, shared : dict of Tensor
         v and w.
     alpha : float
         In [0, 1].
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `personal`.
 
     Raises
@@ -203,16 +199,14 @@ def _mix(one: Tensor, other: Tensor, share: float, rest: float) -> Tensor:
     return share * one + rest * other
 
 
-def apfl_alpha_gradient(
-    personal: TensorOrTree, shared: TensorOrTree, gradient: TensorOrTree
-) -> float:
+def apfl_alpha_gradient(personal: Tree, shared: Tree, gradient: Tree) -> float:
     """Return the derivative of the loss at APFL's mixture by alpha, ``<v - w, g>``.
 
     Parameters
     ----------
-    personal, shared : Tensor or dict of Tensor
+    personal, shared : dict of Tensor
         v and w, parameters only.
-    gradient : Tensor or dict of Tensor
+    gradient : dict of Tensor
         g, the loss's gradient at ``alpha v + (1 - alpha) w``.
 
     Returns
@@ -225,13 +219,11 @@ def apfl_alpha_gradient(
     ValueError
         If names or shapes differ.
     """
-    products: list[Tensor] = []
-
-    def add(v: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        products.append(((v - w) * g).sum())
-        return v
-
-    map_floating(add, personal, shared=shared, gradient=gradient)
+    check_like("parameters", personal, shared=shared, gradient=gradient)
+    products = [
+        ((v.double() - shared[name].double()) * gradient[name].double()).sum()
+        for name, v in personal.items()
+    ]
     return trees.total(map(float, devices.to_host(products)))
 
 
@@ -250,18 +242,18 @@ def apfl_alpha_step(alpha: float, gradient: float, lr: float) -> float:
     return min(max(alpha - lr * gradient, 0.0), 1.0)
 
 
-def pull_to_mean(own: TensorOrTree, mean: TensorOrTree, strength: float) -> TensorOrTree:
+def pull_to_mean(own: Tree, mean: Tree, strength: float) -> Weights:
     """Return L2SGD's aggregation step ``(1 - a) x + a mean``; a = 0 leaves x, a = 1 gives the mean, bit for bit.
 
     Parameters
     ----------
-    own, mean : Tensor or dict of Tensor
+    own, mean : dict of Tensor
     strength : float
         a in [0, 1].
 
     Returns
     -------
-    Tensor or dict of Tensor
+    dict of Tensor
         Like `own`.
 
     Raises
@@ -372,4 +364,4 @@ def fomo_mix(
     trees = {
         f"candidates with weight, number {number}": tree for number, (tree, _) in enumerate(chosen)
     }
-    return dict(map_floating(mix, reference, **trees))
+    return map_floating(mix, reference, **trees)

@@ -34,7 +34,8 @@ def absent(x: torch.Tensor, spoil: Spoil) -> Iterator[torch.Tensor]:
     yield fn.merge_prototypes(held, COUNTS, previous=(spoil(P, NOW), NOW))[0]
     yield fn.global_structural_knowledge(held, HOLDERS)[0]
     knowledge = spoil(normal(4, 3), NOW), spoil(normal(4, 3, seed=1), BEFORE)
-    yield fn.period_review(x, 2 * x, *knowledge, present_now=NOW, present_before=BEFORE)
+    two = {"w": x}, {"w": 2 * x}
+    yield fn.period_review(*two, *knowledge, present_now=NOW, present_before=BEFORE)["w"]
     peers = spoil(normal(4, 5, 4).softmax(2), PRESENT)
     yield fn.peer_distillation_loss(x, peers, torch.ones(4).double(), 1)
 
@@ -208,13 +209,14 @@ def test_discrepancy_weights_saturate_to_uniform_and_survive_underflow() -> None
 
 
 def test_period_review_returns_current_where_rho_is_undefined() -> None:
-    weights, none, eye = torch.tensor([0.1, 3.0]), torch.zeros(2).bool(), torch.eye(2)
+    none, eye = torch.zeros(2).bool(), torch.eye(2)
+    now, before = ({"w": torch.tensor([0.1, 3.0]) + more} for more in (0, 1))
     # 0.1 is not exact in binary: its computed variance must still be zero.
     flat = torch.full((2, 3), 0.1)
     assert fn.variance_change(torch.randn(2, 3), flat) is None
-    assert torch.equal(fn.period_review(weights, weights + 1, torch.randn(2, 3), flat), weights)
-    found = fn.period_review(weights, weights + 1, eye, eye, present_now=none)
-    assert torch.equal(found, weights)
+    assert torch.equal(fn.period_review(now, before, torch.randn(2, 3), flat)["w"], now["w"])
+    found = fn.period_review(now, before, eye, eye, present_now=none)
+    assert torch.equal(found["w"], now["w"])
     assert fn.variance_change(torch.zeros(2, 3), torch.eye(2, 3)) == -1.0
 
 
