@@ -1,6 +1,7 @@
 """Every published formula as a pure function on tensors, by its name in the papers.
 
-The public functions of its modules, but for those that check arguments and share pieces, are found here.
+The public functions of its modules, but for those that check arguments and share pieces, are found here. They check
+shapes, masks and weights. They trust settings, such as a temperature, whose ranges the methods' parameters have.
 """
 
 from flray.functional.averaging import *

@@ -41,8 +41,6 @@ def class_means(outputs: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
     """
     numerics.check_shapes(outputs=(outputs, "n D"), labels=(labels, "n"))
     labels = numerics.check_labels(labels)
-    if num_classes < 1:
-        raise ValueError(f"num_classes: {num_classes}, expected at least 1")
     on_host = labels.cpu()
     if on_host.numel() and (int(on_host.min()) < 0 or int(on_host.max()) >= num_classes):
         raise ValueError(
@@ -114,11 +112,9 @@ def global_structural_knowledge(
     Raises
     ------
     ValueError
-        If shapes differ from the above, the mask is not boolean or `neighbours` is negative.
+        If shapes differ from the above or the mask is not boolean.
     """
     sizes = numerics.check_shapes(knowledge=(knowledge, "K C D"), present=(present, "K C of bool"))
-    if neighbours < 0:
-        raise ValueError(f"neighbours: {neighbours}, expected 0 or more")
     merged = []
     for held, vectors in zip(present.T, knowledge.transpose(0, 1), strict=True):
         holders = vectors[held]
@@ -196,10 +192,9 @@ def prototype_contrastive_loss(
     Raises
     ------
     ValueError
-        If shapes differ from the above, the mask is not boolean or the temperature is not positive.
+        If shapes differ from the above or the mask is not boolean.
     """
     labels = _check(features, labels, present, prototypes=prototypes)
-    numerics.check_positive("temperature", temperature)
     directions = unit(keep_rows(prototypes.detach(), present))
     scores = (unit(features) if cosine else features) @ directions.T
     return masked_cross_entropy(scores / temperature, labels, present)
@@ -272,10 +267,9 @@ def merge_prototypes(
     Raises
     ------
     ValueError
-        If shapes differ from the above or the weighting is unknown.
+        If shapes differ from the above.
     """
     numerics.check_shapes(means=(means, "K C d"), counts=(counts, "K C"))
-    numerics.check_choice("weighting", weighting, ("uniform", "samples"))
     held = counts > 0
     weights = torch.where(held, 1.0 if weighting == "uniform" else counts.double(), 0.0).double()
     total = weights.sum(0)
@@ -317,12 +311,11 @@ def update_directions(
     Raises
     ------
     ValueError
-        If shapes differ from the above or `momentum` is outside [0, 1].
+        If shapes differ from the above.
     """
     numerics.check_shapes(
         directions=(directions, "K C d"), counts=(counts, "K C"), weight=(weight, "C d")
     )
-    numerics.check_share("momentum", momentum)
     if momentum == 1:
         return weight.clone()
     merged, present = merge_prototypes(directions.double(), counts, "samples")
@@ -355,12 +348,11 @@ def hyper_prediction_loss(
     Raises
     ------
     ValueError
-        If shapes differ from the above, the mask is not boolean or the temperature is not positive.
+        If shapes differ from the above or the mask is not boolean.
     """
     numerics.check_shapes(
         logits=(logits, "C C"), predictions=(predictions, "C C"), present=(present, "C of bool")
     )
-    numerics.check_positive("temperature", temperature)
     shares = torch.softmax(keep_rows(logits, present) / temperature, dim=1)
     difference = keep_rows(shares - keep_rows(predictions.detach(), present), present)
     distances: Tensor = torch.linalg.vector_norm(difference, dim=1)
@@ -411,10 +403,9 @@ def clip_norms(features: Tensor, clip: float) -> Tensor:
     Raises
     ------
     ValueError
-        If the shape differs or `clip` is not positive.
+        If the shape differs.
     """
     numerics.check_shapes(features=(features, "n d"))
-    numerics.check_positive("clip", clip)
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     return torch.where(
         norms > clip, features * (clip / torch.where(norms > clip, norms, 1)), features
@@ -446,12 +437,9 @@ def noisy_class_means(
     Raises
     ------
     ValueError
-        If shapes differ from the above, `clip` is not positive or `noise` is negative.
+        If shapes differ from the above.
     """
     numerics.check_shapes(means=(means, "C d"), counts=(counts, "C"))
-    numerics.check_positive("clip", clip)
-    if noise < 0:
-        raise ValueError(f"noise: {noise}, expected 0 or more")
     deviation = noise * 2 * clip / counts.to(means.dtype).clamp(min=1).unsqueeze(1)
     draws = torch.randn(means.shape, dtype=means.dtype, device=means.device, generator=generator)
     return keep_rows(means + deviation * draws, counts > 0)

@@ -68,7 +68,7 @@ def local_contrastive_loss(
     Raises
     ------
     ValueError
-        If shapes differ from the above, the mask is not boolean or the temperature is not positive.
+        If shapes differ from the above or the mask is not boolean.
     """
     numerics.check_shapes(
         logits=(logits, "n D"),
@@ -76,9 +76,6 @@ def local_contrastive_loss(
         prototypes=(prototypes, "C D"),
         present=(present, "C of bool"),
     )
-    numerics.check_positive("temperature", temperature)
-    numerics.check_choice("normaliser", normaliser, ("distance", "none"))
-    numerics.check_choice("without_prototype", without_prototype, ("skip", "own"))
     labels = numerics.check_labels(labels)
     prototypes = keep_rows(prototypes.detach(), present)
     similarity = unit(logits) @ unit(prototypes).T
@@ -161,7 +158,6 @@ def discrepancy_weights(
         If shapes differ from the above or a value is negative or not finite.
     """
     numerics.check_shapes(num_samples=(num_samples, "K"), discrepancy=(discrepancy, "K"))
-    numerics.check_choice("sample_scale", sample_scale, ("raw", "fraction"))
     for name, values in (("num_samples", num_samples), ("discrepancy", discrepancy)):
         if not bool((torch.isfinite(values) & (values >= 0)).all()):
             raise ValueError(f"{name}: {values.tolist()}, expected finite values of 0 or more")
@@ -216,7 +212,6 @@ def variance_change(
     numerics.check_shapes(
         knowledge_now=(knowledge_now, "C D"), knowledge_before=(knowledge_before, "C D")
     )
-    numerics.check_choice("classes", classes, ("both", "each"))
     masks = []
     for name, knowledge, present in (
         ("present_now", knowledge_now, present_now),
@@ -281,10 +276,8 @@ def period_review(
     Raises
     ------
     ValueError
-        If shapes or names differ, a mask is not boolean or `beta` is outside 0 to 1.
+        If shapes or names differ or a mask is not boolean.
     """
-    numerics.check_choice("review", review, ("paper", "interpolate"))
-    numerics.check_share("beta", beta)
     masks = (present_now, present_before)
     rho = variance_change(knowledge_now, knowledge_before, *masks, classes=classes)
     if rho is None:

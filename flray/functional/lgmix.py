@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flray import trees
-from flray.functional.numerics import check_shapes, check_share, map_floating
+from flray.functional.numerics import check_shapes, map_floating
 from flray.trees import Tree, Weights
 
 
@@ -157,10 +157,9 @@ def mix_updates(
     Raises
     ------
     ValueError
-        If shapes or names differ or the ratio is outside [0, 1].
+        If shapes or names differ.
     """
     share = float(ratio)
-    check_share("ratio", share)
 
     def mix(w: Tensor, local: Tensor, common: Tensor) -> Tensor:
         if share in (0.0, 1.0):

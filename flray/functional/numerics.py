@@ -1,6 +1,6 @@
-"""Shared by the formulas: checks of shapes and values, directions of zero vectors, means of nothing, masked rows.
+"""Shared by the formulas: checks of shapes, directions of zero vectors, means of nothing, masked rows.
 
-Errors of the checks name the argument, its form and the required form.
+Errors of the checks name the argument, its form and the required form. Settings are trusted to be in their ranges.
 """
 
 from collections.abc import Callable, Mapping
@@ -126,24 +126,6 @@ def check_labels(labels: Tensor) -> Tensor:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels: dtype {labels.dtype}, expected integers")
     return labels.long()
-
-
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise `ValueError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise ValueError(f"{name}: {value!r}, expected one of {', '.join(map(repr, allowed))}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Raise `ValueError` unless `value` is a positive finite number."""
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name}: {value}, expected a positive finite number")
-
-
-def check_share(name: str, value: float) -> None:
-    """Raise `ValueError` unless `value` is a number from 0 to 1."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}: {value}, expected 0 to 1")
 
 
 def map_floating(

@@ -104,10 +104,9 @@ def instance_similarity(features: Tensor, temperature: float = 0.02) -> Tensor:
     Raises
     ------
     ValueError
-        If the shape differs from the above or the temperature is not positive.
+        If the shape differs from the above.
     """
     size = numerics.check_shapes(features=(features, "B d"))["B"]
-    numerics.check_positive("temperature", temperature)
     directions = unit(features)
     rows = torch.arange(size, device=features.device).unsqueeze(1)
     columns = torch.arange(max(size - 1, 0), device=features.device).unsqueeze(0)

@@ -45,11 +45,9 @@ def prototypical_loss(embeddings: Tensor, labels: Tensor, shot: int) -> Tensor:
     Raises
     ------
     ValueError
-        If the shapes differ from the above or `shot` is below 1.
+        If the shapes differ from the above.
     """
     numerics.check_shapes(embeddings=(embeddings, "B d"), labels=(labels, "B"))
-    if shot < 1:
-        raise ValueError(f"shot: {shot}, expected at least 1")
     # Who is support and who a query is found on the host: sizes depend on it.
     classes, index = torch.unique(numerics.check_labels(labels).cpu(), return_inverse=True)
     member = F.one_hot(index, len(classes))
@@ -95,7 +93,6 @@ def dice_loss(
     ValueError
         If the shapes differ.
     """
-    numerics.check_choice("reduction", reduction, ("mean", "none"))
     if logits.shape != masks.shape or logits.dim() < 3:
         raise ValueError(
             f"logits: shape {list(logits.shape)}, masks: shape {list(masks.shape)}, expected both "

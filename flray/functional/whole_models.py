@@ -80,10 +80,8 @@ def adaptive_step(
     Raises
     ------
     ValueError
-        If names or shapes differ, the rule is unknown or tau is not positive.
+        If names or shapes differ.
     """
-    numerics.check_choice("rule", rule, ("adagrad", "adam", "yogi"))
-    numerics.check_positive("tau", tau)
 
     def second(update: Tensor, v: Tensor) -> Tensor:
         square = update.square()
@@ -123,9 +121,8 @@ def control_variate(own: Tree, common: Tree, start: Tree, end: Tree, lr_sum: flo
     Raises
     ------
     ValueError
-        If names or shapes differ or `lr_sum` is not positive.
+        If names or shapes differ.
     """
-    numerics.check_positive("lr_sum", lr_sum)
     return map_floating(
         lambda c_i, c, w, theta: c_i - c + (w - theta) / lr_sum,
         own,
@@ -157,9 +154,8 @@ def meta_gradient(gradient: Tree, ahead: Tree, behind: Tree, alpha: float, delta
     Raises
     ------
     ValueError
-        If names or shapes differ or `delta` is not positive.
+        If names or shapes differ.
     """
-    numerics.check_positive("delta", delta)
     return map_floating(
         lambda g, up, down: g - alpha * (up - down) / (2 * delta),
         gradient,
@@ -186,9 +182,8 @@ def apfl_mix(personal: Tree, shared: Tree, alpha: float) -> Weights:
     Raises
     ------
     ValueError
-        If names or shapes differ or `alpha` is outside [0, 1].
+        If names or shapes differ.
     """
-    numerics.check_share("alpha", alpha)
     return map_floating(lambda v, w: _mix(v, w, alpha, 1 - alpha), personal, shared=shared)
 
 
@@ -259,9 +254,8 @@ def pull_to_mean(own: Tree, mean: Tree, strength: float) -> Weights:
     Raises
     ------
     ValueError
-        If names or shapes differ or `strength` is outside [0, 1].
+        If names or shapes differ.
     """
-    numerics.check_share("strength", strength)
     return map_floating(lambda x, m: _mix(x, m, 1 - strength, strength), own, mean=mean)
 
 
@@ -290,10 +284,9 @@ def fomo_affinities(
     Raises
     ------
     ValueError
-        If shapes differ from the above or `epsilon` is not positive.
+        If shapes differ from the above.
     """
     numerics.check_shapes(losses=(losses, "M"), distances=(distances, "M"))
-    numerics.check_positive("epsilon", epsilon)
     gains = (reference_loss - losses.double()) / (distances.double() + epsilon)
     return torch.where(torch.isfinite(gains), gains, 0).to(losses.dtype)
 

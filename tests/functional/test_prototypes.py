@@ -12,7 +12,6 @@ from torch.autograd import grad, gradcheck
 
 import flray.functional as fn
 from tests.functional.helpers import F64, POISONS, f64, flat, near, normal
-from tests.messages import refused
 
 LABELS = torch.tensor([0, 1, 2, 2, 3])
 PRESENT = torch.tensor([True, False, True, True])
@@ -231,4 +230,3 @@ def test_variances_of_the_classes_of_both_rounds_or_of_each_rounds_own() -> None
     assert rho(now, before, classes="each") == rho(now, before) == approx((14 - 5) / 5)
     nobody = torch.zeros(3).bool()
     assert rho(now, before, here, nobody, classes="each") is None
-    refused(rho, now, before, classes="all")  # type: ignore[arg-type]
