@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor
 
 from flray.trees import Weights, check_like
 
@@ -79,8 +79,8 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
     Parameters
     ----------
     **arguments : (Tensor, str)
-        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size;
-        ``B-1``, after ``B``, is one less. An empty string is a scalar. ``"C of bool"`` is a mask.
+        Argument name to ``(tensor, "K C D")``. The first tensor with a symbol fixes its size.
+        An empty string is a scalar. ``"C of bool"`` is a mask.
 
     Raises
     ------
@@ -90,13 +90,11 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for name, (tensor, symbols) in arguments.items():
-        given: object = tensor
-        if isinstance(given, fx.Proxy):  # a forward pass is recorded, without sizes
-            continue
         shape, _, kind = symbols.partition(" of ")
         wanted, known = shape.split(), dict(sizes)
         if len(wanted) != tensor.dim() or not all(
-            _fits(symbol, size, sizes) for symbol, size in zip(wanted, tensor.shape, strict=True)
+            sizes.setdefault(symbol, size) == size
+            for symbol, size in zip(wanted, tensor.shape, strict=True)
         ):
             where = ", ".join(
                 f"{symbol}={known[symbol]}" for symbol in dict.fromkeys(wanted) if symbol in known
@@ -106,13 +104,6 @@ def check_shapes(**arguments: tuple[Tensor, str]) -> dict[str, int]:
         if kind and tensor.dtype != torch.bool:  # an integer mask would be read as indices
             raise ValueError(f"{name}: dtype {tensor.dtype}, expected torch.bool")
     return sizes
-
-
-def _fits(symbol: str, size: int, sizes: dict[str, int]) -> bool:
-    base, _, less = symbol.partition("-")
-    return (
-        size == max(sizes[base] - int(less), 0) if less else sizes.setdefault(symbol, size) == size
-    )
 
 
 def check_labels(labels: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Heterogeneity in Federated Learning". FCCL+'s local term FNTD and Fed-CO2's mutu
 `flray.functional.loss_terms`.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -134,9 +133,7 @@ def instance_similarity_loss(similarity: Tensor, mean_similarity: Tensor) -> Ten
     ValueError
         If shapes differ from the above.
     """
-    numerics.check_shapes(
-        similarity=(similarity, "B B-1"), mean_similarity=(mean_similarity, "B B-1")
-    )
+    numerics.check_shapes(similarity=(similarity, "B n"), mean_similarity=(mean_similarity, "B n"))
     return distillation_loss(similarity, mean_similarity)
 
 
@@ -145,15 +142,14 @@ def peer_classifier_loss(
 ) -> Tensor:
     """Return the sum of the other clients' classifiers' cross-entropies on this client's features (Fed-CO2 Eq. 6).
 
-    The classifiers are evaluated in eval mode and frozen: the gradient passes through them to the
-    features but not to their parameters. Their modes and buffers do not change.
+    The gradient passes through the classifiers to the features. They are called as they are.
 
     Parameters
     ----------
     features : Tensor [B, d]
     labels : Tensor [B] of integers
     heads : sequence of N modules
-        Each maps [B, d] to logits [B, C].
+        Each maps [B, d] to logits [B, C]; frozen and in eval mode.
     own : int
         Index of the client itself; that head is not called.
 
@@ -172,7 +168,7 @@ def peer_classifier_loss(
     if not 0 <= own < len(heads):
         raise ValueError(f"own: {own}, expected 0 to {len(heads) - 1}")
     outputs = {
-        f"heads[{index}](features)": _frozen_call(head, features)
+        f"heads[{index}](features)": head(features)
         for index, head in enumerate(heads)
         if index != own
     }
@@ -183,15 +179,6 @@ def peer_classifier_loss(
         return features[:0].sum()  # nothing, but part of the graph
     logits = torch.cat(list(outputs.values()))  # the peers' end to end, for a single cross-entropy
     return F.cross_entropy(logits, labels.repeat(len(outputs)), reduction="sum") / len(labels)
-
-
-def _frozen_call(head: nn.Module, features: Tensor) -> Tensor:
-    if any(module.training for module in head.modules()) or any(
-        parameter.requires_grad for parameter in head.parameters()
-    ):
-        head = copy.deepcopy(head).eval().requires_grad_(False)
-    logits: Tensor = head(features)
-    return logits
 
 
 def fuse_predictions(online: Tensor, offline: Tensor) -> Tensor:
