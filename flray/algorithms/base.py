@@ -27,7 +27,6 @@ __all__ += ["ClientInfo", "Reply", "Stage", "View", "Weighting"]
 Need = Literal[
     "split",
     "features",
-    "batch_norm",
     "homogeneous",
     "same_features",
     "public",

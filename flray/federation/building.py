@@ -299,9 +299,8 @@ def validate(spec: FederationSpec) -> None:
         make_optimizer([*model.parameters()], local, 0, config.rounds)
         if local.clients_per_step > 1:
             check_batchable(config, algorithm, learnt, model, data.shape)
-        for need, group in (("split", "classifier"), ("batch_norm", "batch_norm")):
-            if need in needs and not select(model, group):
-                refuse("model", f"{name} needs a network with {group.replace('_', ' ')}", key)
+        if "split" in needs and not select(model, "classifier"):
+            refuse("model", f"{name} needs a network with classifier", key)
         if "exact_logits" in needs:
             found = dry_run(key, model, data.shape).shape[1]
             if found > data.num_classes:

@@ -51,11 +51,6 @@ class SplitModel(nn.Module):
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
-    @property
-    def feature_dim(self) -> int:
-        """The number of features d that `features` returns per sample."""
-        return feature_dim(self)
-
 
 def is_its_parts(model: nn.Module) -> bool:
     """Return whether ``classifier(features(x))`` is all that calling a model does: no hook, no other forward."""

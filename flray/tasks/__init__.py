@@ -10,9 +10,7 @@ from flray.tasks.base import Task
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import Segmentation
 
-__all__ = ["NAMES", "Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]
-
-NAMES = tuple(registry.tasks.names())
+__all__ = ["Binary", "Classification", "FewShot", "Segmentation", "Task", "make_task"]
 
 
 def make_task(

@@ -68,7 +68,7 @@ def test_layouts_and_taps(name: str, options: Mapping[str, Any], size: int, feat
         assert all(torch.equal(y, copy) for y, copy in outputs)
         hidden = model.features(x)
         place = (size, size) if name in MAPS else ()
-        assert features == model.feature_dim == models.feature_dim(model)
+        assert features == models.feature_dim(model)
         assert hidden.shape == (2, features, *place) and logits.shape == (2, 5, *place)
         if name not in ("linear", "simple-cnn", "efficientnet-b0"):  # these do not end in a ReLU
             assert hidden.min() >= 0
