@@ -173,7 +173,7 @@ class FCCLPlus(PublicCollaboration):
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
         """Return the logits Z_i and, for FISL, the similarities S_i (Eq. 3-4)."""
         if not self.hp.fisl:
-            return {"logits": client.model(x)}
+            return super().public_outputs(client, x)
         model = as_split(client.model)
         features = model.features(x)
         logits = model.classifier(features)

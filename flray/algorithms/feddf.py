@@ -93,10 +93,6 @@ class FedDF(PublicCollaboration):
 
     # --- client -----------------------------------------------------------------------------------
 
-    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
-        """Return the logits."""
-        return {"logits": client.model(x)}
-
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
         """Return the divergence from the ensemble."""
         return functional.distillation_loss(

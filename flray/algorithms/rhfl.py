@@ -52,10 +52,6 @@ class RHFL(PublicCollaboration):
         """Return the option, if epochs follow from the numbers of samples."""
         return "private_epochs: balanced" if self.hp.private_epochs == "balanced" else ""
 
-    def public_outputs(self, client: Client, x: Tensor) -> Outputs:
-        """Return the logits."""
-        return {"logits": client.model(x)}
-
     def collaborate(self, client: Client) -> Message:
         """Send probabilities; before the first public batch also the mean private loss."""
         logits = super().collaborate(client)["outputs"]["logits"]

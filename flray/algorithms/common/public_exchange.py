@@ -167,9 +167,9 @@ class PublicCollaboration(PublicExchange):
 
     hp: PublicParams
 
-    @abstractmethod
     def public_outputs(self, client: Client, x: Tensor) -> Outputs:
-        """Return the client's outputs on a public batch."""
+        """Return the client's outputs on a public batch. Default: the logits."""
+        return {"logits": client.model(x)}
 
     @abstractmethod
     def public_loss(self, client: Client, outputs: Outputs, reduced: Outputs) -> Tensor:
