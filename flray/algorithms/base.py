@@ -300,10 +300,6 @@ class Algorithm:
         """Return the options that set the lengths of all phases in place of ``local``; empty: none. Default: empty."""
         return ""
 
-    def needs_epochs(self) -> str:
-        """Return which option counts epochs, which ``local.steps`` cannot replace; empty: none. Default: empty."""
-        return ""
-
     def needs_rounds(self) -> str:
         """Return which option makes results depend on the number of rounds, for example a schedule; empty: none.
 

@@ -16,6 +16,7 @@ from flray.algorithms.common.public_exchange import Outputs, PublicCollaboration
 from flray.algorithms.common.variants import either, refuse_overridden, require
 from flray.config.components import Augment
 from flray.config.experiment import Experiment
+from flray.errors import ConfigError
 from flray.models import as_split
 from flray.registry import hyper, register_algorithm
 from flray.trees import Weights
@@ -165,8 +166,16 @@ class FCCLPlus(PublicCollaboration):
             self.needs |= {"split"}
 
     def check(self, config: Experiment) -> None:
-        """Refuse settings of ``local`` that the variant would override."""
+        """Refuse settings of ``local`` that the variant would override, and parts of epochs with an optimiser each."""
         refuse_overridden(config, **{name: getattr(self.hp, name) for name in OVERRIDDEN})
+        epochs, steps = config.local.epochs, config.local.steps
+        if self.hp.epoch_optimizer == "kept":
+            return
+        why = f"{config.algorithm.name} counts epochs (algorithm.epoch_optimizer: fresh); set"
+        if steps is not None:
+            raise ConfigError("experiment.local.steps", str(steps), f"{why} null and local.epochs")
+        if epochs != int(epochs):
+            raise ConfigError("experiment.local.epochs", str(epochs), f"{why} a whole number")
 
     # --- public data ------------------------------------------------------------------------------
 
@@ -262,11 +271,6 @@ class FCCLPlus(PublicCollaboration):
         return tuple(
             Phase(f"epoch {number}", epochs=1, local=local) for number in range(int(epochs))
         )
-
-    def needs_epochs(self) -> str:
-        """Return the setting that gives each epoch a new optimiser, if it does."""
-        kept = self.hp.epoch_optimizer == "kept"
-        return "" if kept else f"algorithm.epoch_optimizer: {self.hp.epoch_optimizer}"
 
     def needs_rounds(self) -> str:
         """Return the schedule of the learning rate that falls until the last round."""

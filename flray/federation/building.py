@@ -279,12 +279,6 @@ def validate(spec: FederationSpec) -> None:
         why = f"{name} trains one model on all samples, so no client has statistics of its own"
         refuse("aggregation.buffers", f"{why}; average")
     check_stop(spec)
-    if counted := algorithm.needs_epochs():
-        why = f"{name} counts epochs ({counted}); set"
-        if local.steps is not None:
-            refuse("local.steps", f"{why} null and local.epochs")
-        if local.epochs != int(local.epochs):
-            refuse("local.epochs", f"{why} a whole number")
     if local.warmup >= config.rounds:
         refuse("local.warmup", f"there are {config.rounds} rounds; set fewer than that")
     algorithm.check(config)
