@@ -172,7 +172,8 @@ def heat_maps(every: Sequence[Choices], sweep: Mapping[str, Any] | None = None) 
 def importances(every: Sequence[Choices]) -> Iterator[charts.BarPanel]:
     """Yield a panel for each method with enough settings: how much of the scores' variance each explains."""
     for one in every:
-        if len(one.columns) > 1 and len(one.settings) >= _FEWEST_FOR_IMPORTANCE:
+        enough = len(one.columns) > 1 and len(one.settings) >= _FEWEST_FOR_IMPORTANCE
+        if enough and np.ptp(one.scores) > 0:  # equal scores have no variance to explain
             found = one.importance()
             shares = {"share": [100 * share for share in found.values()]}
             yield charts.BarPanel(one.name, list(map(_short, found)), shares)

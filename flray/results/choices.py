@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -45,7 +45,8 @@ class Choices:
 
     def values(self, column: str) -> list[Any]:
         """Return the values of a column, each once, numbers in their order."""
-        found = dict.fromkeys(one[column] for one in self.settings)
+        values = [one[column] for one in self.settings]
+        found = {str(one) if isinstance(one, list) else one: one for one in values}.values()
         return sorted(found) if all(map(is_number, found)) else sorted(found, key=str)
 
     def grids(self) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
@@ -129,12 +130,13 @@ def _tried(source: ResultSet, trials: Sequence[Trial]) -> dict[str, _Tried]:
     groups: dict[str, _Tried] = {}
     varying = source.varying
     fixed = {*place_columns(varying, ""), *filter(is_name, varying)}
+    name_of = _tuned_name(source)
     for trial in trials:
         flat = {key: trial.setting[key] for key in varying if key in trial.setting}
         name = source.name_of({k: v for k, v in flat.items() if k in fixed}) or trial.method
         own: Mapping[str, Any] = {key: value for key, value in flat.items() if key not in fixed}
         if source.tuning:
-            name, own = tuned_name(source, trial), trial.tuned
+            name, own = name_of(trial), trial.tuned
         groups.setdefault(name, {}).setdefault(str(own), (own, []))[1].append(trial)
     return groups
 
@@ -163,91 +165,49 @@ def _score(trial: Trial) -> float:
     return measures.value(trial, trial.score_metric)
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The tuning of one compared unit.
+def tuning_lines(source: ResultSet) -> list[str]:
+    """Return a line on the tuning of everything that is compared, in the order of the trials.
 
-    Attributes
-    ----------
-    name : str
-        Its name in the table.
-    chosen : dict
-        The chosen settings; empty if none are chosen yet.
-    metric : str
-        The metric that they were chosen by.
-    settings, whole, trials, failed, rounds : int
-        The numbers of tried settings, of settings that ran to the end at every seed, of trials, of
-        failed trials, and of rounds.
-    seconds : float
-        Training time of all trials.
-    score, error : float
-        Mean of the chosen setting over the seeds, and the standard error of another one's difference
-        from it, paired by seed and pooled over the settings; NaN of one seed or setting. Shares in
-        percent.
-    near : int
-        The number of `whole` settings within that error of it, itself included.
-    edges : tuple of str
-        The chosen values that are the lowest or the highest of those that were tried.
+    The standard error is of another setting's difference from the chosen one, paired by seed and
+    pooled over the settings.
     """
-
-    name: str
-    chosen: Mapping[str, Any]
-    metric: str
-    settings: int
-    whole: int
-    trials: int
-    failed: int
-    rounds: int
-    seconds: float
-    score: float
-    error: float
-    near: int
-    edges: tuple[str, ...] = ()
-
-    @property
-    def line(self) -> str:
-        """All of it in a line."""
-        cost = (
-            f"{self.settings} settings tried in {self.trials} trials, {self.rounds} rounds, "
-            f"{self.seconds:.0f} s"
-        )
-        cost += f", {self.failed} failed" if self.failed else ""
-        if not self.chosen:
-            return f"tuning of {self.name}: {cost}; nothing is chosen yet"
-        text = f"tuning of {self.name}: {setting_label(self.chosen)} chosen of {cost}"
-        if self.edges:
-            text += f"; {' and '.join(self.edges)} tried, so a better value may lie beyond"
-        text += f"; {self.metric} {self.score:.4g}"
-        if math.isnan(self.error):
-            return f"{text}; how sure that is takes two seeds, and two settings that ran to the end"
-        return (
-            f"{text}, and {self.near} of {self.whole} that ran to the end are within a standard error "
-            f"of it ({self.error:.2g}, of differences paired by seed)"
-        )
-
-
-def tuned_settings(source: ResultSet) -> list[Tuned]:
-    """Return the tuning of everything that is compared, in the order of the trials."""
-    chosen = {tuned_name(source, trial): trial.tuned for trial in source.trials}
+    name_of = _tuned_name(source)
+    chosen = {name_of(trial): trial.tuned for trial in source.trials}
     every = _tried(source, source.tuning)
-    return [_tuned(name, tried, chosen.get(name, {})) for name, tried in every.items()]
+    return [_line(name, tried, chosen.get(name, {})) for name, tried in every.items()]
 
 
-def tuned_name(source: ResultSet, trial: Trial) -> str:
-    """Return the name of the unit that a trial tunes or compares."""
+def _tuned_name(source: ResultSet) -> Callable[[Trial], str]:
+    """Return a function that names the unit that a trial tunes or compares."""
     columns = {name for one in source.tuning for name in one.setting}
-    varying = [n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1]
-    flat = {name: value for name, value in trial.setting.items() if name in varying}
-    name = source.name_of(flat) or trial.method
+    varying = {n for n in columns if len({str(one.setting.get(n)) for one in source.tuning}) > 1}
     several = any(one.repetition for one in source.tuning)
-    return f"{name}, tuning {trial.repetition + 1}" if several else name
+
+    def name_of(trial: Trial) -> str:
+        flat = {name: value for name, value in trial.setting.items() if name in varying}
+        name = source.name_of(flat) or trial.method
+        return f"{name}, tuning {trial.repetition + 1}" if several else name
+
+    return name_of
 
 
-def _tuned(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> Tuned:
+def _line(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> str:
     trials = [trial for _, of in tried.values() for trial in of]
+    rounds = sum(len(one.history) for one in trials)
+    seconds = math.fsum(
+        s for one in trials if not math.isnan(s := measures.total(one, "time/round"))
+    )
+    failed = sum(one.status == "failed" for one in trials)
+    cost = f"{len(tried)} settings tried in {len(trials)} trials, {rounds} rounds, {seconds:.0f} s"
+    cost += f", {failed} failed" if failed else ""
+    if not chosen:
+        return f"tuning of {name}: {cost}; nothing is chosen yet"
+    text = f"tuning of {name}: {setting_label(chosen)} chosen of {cost}"
+    if edges := " and ".join(_edges(chosen, [trial.tuned for trial in trials])):
+        text += f"; {edges} tried, so a better value may lie beyond"
     seeds = {trial.seed for trial in trials}
     metric = next((one.score_metric for one in trials if one.score_metric), "")
-    whole = pd.DataFrame(
+    whole = pd.DataFrame(  # settings that ran to the end at every seed
         {
             key: {one.seed: (100 if is_share(metric) else 1) * _tuning_score(one) for one in found}
             for key, (_, found) in tried.items()
@@ -255,32 +215,25 @@ def _tuned(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> Tuned:
         }
     )
     best = whole.get(str(dict(chosen)), pd.Series(dtype=float))
-    gaps = whole.rsub(best, axis=0)
-    others = whole.shape[1] - 1
-    error = math.sqrt(gaps.var().sum() / others / len(seeds)) if others > 0 else math.nan
-    return Tuned(
-        name,
-        chosen,
-        metric,
-        len(tried),
-        whole.shape[1],
-        len(trials),
-        sum(one.status == "failed" for one in trials),
-        sum(len(one.history) for one in trials),
-        math.fsum(s for one in trials if not math.isnan(s := measures.total(one, "time/round"))),
-        float(best.mean()),
-        error if len(seeds) > 1 else math.nan,
-        int((gaps.mean().abs() <= error).sum()),
-        tuple(_edges(chosen, [trial.tuned for trial in trials])),
+    text += f"; {metric} {best.mean():.4g}"
+    gaps, others = whole.rsub(best, axis=0), whole.shape[1] - 1
+    if others < 1 or len(seeds) < 2:
+        return f"{text}; how sure that is takes two seeds, and two settings that ran to the end"
+    error = math.sqrt(gaps.var().sum() / others / len(seeds))
+    near = int((gaps.mean().abs() <= error).sum())
+    return (
+        f"{text}, and {near} of {whole.shape[1]} that ran to the end are within a standard error "
+        f"of it ({error:.2g}, of differences paired by seed)"
     )
 
 
 def _edges(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the chosen values that are the lowest or the highest of those that were tried."""
     for path, value in chosen.items():
-        values = {one.get(path) for one in tried}
-        numbers = [value for value in values if is_number(value)]
-        if len(numbers) == len(values) > 1 and value in (min(numbers), max(numbers)):
-            which = "lowest" if value == min(numbers) else "highest"
+        values = [one.get(path) for one in tried]
+        low, high = (min(values), max(values)) if all(map(is_number, values)) else (None, None)
+        if low != high and value in (low, high):
+            which = "lowest" if value == low else "highest"
             yield f"{setting_label({path: value})} is the {which}"
 
 
@@ -290,11 +243,12 @@ def _tuning_score(trial: Trial) -> float:
 
 def tuning_frame(source: ResultSet) -> pd.DataFrame:
     """Return a row per trial of the tuning: what it is ``of``, its setting, score and costs."""
-    chosen = {tuned_name(source, trial): trial.tuned for trial in source.trials}
+    name_of = _tuned_name(source)
+    chosen = {name_of(trial): trial.tuned for trial in source.trials}
     return pd.DataFrame(
         {
             "trial": trial.number,
-            "of": tuned_name(source, trial),
+            "of": (name := name_of(trial)),
             **trial.tuned,
             "seed": trial.seed,
             "status": trial.status,
@@ -302,7 +256,7 @@ def tuning_frame(source: ResultSet) -> pd.DataFrame:
             "score": _tuning_score(trial),
             "metric": trial.score_metric,
             "seconds": measures.total(trial, "time/round"),
-            "chosen": trial.tuned == chosen.get(tuned_name(source, trial)),
+            "chosen": trial.tuned == chosen.get(name),
         }
         for trial in source.tuning
     )

@@ -18,7 +18,7 @@ from flray.errors import FlrayError
 from flray.metrics import TEST_VIEWS, VIEWS, is_lower_better_in
 from flray.results import ENDED, ResultSet, Trial, alike_notes, measures
 from flray.results.build_studies import build_studies, measure_of, place_and_name, place_of
-from flray.results.choices import tuned_settings
+from flray.results.choices import tuning_lines
 from flray.results.conclusions import conclude
 from flray.results.formatting import terminal
 from flray.results.load import load_folder
@@ -69,7 +69,7 @@ def build_table(source: ResultSet, reference: str | None = None) -> Table:
         *table.notes,
         *([chosen] if chosen else [choice] if apart else []),
         *(alike_notes(trial.metric for trial in source.trials) if paper is None else []),
-        *(one.line for one in tuned_settings(source)),
+        *tuning_lines(source),
         *([f"positive class: {' or '.join(positive)}"] if positive else []),
         *(f"data: {one}" for one in encodings if one),
         *_seed_notes(table),

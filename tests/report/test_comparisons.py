@@ -12,7 +12,7 @@ import yaml
 from scipy import stats
 
 from flray.config.sweep import Until
-from flray.results.choices import tuned_settings
+from flray.results.choices import tuning_lines
 from flray.results.conclusions import ONE_SEED, conclude, rank_sentence, sentence
 from flray.results.paired import Difference, Rule, compare
 from flray.results.ranks import critical_difference, elsewhere, permutation_p, rank
@@ -454,10 +454,10 @@ def test_how_sure_a_choice_is_by_hand() -> None:
         for seed, one in enumerate(of)
     ]
     compared = replace(made[0], seed=5, phase="comparison")
-    (one,) = tuned_settings(of_trials([*made, compared]))
-    # Differences of 1 and -1, and of 20 and 14 points: variances of 2 and 18.
-    assert (one.score, one.error, one.near) == (pytest.approx(82), pytest.approx(math.sqrt(5)), 2)
-    assert "and 2 of 3 that ran to the end are within a standard error of it (2.2, of" in one.line
+    (line,) = tuning_lines(of_trials([*made, compared]))
+    # Differences of 1 and -1, and of 20 and 14 points: variances of 2 and 18, an error of sqrt(5).
+    assert "; global/validation/accuracy 82, and 2 of 3 that ran to the end" in line
+    assert "are within a standard error of it (2.2, of" in line
     for few in (made[::2], made[:2]):
-        (one,) = tuned_settings(of_trials([*few, compared]))
-        assert "; how sure that is takes two seeds, and two settings" in one.line
+        (line,) = tuning_lines(of_trials([*few, compared]))
+        assert "; how sure that is takes two seeds, and two settings" in line

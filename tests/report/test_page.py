@@ -248,6 +248,14 @@ def test_a_heat_map_of_a_grid_shows_its_scores_and_marks_the_best() -> None:
     assert list(sections.heat_maps([part])) == []
 
 
+def test_lists_are_settings_like_others() -> None:
+    plain = tried()
+    lists = [{**one, "algorithm.mu": [one["algorithm.mu"]]} for one in plain.settings]
+    (of_lists,), (of_numbers,) = replace(plain, settings=lists).grids(), plain.grids()
+    assert of_lists[2].tolist() == of_numbers[2].tolist()
+    assert replace(plain, settings=lists).importance().keys() == plain.importance().keys()
+
+
 def test_importance_is_what_moves_the_score() -> None:
     """Of a sum of two parts the shares are those of the parts' variances, which are known."""
     draws = np.random.default_rng(0).uniform(size=(200, 3))
@@ -256,6 +264,8 @@ def test_importance_is_what_moves_the_score() -> None:
     assert list(found)[:2] == ["a", "b"] and sum(found.values()) == pytest.approx(1.0)
     assert found["a"] == pytest.approx(0.9, abs=0.04) and found["c"] < 0.02  # 9 : 1
     assert list(sections.importances([tried()])) == []  # nine settings are too few
+    same = Choices("m", "x", ("a", "b", "c"), settings, np.full(200, 80.0))
+    assert list(sections.importances([same])) == []  # nothing moves it
 
 
 def test_settings_of_a_sweep_are_grouped_by_what_is_compared(source: ResultSet) -> None:

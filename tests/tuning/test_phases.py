@@ -13,7 +13,7 @@ import pytest
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.records import directory
-from flray.results.choices import tuned_settings
+from flray.results.choices import tuning_lines
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
 from flray.tuning.phases import Batch, Phases, has_reached
@@ -119,21 +119,23 @@ def go(config: Config, folder: Path, score: Score, killed: int | None = None) ->
 def test_arms_have_one_budget_and_the_best_goes_on(tuned: Settings, tmp_path: Path) -> None:
     lines = sweep(tuned, tmp_path)
     source = load_folder(tmp_path)
-    chosen = fedavg, local, fedprox = tuned_settings(source)
-    assert (fedavg.settings, fedprox.settings, local.settings) == (12, 12, 2)
-    assert fedavg.trials == fedprox.trials == 24 and local.trials == 4
+    fedavg, local, fedprox = tuning_lines(source)
     # 12 settings in generations of 10 and 2: of each the best third goes on at rounds 1 and 3.
     of_ten, of_two = 10 * 1 + 4 * 2 + 2 * 6, 2 * 1 + 1 * 2 + 1 * 6
-    assert fedavg.rounds == fedprox.rounds == 2 * (of_ten + of_two) == fedavg.seconds
-    assert local.chosen == {"local.lr": 0.1} and local.whole == 1
-    assert abs(math.log(fedavg.chosen["local.lr"] / 0.1)) < 0.7
-    assert set(fedprox.chosen) == {"local.lr", "algorithm.mu"}
-    assert "12 settings tried in 24 trials, 80 rounds, 80 s" in fedavg.line
+    assert 2 * (of_ten + of_two) == 80
+    assert all(
+        " of 12 settings tried in 24 trials, 80 rounds, 80 s" in o for o in (fedavg, fedprox)
+    )
+    assert " of 2 settings tried in 4 trials" in local and "; how sure that is takes two" in local
+    chosen = {one.setting["arms.method"]: one.tuned for one in source.trials}
+    assert chosen["local"] == {"local.lr": 0.1}
+    assert abs(math.log(chosen["fedavg"]["local.lr"] / 0.1)) < 0.7
+    assert set(chosen["fedprox"]) == {"local.lr", "algorithm.mu"}
     assert sum(line.startswith("tuning") for line in lines) == 6
     compared = list(source.trials)
     found = [(t.seed, t.setting["arms.method"]) for t in compared]
     assert found == [*itertools.product((0, 1), METHODS)]
-    assert [trial.tuned for trial in compared[:3]] == [one.chosen for one in chosen]
+    assert all(trial.tuned == chosen[trial.setting["arms.method"]] for trial in compared)
     table = build_table(source)
     assert list(table.rows) == ["fedprox", "fedavg", "local"]
     assert [one for one in table.notes if one.startswith("tuning of fedprox: mu=")]
@@ -166,7 +168,7 @@ def test_a_setting_is_chosen_by_the_direction_of_its_own_metric(
     tune = {"samples": 3, "seeds": [100], "metric": chosen_by}
     tuned["sweep"] = {"seeds": [0], "tune": tune, **compared}
     sweep(tuned, tmp_path)
-    assert tuned_settings(load_folder(tmp_path))[0].chosen == {"local.lr": best}
+    assert load_folder(tmp_path).trials[0].tuned == {"local.lr": best}
 
 
 def test_a_failed_setting_takes_no_place_at_a_rung(tuned: Settings, tmp_path: Path) -> None:
@@ -178,9 +180,9 @@ def test_a_failed_setting_takes_no_place_at_a_rung(tuned: Settings, tmp_path: Pa
     failed = TrialFolder(tmp_path, "0002")  # the best so far
     directory.update(failed.path, status="failed", failure="ValueError: no")
     assert go(config, tmp_path, quality)[0].endswith("1 trials to round 3")
-    (fedavg,) = tuned_settings(load_folder(tmp_path))
-    assert fedavg.chosen in ({"local.lr": 0.02}, {"local.lr": 0.5})
-    assert (fedavg.failed, fedavg.whole, failed.status) == (1, 1, "failed")
+    source = load_folder(tmp_path)
+    assert source.trials[0].tuned in ({"local.lr": 0.02}, {"local.lr": 0.5})
+    assert ", 1 failed; " in tuning_lines(source)[0] and failed.status == "failed"
 
 
 def test_a_decided_rung_stays_so_if_a_setting_fails(tuned: Settings, tmp_path: Path) -> None:
@@ -199,8 +201,7 @@ def test_a_decided_rung_stays_so_if_a_setting_fails(tuned: Settings, tmp_path: P
             run(tmp_path, point, config, rung if point.number != "0001" else 1, falling)
     directory.update(tmp_path / "trials" / "0001", status="failed", failure="ValueError: no")
     go(config, tmp_path, falling)
-    (fedavg,) = tuned_settings(load_folder(tmp_path))
-    assert fedavg.chosen == {"local.lr": 0.2}
+    assert load_folder(tmp_path).trials[0].tuned == {"local.lr": 0.2}
     ends = {f.number: (f.status, f.rounds_recorded()) for f in trial_folders(tmp_path)}
     assert ends["0001"] == ("failed", 1) and ends["0002"] == ("finished", 9)
     assert ends["0003"] == ends["0004"] == ("stopped", 1)
@@ -211,9 +212,9 @@ def test_nothing_is_stopped_before_an_evaluation(tuned: Settings, tmp_path: Path
         return quality(point, round_) if round_ >= 3 else math.nan
 
     sweep(tuned, tmp_path, late)
-    fedavg, local, _ = tuned_settings(load_folder(tmp_path))
+    fedavg, local, _ = tuning_lines(load_folder(tmp_path))
     # All go on at round 1, the best third of 10 and of 2 at round 3.
-    assert fedavg.rounds == 2 * (12 * 3 + 4 * 6 + 1 * 6) and local.chosen == {"local.lr": 0.1}
+    assert f" {2 * (12 * 3 + 4 * 6 + 1 * 6)} rounds" in fedavg and ": lr=0.1 chosen" in local
 
 
 def test_seeds_are_added_where_a_pair_is_open(decided: Settings, tmp_path: Path) -> None:
@@ -339,13 +340,21 @@ def test_a_value_at_the_edge_of_those_tried_is_said(tuned: Settings, tmp_path: P
     tuned["sweep"]["tune"] = {"samples": 4, "seeds": [100], "search": "random"}
     edge, inside = tmp_path / "edge", tmp_path / "inside"
     sweep(tuned, edge, lambda point, round_: math.log(point.experiment.local.lr))
-    fedavg, local, _ = tuned_settings(load_folder(edge))
-    assert fedavg.edges == (f"lr={fedavg.chosen['local.lr']:.4g} is the highest",)
-    assert fedavg.edges[0] in fedavg.line
-    assert local.edges == ("lr=0.1 is the highest",)
+    source = load_folder(edge)
+    fedavg, local, _ = tuning_lines(source)
+    assert f"lr={source.trials[0].tuned['local.lr']:.4g} is the highest tried, so" in fedavg
+    assert "; lr=0.1 is the highest tried, so" in local
     sweep(tuned, inside)
-    found = tuned_settings(load_folder(inside))[0]
-    assert found.edges == () and "beyond" not in found.line
+    assert "beyond" not in tuning_lines(load_folder(inside))[0]
+
+
+def test_lists_are_tuned_over(tuned: Settings, tmp_path: Path) -> None:
+    tuned["experiment"]["model"] = "mlp"
+    tuned["space"] = {"model.hidden": {"grid": [[64], [128, 64]]}}
+    tuned["sweep"]["tune"] = {"seeds": [100], "search": "random"}
+    sweep(tuned, tmp_path, lambda point, round_: -0.001 * len(point.setting["model.hidden"]))
+    notes = build_table(load_folder(tmp_path)).notes
+    assert any(line.startswith("tuning of fedavg: hidden=[64] chosen of 2") for line in notes)
 
 
 def test_values_of_a_grid_over_methods_are_tuned_each(content: Settings) -> None:
