@@ -159,25 +159,33 @@ sweep: {seeds: [0, 1], skip: [{method: [fedprox]}]}
 def suite_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "search_spaces" / "papers" / "fedskc"
     place.mkdir(parents=True)
-    for number, data in ((1, "digits-sklearn"), (2, "usps"), (10, "nowhere")):
+    given = "{name: folder, path: PATH}".replace("PATH", str(tmp_path))
+    every = (1, "digits-sklearn"), (2, "usps"), (3, "eeg"), (4, given), (10, "nowhere")
+    for number, data in (*every, (11, "{name: folder, path: /away}")):
         (place / f"table{number}.yaml").write_text(SUITE.replace("DATA", data))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLRAY_DATA", str(tmp_path / "empty"))
 
 
 @pytest.mark.usefixtures("suite_files")
-def test_suites_with_their_runs_data_and_missing_files(capsys: pytest.CaptureFixture[str]) -> None:
+def test_suites_with_their_runs_data_and_missing_files(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.datasets.load()
+    monkeypatch.setitem(registry.datasets._entries, "eeg", pytest.fail)  # it would download
     refused(show_papers, "nope")
     refused(show_list, "fedavg", None)
     show_papers("fedskc/table1")
     text = capsys.readouterr().out
     assert "fedskc/table1" in text and "yes" in text and "fedskc/table2" not in text
-    there, absent, unknown = list_suites()
+    there, absent, fetched, given, unknown, away = list_suites()
     assert (there.name, there.title, there.runs) == ("fedskc/table1", "made up", 2)
     assert there.data == ("digits-sklearn",) and there.problem == "" and there.availability == "yes"
     assert absent.problem == "without data: usps" and "usps" in absent.absent["usps"]
     assert unknown.problem == "without data: nowhere" and unknown.runs == 2
     assert (absent.availability, unknown.availability) == ("no", "no")
+    assert fetched.absent == {"eeg": "eeg: pip install 'flray[eeg]'"} and given.absent == {}
+    assert away.absent == {"folder": "folder: /away is not on this machine"}
     assert unknown.absent["nowhere"].startswith("unknown dataset 'nowhere'")
     some = Suite("x", "", 1, ("a", "b", "c"), "without data: b", absent={"b": "fetch b"})
     assert some.availability == "2 of 3"

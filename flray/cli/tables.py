@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from flray.config.schema import Setting, allowed_values, settings
 from flray.config.yaml_files import read_with_base
 from flray.errors import DataError, FlrayError, explained, nearest, one_line
 from flray.files import write_atomically
+from flray.files.tracking_address import at_home
 
 
 def show_list(what: str, name: str | None, as_json: bool = False) -> None:
@@ -315,14 +315,16 @@ def list_suites(names: str | None = None) -> Iterator[Suite]:
         title = (content.get("paper") or {}).get("title")
         title = str(title or "the paper's question on data that can be had offline")
         runs, named = suites.run_count(content), tuple(suites.data_names(content))
-        data = {one["name"]: json.dumps(one) for one in suites.data_choices(content)}
-        absent = {one: text for one, key in data.items() if (text := _missing_data(key))}
+        choices = suites.data_choices(content)
+        absent = {one["name"]: text for one in choices if (text := _missing_data(one))}
         problem = f"without data: {', '.join(absent)}" if absent else ""
         yield Suite(name, title, runs, named, problem, absent)
 
 
 def show_papers(names: str | None, as_json: bool = False) -> None:
     """Print the suites of the papers' tables: runs, data, and availability of the data."""
+    from flray.data.sources.cache import data_root
+
     known = suites.files()
     if names is not None and not any(name.startswith(names) for name in known):
         raise FlrayError(
@@ -335,7 +337,7 @@ def show_papers(names: str | None, as_json: bool = False) -> None:
         title="suites (flray tune SUITE; with --smoke in minutes)",
         title_justify="left",
         caption_justify="left",
-        caption=f"{_ABSENT} is not here: see below",
+        caption=f"{_ABSENT} is not here: see below; DATA is {data_root()}",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("suite", no_wrap=True)
@@ -344,29 +346,25 @@ def show_papers(names: str | None, as_json: bool = False) -> None:
     table.add_column("data", max_width=33)  # so that a row takes two lines of 120 columns
     table.add_column("here", no_wrap=True)
     messages: dict[str, None] = {}
-    with console.status("") as status:
-        for suite in list_suites(names):
-            data = ", ".join(f"{n}{_ABSENT if n in suite.absent else ''}" for n in suite.data)
-            table.add_row(suite.name, suite.title, str(suite.runs), data, suite.availability)
-            messages |= dict.fromkeys(suite.absent.values())
-            status.update(f"{suite.name} is looked at")
+    for suite in list_suites(names):
+        data = ", ".join(f"{n}{_ABSENT if n in suite.absent else ''}" for n in suite.data)
+        table.add_row(suite.name, suite.title, str(suite.runs), data, suite.availability)
+        messages |= dict.fromkeys(suite.absent.values())
     console.print(table)
     for message in messages:
         console.print(f"- {message}")
 
 
-@cache
-def _missing_data(choice: str) -> str:
-    """Return the message of a data set that is unknown, or whose files are missing; the choice is JSON."""
+def _missing_data(choice: Mapping[str, Any]) -> str:
+    """Return how to get a data set that is unknown, or not here; nothing is read or fetched."""
     from flray.data import inventory
     from flray.data.sources.cache import data_root
 
-    options = json.loads(choice)
-    name = options.pop("name")
+    name, path = choice["name"], choice.get("path")
     try:
-        if "path" not in options and inventory.entry(name, data_root()).present:
-            return ""
-        registry.datasets.get(name)(data_root(), **options)
+        entry = inventory.entry(name, data_root(), choice)
     except FlrayError as error:
-        return str(error).splitlines()[0]
-    return ""
+        return str(error)
+    if path is not None:
+        return "" if Path(at_home(str(path))).exists() else f"{name}: {path} is not on this machine"
+    return "" if entry.present else f"{name}: {entry.todo}"

@@ -1,5 +1,6 @@
 """All data sets: their origin and presence, and the download by ``flray data get NAME``."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +77,8 @@ def list_datasets(root: Path | None = None) -> list[Entry]:
     return [entry(name, root or data_root()) for name in datasets.names()]
 
 
-def entry(name: str, root: Path) -> Entry:
-    """Return one registered data set, given the folder of the data cache."""
+def entry(name: str, root: Path, given: Collection[str] = ()) -> Entry:
+    """Return one registered data set, by the folder of the data cache and the options that are given."""
     item = datasets.get(name)
     what = (item.__doc__ or "").strip().split("\n")[0]
     if files := FILES.get(name):
@@ -90,7 +91,7 @@ def entry(name: str, root: Path) -> Entry:
         source = "MOABB, which downloads the four sets at first use"
         return Entry(name, what, source, "pip install 'flray[eeg]'", len(kept) >= 4)
     options = datasets.params(name).model_fields.items()
-    required = [option for option, field in options if field.is_required()]
+    required = [one for one, field in options if field.is_required() and one not in given]
     if required:
         todo = f"give data.{' and data.'.join(required)}"
         return Entry(name, what, "a file of your own", todo, False)
