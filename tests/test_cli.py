@@ -218,14 +218,24 @@ def test_every_view_and_every_measure_has_a_line() -> None:
     assert not is_test("train/loss") and not is_validation("train/loss")
 
 
-def test_the_list_of_metrics_and_that_of_an_experiment(tmp_path: Path) -> None:
+def test_the_list_of_metrics_and_that_of_an_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = printed("list", "metrics")
     for name in (*VIEWS, "global/validation/MEASURE", "auto", "/worst10", "hausdorff95"):
         assert name in text
-    measured = "evaluation: {validation: 0.2, top_k: 3}"
+
+    def topical(targets: Any, outputs: Any) -> float:
+        """Return a metric of one's own."""
+        return 0.0
+
+    registry.metrics.load()
+    monkeypatch.setitem(registry.metrics._entries, "topical", topical)
+    measured = "evaluation: {validation: 0.2, top_k: 3, metrics: [topical]}"
     (tmp_path / "e.yaml").write_text(f"experiment: {{{DIGITS}, algorithm: fedbn, {measured}}}")
     text = printed("list", "metrics", str(tmp_path / "e.yaml"))
     assert "personal/validation/accuracy" in text and "personal/local/top3" in text
+    assert "topical" in text and "Return a metric of one's own.: " in " ".join(text.split())
     assert "global/common" not in text
 
 

@@ -172,10 +172,10 @@ def _metrics_of(file: Path) -> dict[str, Mapping[str, str]]:
 
 def _measure(name: str) -> str:
     """Return a measure in words, by its name or that of its kind."""
-    if name.startswith("top"):
-        return metrics.MEASURES_IN_WORDS["topK"].partition(" (")[0]
     if name in registry.metrics.names():
         return _first_line(registry.metrics.outline(name))
+    if name.removeprefix("top").isdecimal():
+        return metrics.MEASURES_IN_WORDS["topK"].partition(" (")[0]
     known = metrics.MEASURES_IN_WORDS
     return known.get(name, known.get(name.partition("_")[0], name)).partition(";")[0]
 
