@@ -23,7 +23,7 @@ from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
 from flray.config.schema import schema
 from flray.metrics import MEASURES_IN_WORDS, VIEWS, VIEWS_IN_WORDS, is_test, is_validation
-from flray.records import JOURNAL, directory
+from flray.records import JOURNAL, directory, read_events
 from flray.results import ALIKE_NOTE
 from flray.tasks.classification import Binary, Classification, FewShot
 from flray.tasks.multi_output import MultiLabel, Regression, Segmentation
@@ -275,6 +275,14 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     before = time.time() - 20 * 60
     os.utime(runs[0] / JOURNAL, (before, before))
     assert shown("ls")[0]["status"] == "running, but silent for 20 min"
+
+    def unreadable(path: Path) -> Any:
+        if path.parent == runs[0]:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_events(path)
+
+    monkeypatch.setattr("flray.cli.runs.read_events", unreadable)
+    assert [row["value"] for row in shown("ls")] == ["", rows[1]["value"]]
 
 
 def test_a_global_model_is_compared_with_clients_own_ones_on_the_same_data(tmp_cwd: Path) -> None:

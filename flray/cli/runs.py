@@ -9,11 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
-from flray import registry
 from flray.cli.display import console, show_table
 from flray.errors import FlrayError
 from flray.files import storage
-from flray.metrics import PRIMARY_VIEWS
+from flray.metrics import find_primary_metric
 from flray.records import JOURNAL, directory, read_events, rounds_of
 
 _SILENT = 600.0
@@ -60,7 +59,7 @@ def _row(folder: Path) -> Iterator[str]:
     try:
         experiment = directory.read_config(folder)["experiment"]
         events = read_events(folder / JOURNAL)
-    except FlrayError:
+    except (FlrayError, OSError):
         yield from ("", "", "")
     else:
         method = _name(experiment.get("algorithm"))
@@ -101,15 +100,9 @@ def _status(folder: Path, status: str) -> str:
 
 def _last_value(method: str, rounds: Mapping[int, Mapping[str, float]]) -> str:
     """Return the method's main value in the last round that measured it."""
-    views = ["personal/local", "global/common", "global/local"]
-    if method in registry.algorithms.names():
-        views.insert(0, PRIMARY_VIEWS[registry.algorithms.outline(method).views[0]])
-    for view in views:
-        for _, metrics in sorted(rounds.items(), reverse=True):
-            for name, value in metrics.items():
-                if name.rpartition("/")[0] == view and not name.endswith("/loss"):
-                    return f"{value:.4f} {name}"
-    return ""
+    name = find_primary_metric(method, [name for metrics in rounds.values() for name in metrics])
+    values = [metrics[name] for _, metrics in sorted(rounds.items()) if name in metrics]
+    return f"{values[-1]:.4f} {name}" if values else ""
 
 
 def _name(component: Any) -> str:

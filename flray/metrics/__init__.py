@@ -12,11 +12,12 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from flray import registry
 from flray.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,6 +94,28 @@ def primary_metric_name(views: tuple[str, ...], metric: str, common: bool = True
     """
     view = PRIMARY_VIEWS[views[0]] if common or views[0] != "global" else ALIKE[0]
     return f"{view}/{metric}"
+
+
+def find_primary_metric(method: str, measured: Iterable[str]) -> str:
+    """Return a method's primary metric, according to its declarations and the measured metrics.
+
+    A run that an older flray began did not record it.
+
+    Parameters
+    ----------
+    method : str
+        Its name.
+    measured : iterable of str
+        The names of all metrics, in their order.
+    """
+    known, measured = method in registry.algorithms.names(), list(measured)
+    view = registry.algorithms.outline(method).views[0] if known else "global"
+    # Clients may have had statistics of their own, and a method in a plug-in is not known here.
+    for first in (PRIMARY_VIEWS[view], *ALIKE):
+        names = [name for name in measured if name.rpartition("/")[0] == first]
+        if names:
+            return next((name for name in names if not name.endswith("/loss")), names[0])
+    return ""
 
 
 def check_clients(names: Sequence[str]) -> None:

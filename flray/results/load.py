@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import pandas as pd
-
-from flray import registry
 from flray.config.arms import flatten_setting
 from flray.errors import FlrayError
-from flray.metrics import ALIKE, AUTO, PRIMARY_VIEWS, Protocol, is_validation, score_metric
+from flray.metrics import AUTO, Protocol, find_primary_metric, is_validation, score_metric
 from flray.records import directory, history_of, read_events, read_partition
 from flray.results import COMPARISON, ResultSet, Trial
 from flray.results.study import registered_question
@@ -94,7 +91,7 @@ def _trial(
     method, evaluation = str(experiment["algorithm"]["name"]), experiment["evaluation"]
     phase = str(identity.get("phase", COMPARISON))
     recorded = "" if partition is None else partition.get("primary", "")
-    primary = recorded if recorded in history else find_primary_metric(method, history)
+    primary = recorded if recorded in history else find_primary_metric(method, map(str, history))
     sweep = config.get("sweep") or {}
     asked = sweep if phase == COMPARISON else sweep.get("tune") or sweep
     score = score_metric(asked.get("metric", AUTO), primary)
@@ -125,18 +122,3 @@ def _trial(
         int(experiment["rounds"]),
         sweep,
     )
-
-
-def find_primary_metric(method: str, history: pd.DataFrame) -> str:
-    """Return a method's primary metric, according to its declarations and the measured metrics.
-
-    A run that an older flray began did not record it.
-    """
-    known = method in registry.algorithms.names()
-    view = registry.algorithms.outline(method).views[0] if known else "global"
-    # Clients may have had statistics of their own, and a method in a plug-in is not known here.
-    for first in (PRIMARY_VIEWS[view], *ALIKE):
-        names = [name for name in map(str, history.columns) if name.rpartition("/")[0] == first]
-        if names:
-            return next((name for name in names if not name.endswith("/loss")), names[0])
-    return ""
