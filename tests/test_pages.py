@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import click
 import matplotlib
 import nbformat
 import numpy as np
@@ -20,7 +19,7 @@ from PIL import Image
 
 import flray
 from flray import functional, registry
-from flray.cli.main import app, invoke
+from flray.cli.main import UsageError, app, invoke
 from flray.config import loader, suites, yaml_files
 from flray.config.experiment import RESUMABLE_SETTINGS, RESUMABLE_SWEEP_SETTINGS
 from flray.data.sources.cache import data_root
@@ -30,7 +29,8 @@ from tests.pages import BLOCKS, FILES, PAGES, README, ROOT, Block
 from tests.test_layers import module_name
 
 SMALL = ("rounds=1", "tracking.uri=null")
-IN_A_SENTENCE = re.compile(r"`(flray [^`]+)`")
+OTHER_PAGES = "CONTRIBUTING.md", "SECURITY.md"
+IN_A_SENTENCE = re.compile(r"`(flray\s[^`]+)`")
 LINK = re.compile(r"""(?:\]\(|src=")([^)"#\s]+)(?:#[^)\s]*)?[)"]""")
 
 
@@ -165,7 +165,9 @@ def test_a_piece_of_python(folder: Path, block: Block) -> None:
 
 def commands_that_no_test_runs() -> list[list[str]]:
     """Return the command lines in sentences, in blocks that are not run, and below help texts."""
-    texts = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "CONTRIBUTING.md")]
+    texts = [
+        page.read_text(encoding="utf-8") for page in (*PAGES, *(ROOT / n for n in OTHER_PAGES))
+    ]
     lines = [" ".join(line.split()) for text in texts for line in IN_A_SENTENCE.findall(text)]
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     lines += [command.epilog.removeprefix("Example: ") for command in commands if command.epilog]
@@ -189,7 +191,7 @@ def typed_wrong(words: list[str]) -> str:
             config = loader.load(ROOT / file if (ROOT / file).is_file() else file, settings)
             if command.name == "run":
                 loader.check_single(config, file)
-    except (click.ClickException, FlrayError) as error:
+    except (UsageError, FlrayError) as error:
         return str(error)
     return ""
 
@@ -202,7 +204,7 @@ def test_the_commands_that_are_shown_can_be_typed(folder: Path) -> None:
 
 
 def test_links_lead_to_files() -> None:
-    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+    for page in (*PAGES, *(ROOT / name for name in OTHER_PAGES)):
         for link in LINK.findall(page.read_text(encoding="utf-8")):
             assert ":" in link or (page.parent / link).exists(), (page, link)
 
