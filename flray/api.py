@@ -194,7 +194,7 @@ def detect(config: Config, file: Path, difference: float) -> list[str]:
             ) from None
         source = load_folder(pilot)
     times = [measures.total(one, "time/round") for one in source.trials if len(one.history)]
-    found, seconds = build_table(source).studies, sum(times) / len(times)
+    found, seconds = build_table(source).studies, sum(times) / max(1, len(times))
     lines = list(forecast(found, seconds, difference))
     if not lines:
         raise FlrayError(

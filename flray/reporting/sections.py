@@ -301,7 +301,7 @@ def _clients(source: ResultSet, groups: Groups) -> Iterator[Section]:
     """Yield sections on the clients: their values, their samples, and the numbers that methods track of each."""
     leaves = [trials for settings in groups.values() for trials in settings.values()]
     stay = all(measures.comparable_trials(trials) is trials for trials in leaves)
-    seed = source.trials[0].seed
+    seed = next((one.seed for one in source.trials), 0)  # none while sweep.tune chooses
     seeds = "first seed (under another seed the same name is another client)"
     tables = map(grids.draw_table, client_values(groups))
     yield _section("clients", tables, _MAX_PANELS, seeds="mean over seeds" if stay else seeds)

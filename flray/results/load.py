@@ -47,7 +47,7 @@ def load_folder(folder: Path, *, allow_empty: bool = False) -> ResultSet:
         str(folder),
         registered=registered,
     )
-    if not allow_empty and not any(len(trial.history) for trial in source.trials):
+    if not allow_empty and not any(len(one.history) for one in (*source.trials, *source.tuning)):
         raise FlrayError(f"{folder}: no round has ended here yet, so there is nothing to report")
     source.notes = code_notes(folder)
     return source

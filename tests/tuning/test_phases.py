@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flray import api
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.records import directory
+from flray.reporting.build import make
 from flray.results.choices import tuning_lines
 from flray.results.load import load_folder
 from flray.results.sweep import build_table
@@ -346,6 +348,17 @@ def test_a_value_at_the_edge_of_those_tried_is_said(tuned: Settings, tmp_path: P
     assert "; lr=0.1 is the highest tried, so" in local
     sweep(tuned, inside)
     assert "beyond" not in tuning_lines(load_folder(inside))[0]
+
+
+def test_a_sweep_that_is_tuning_has_a_report(tuned: Settings, tmp_path: Path) -> None:
+    tmp_path = tmp_path / "small" / "001"
+    tmp_path.parent.mkdir()
+    work(started(tuned, tmp_path), tmp_path)
+    report = make(load_folder(tmp_path), tmp_path / "report")
+    assert report.table.rows == {} and len(report.files) == 3
+    assert sum(line.endswith("; nothing is chosen yet") for line in report.table.notes) == 3
+    pilot = load({"experiment": {**tuned["experiment"], "output": str(tmp_path.parents[1])}})
+    refused(api.detect, pilot, tmp_path / "x.yaml", 1.0)
 
 
 def test_lists_are_tuned_over(tuned: Settings, tmp_path: Path) -> None:
