@@ -56,6 +56,7 @@ OPTIONAL = {"look": "1", "tuning": "0"} | dict.fromkeys(
 )
 """Columns after `MEASURED` of files in which something is to be said there, with the value that says nothing."""
 _FORMS = {
+    **dict.fromkeys(("seed", "rounds"), re.compile(r"\d{1,19}(\.0*)?")),  # 3.0 of a spreadsheet
     "look": re.compile(r"\d{0,9}"),
     "tuning": re.compile(r"\d{0,9}"),
     "planned": re.compile(r"\d{0,9}"),
@@ -165,6 +166,8 @@ def read_export(path: Path) -> pd.DataFrame:
         If the file does not hold exported results.
     """
     frame = _read_text(path)
+    if frame.empty:
+        raise DataError(f"{path}: no kept results: it has no rows; {_MAKE_ONE}")
     for name in frame.columns:
         if name.startswith(DOMAIN) or name in _NUMBERS:
             with explained(
@@ -180,9 +183,6 @@ def read_export(path: Path) -> pd.DataFrame:
             ) from None
     for name in (one for one in PROVENANCE if one not in frame):
         frame[name] = ""  # kept by an older flray
-    for name in ("seed", "rounds"):
-        if frame[name].isna().any():
-            raise DataError(f"{path}: an empty cell in the column {name}; restore the file")
     return frame
 
 
@@ -204,7 +204,7 @@ def _read_text(path: Path) -> pd.DataFrame:
         for text in frame.get(name, ()):
             if not expected.fullmatch(text):
                 raise DataError(
-                    f"{path}: {text!r} in the column {name} is neither a number nor a SHA-256; restore the file"
+                    f"{path}: {text!r} in the column {name} is neither a whole number nor a SHA-256; restore the file"
                 )
     return frame
 
@@ -392,6 +392,14 @@ def _scalar(cell: Any) -> Any:
     return cell
 
 
+def cell_value(row: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a setting's cell."""
+    try:
+        return yaml_files.parse(str(row[name]))
+    except ValueError as error:
+        raise DataError(f"the column {name}: {row[name]!r} is no value ({error})") from None
+
+
 def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) -> Trial:
     metric, scale = row["metric"], 100.0 if is_share(row["metric"]) else 1.0
     view, measure = metric.partition("/")[0], metric.rpartition("/")[2]
@@ -420,7 +428,7 @@ def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) ->
         sha256=row["sha256"],
         fingerprints={part: row[f"{part}_sha256"] for part in ("data", "partition")},
         tuned={
-            name.removeprefix(TUNED): yaml_files.parse(cell)
+            name.removeprefix(TUNED): cell_value(row, name)
             for name, cell in row.items()
             if name.startswith(TUNED) and cell != ""
         },

@@ -19,7 +19,7 @@ from flray.config.arms import PREFIX
 from flray.config.experiment import Config, Experiment, choose_on_validation
 from flray.config.loader import experiment_at, load
 from flray.devices import difference
-from flray.errors import ConfigError, DataError, FlrayError
+from flray.errors import ConfigError, FlrayError
 from flray.files import numbered, storage
 from flray.process import InterruptedRunError
 from flray.records import JOURNAL, directory, lock_journal
@@ -86,7 +86,7 @@ def compare(kept: Row, here: Row, entries: Entries, found: Entries) -> Verdict:
     said = {name: (str(kept[name]), str(here[name])) for name in _TEXTS}
     for name in export.setting_columns(kept):
         if kept[name] != "" and (value := own.get(name, own.get(f"{name}.name"))) is not None:
-            said[name] = (str(_parsed(kept, name)), value)
+            said[name] = (str(export.cell_value(kept, name)), value)
     digests = [
         f"{name} {kept[name][:12]}, here {here[name][:12]}"
         for name in ("data_sha256", "partition_sha256")
@@ -122,14 +122,6 @@ def _agree(kept: float, here: float) -> bool:
     rounded = _ROUNDING if kept == round(kept, 4) else 0.0
     close = math.isclose(kept, here, rel_tol=1e-6, abs_tol=rounded)
     return close or (math.isnan(kept) and math.isnan(here))
-
-
-def _parsed(row: Row, name: str) -> Any:
-    """Return the value of a setting's cell."""
-    try:
-        return yaml_files.parse(str(row[name]))
-    except ValueError as error:
-        raise DataError(f"the column {name}: {row[name]!r} is no value ({error})") from None
 
 
 def _causes(kept: Row, here: Row, entries: Entries, found: Entries) -> Iterator[str]:
@@ -328,12 +320,12 @@ def _values(config: Config, row: Row) -> Iterator[tuple[str, Any]]:
     varied = {path.removeprefix("experiment.").removesuffix(".name") for path in config.space}
     for name in export.setting_columns(row):
         if row[name] != "":
-            yield name, row[name] if name.startswith(PREFIX) else _parsed(row, name)
+            yield name, row[name] if name.startswith(PREFIX) else export.cell_value(row, name)
     if "algorithm" in varied:
         yield "algorithm", row["algorithm"]
     for name in row:
         if name.startswith(export.TUNED) and row[name] != "":
-            yield name.removeprefix(export.TUNED), _parsed(row, name)
+            yield name.removeprefix(export.TUNED), export.cell_value(row, name)
 
 
 def _run(experiment: Experiment, progress: Progress | bool | None) -> Path:

@@ -334,3 +334,12 @@ def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) ->
     for trial in source.trials:
         trial.fingerprints["data"] = "ef" * 32
     assert agreement(source, path) == ""  # of other data: none that is kept
+
+
+def test_a_damaged_kept_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
+    export_runs(load_folder(sweep), path := tmp_path / "kept.csv")
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    cells = ("seed", "0.5"), ("seed", "inf"), ("rounds", "inf"), ("tuned.local.lr", "[")
+    for changed in (frame.iloc[:0], *(frame.assign(**{name: cell}) for name, cell in cells)):
+        changed.to_csv(path, index=False)
+        refused(build.report, path)
