@@ -133,8 +133,13 @@ def _show_sweep(
             display.console.print(result.table())
         display.show_places(result)
         kept = file.with_suffix(".results.csv") if file is not None else None
-        if kept is not None and kept.is_file() and (line := agreement(result.data, kept)):
-            typer.echo(line)
+        if kept is not None and kept.is_file():
+            try:
+                line = agreement(result.data, kept)
+            except errors.FlrayError as error:  # the sweep has ended well all the same
+                line = str(error)
+            if line:
+                typer.echo(errors.one_line(line))
     if result.all_failed:
         raise typer.Exit(1)
 

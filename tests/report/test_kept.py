@@ -9,13 +9,14 @@ import pandas as pd
 import pytest
 import yaml
 
+from flray.cli.main import _show_sweep
 from flray.records import directory
 from flray.reporting import build
 from flray.results import PROVENANCE, ResultSet, beside, digest, export, read_entries
 from flray.results.costs import costs
 from flray.results.export import export_runs, kept_results, read_export
 from flray.results.load import load_folder
-from flray.results.sweep import build_table
+from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Table
 from flray.results.verify import agreement
 from tests.helpers import printed
@@ -334,6 +335,14 @@ def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) ->
     for trial in source.trials:
         trial.fingerprints["data"] = "ef" * 32
     assert agreement(source, path) == ""  # of other data: none that is kept
+
+
+def test_a_sweep_beside_another_table_has_ended_well(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.results.csv").write_text("a,b\n1,2\n")
+    _show_sweep(SweepResult(sweep), True, file=tmp_path / "x.yaml")
+    assert "x.results.csv: no kept results: without the columns" in capsys.readouterr().out
 
 
 def test_a_damaged_kept_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
