@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -268,6 +269,11 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     row = next(row for row in found["values"] if row["value"] == "global/local/accuracy")
     low, _, high = row["95 % interval"].removesuffix(" (n=3)").split()
     assert float(low) <= float(row["difference"]) <= float(high)
+    shutil.copytree(runs[1], "away/small/001")
+    far = shown("compare", str(runs[0]), "away/small/001")
+    assert far["settings"] == [
+        {"setting": "local.lr", str(runs[0]): "0.01", "away/small/001": "0.1"}
+    ]
     said = printed("compare", "small/001", "small/002")
     assert "small/002 less small/001, over the clients" in said
     directory.update(runs[0], status="running")

@@ -39,7 +39,9 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
             f"{first} is a {kinds[0]} and {second} a {kinds[1]}; compare two of a kind: a sweep's "
             "runs are NAME/NUMBER/trials/NUMBER"
         )
-    a, b = (directory.place_of(folder) for folder in (first, second))
+    a, b = map(directory.place_of, (first, second))
+    if a == b:  # below two folders
+        a, b = str(first), str(second)
     settings = make_table("settings that differ", ("setting", a, b), _differing(first, second))
     sets = load_folder(first), load_folder(second)
     before = [trial.metric for one in sets for trial in one.trials]
