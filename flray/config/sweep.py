@@ -1,6 +1,7 @@
 """The parts ``space``, ``sweep`` and ``paper``: varied settings, the search over them, the printed table."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -288,7 +289,9 @@ class PaperTable(Section):
     clients: dict[str, tuple[str, ...]] | None = Field({})
     """printed client: clients or domains here, where the names differ; of several, as with several data sets, the one
     that there is; null: averages only"""
-    printed: dict[str, dict[str, dict[str, str]]] = Field(default_factory=dict)
+    printed: dict[
+        str, dict[str, dict[Literal["method", "dataset", "setting", "client", "metric"], str]]
+    ] = Field(default_factory=dict)
     """by axis and arm: columns of the printed rows with their values"""
     departures: tuple[str, ...] = ()
     """how this suite differs from the paper's experiment"""
@@ -300,3 +303,18 @@ class PaperTable(Section):
         if not isinstance(value, dict):
             return value
         return {key: one for key, one in value.items() if one is not None}
+
+    @field_validator("measures")
+    @classmethod
+    def _readable(cls, value: dict[str, str]) -> dict[str, str]:
+        """Refuse a target that is not a number, and a model's test part without a measure."""
+        for measure in value.values():
+            if not re.fullmatch(r"[^>]+(>=\s*(\d+\.?\d*|\.\d+))?", measure):
+                raise PydanticCustomError(
+                    "measure", "a number comes after >=, such as own/accuracy >= 75"
+                )
+            if {"others", "pooled"} & set(re.split(r" \| |\s*>=", measure)):
+                raise PydanticCustomError(
+                    "measure", "a measure comes after it, such as others/accuracy"
+                )
+        return value

@@ -184,7 +184,7 @@ def is_share(metric: str) -> bool:
         return False
     evaluated = "/" not in metric or _steps_before(metric) == 2
     parts = metric.split("/")
-    own = parts[0] in ("own", "others", "pooled") and parts[1] not in _SCOPES
+    own = "/" in metric and parts[0] in ("own", "others", "pooled") and parts[1] not in _SCOPES
     return evaluated or own or measure_name(metric).startswith(_SHARES)
 
 

@@ -230,7 +230,7 @@ def _line(name: str, tried: _Tried, chosen: Mapping[str, Any]) -> str:
 def _edges(chosen: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the chosen values that are the lowest or the highest of those that were tried."""
     for path, value in chosen.items():
-        values = [one.get(path) for one in tried]
+        values: list[Any] = [one.get(path) for one in tried]
         low, high = (min(values), max(values)) if all(map(is_number, values)) else (None, None)
         if low != high and value in (low, high):
             which = "lowest" if value == low else "highest"

@@ -203,7 +203,7 @@ def printed_rows(paper: PaperTable, arms: Sequence[tuple[str, str]], metric: str
     for axis, name in arms:
         if axis == "method":
             wanted["method"] = name
-        wanted |= paper.printed.get(axis, {}).get(name, {})
+        wanted.update(paper.printed.get(axis, {}).get(name, {}).items())
     return printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
 
 

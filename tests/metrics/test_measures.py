@@ -246,7 +246,7 @@ def test_measure_and_direction(metric: str, measure: str, lower: bool) -> None:
     [personal/local/accuracy/std, true], [personal/local/loss/std, false],
     [global/common/loss, false], [own/train/loss, false], [train/lgmix/lambda, false],
     [train/seconds, false], [time/samples_per_second, false], [fedskc/e_k, false],
-    [global/common/accuracy >= 60, false]""",
+    [global/common/accuracy >= 60, false], [others, true]""",
 )
 def test_only_shares_are_shown_in_percent(metric: str, share: bool) -> None:
     assert is_share(metric) is share

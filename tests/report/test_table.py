@@ -13,6 +13,7 @@ from rich.console import Console
 
 from flray import registry
 from flray.cli import comparison
+from flray.config.loader import load
 from flray.records import Journal, directory, read_events
 from flray.reporting.build import _in_print, markdown, render_page
 from flray.reporting.build import render_latex as latex
@@ -24,7 +25,7 @@ from flray.results.measures import value
 from flray.results.sweep import SMOKE_NOTE, SweepResult, build_table
 from flray.results.table import Cell, Table
 from flray.tuning.sweep import finish
-from tests.helpers import Settings
+from tests.helpers import Settings, cases
 from tests.messages import refused
 from tests.report.conftest import Edited, kept_copy, of_trials, one_round, plain
 
@@ -263,6 +264,18 @@ def test_nothing_to_report_is_refused(sweep: Path) -> None:
         journal.write_text("")
     refused(load_folder, sweep)
     assert "78.61" in shown(SweepResult(sweep).main_table)  # a sweep whose trials all failed
+
+
+@cases(
+    "paper",
+    """{measures: {x: acc >= .}}, {measures: {x: others}}, {measures: {x: auto | pooled}},
+    {printed: {modules: {none: {methd: fedavg}}}}""",
+)
+def test_a_table_that_no_report_can_make_is_refused_at_once(
+    content: Settings, paper: Settings
+) -> None:
+    content["paper"] |= paper
+    refused(load, content)
 
 
 def test_a_row_of_the_paper_that_is_not_run_shows_its_printed_numbers(edited: Edited) -> None:
