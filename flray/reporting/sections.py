@@ -456,7 +456,7 @@ def _embed(found: Mapping[str, NDArray[Any]], title: str) -> grids.PointPanel:
         reduced = PCA(min(30, *everything.shape), svd_solver="full").fit_transform(everything)
         plane = TSNE(
             perplexity=min(30.0, (len(everything) - 1) / 3),
-            init=reduced[:, :2] / reduced[:, 0].std() * 1e-4,
+            init=reduced[:, :2] / (reduced[:, 0].std() or 1.0) * 1e-4,
             random_state=0,
             max_iter=500,
         ).fit_transform(reduced)

@@ -38,7 +38,7 @@ from flray.results.study import Studies, Study
 from flray.results.sweep import SweepResult, build_table
 from flray.results.table import Cell, Column, Table
 from flray.tuning.sweep import finish
-from tests.helpers import Settings
+from tests.helpers import Settings, python
 from tests.tuning.helpers import begun, leave
 
 VOID = {"meta", "img", "br"}
@@ -135,6 +135,18 @@ def test_every_section_that_was_tracked_is_there_and_no_other(sweep: Path) -> No
     assert [section.title for section in create_sections(source)] == [*first, weights]
     page = render_page(source, build_table(source), (), (), {})
     assert "tracking.features=true" in page  # what was not tracked is said
+
+
+EQUAL = """
+import numpy as np
+from flray.reporting import sections
+labels = np.tile([0, 1], 12)
+print(sections._embed({"features": np.zeros((24, 4)), "labels": labels}, "").points.max())
+"""
+
+
+def test_features_that_are_all_equal_are_one_point() -> None:
+    assert python(EQUAL).stdout == "0.0\n"  # in a process of its own: scikit-learn's would crash
 
 
 def test_a_partition_is_titled_by_what_makes_it(source: ResultSet) -> None:
