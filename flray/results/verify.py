@@ -16,7 +16,7 @@ import pandas as pd
 
 from flray.config import yaml_files
 from flray.config.arms import PREFIX
-from flray.config.experiment import Config, Experiment, choose_on_validation
+from flray.config.experiment import Config, Experiment, choose_on_validation, may_change
 from flray.config.loader import experiment_at, load
 from flray.devices import difference
 from flray.errors import ConfigError, FlrayError
@@ -303,7 +303,9 @@ def experiment_of(path: Path, row: Row, entries: Entries, overrides: Sequence[st
         values["rounds"] = row["rounds"]
     base = config.experiment
     found = experiment_at(config, {**values, "seed": row["seed"]})
-    key = digest({**deciding_settings(found.model_dump(mode="json")), "seed": found.seed})
+    # Whole paths: what a killed call left may have read another folder of the same name.
+    every = directory.flatten_settings(found.model_dump(mode="json"))
+    key = digest({name: text for name, text in every if not may_change(name)})
     return found.model_copy(
         update={
             "name": f"verify-{key[:12]}",

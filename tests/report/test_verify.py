@@ -244,6 +244,14 @@ def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_run_that_was_left_is_not_taken_for_one_of_another_folder() -> None:
+    path = yaml_files.locate("quickstart").with_suffix(".results.csv")
+    row, entries = records(read_export(path))[0], read_entries(path)
+    data = [[f"data={{name: folder, path: {place}/photos}}"] for place in ("/a", "/b", "/b")]
+    one, other, same = (experiment_of(path, row, entries, given).name for given in data)
+    assert one != other == same
+
+
 def test_rows_that_come_with_flray_name_settings_that_can_be_run() -> None:
     files = [*yaml_files.folder().rglob("*.results.csv")]
     assert files
