@@ -109,6 +109,7 @@ def export_runs(source: ResultSet, path: Path) -> tuple[int, int, int]:
     FlrayError
         If no run has finished, or the file holds something else.
     """
+    begun = _stamp(path)
     existing, rows, settings = rows_beside(source, path)
     if not len(rows):
         raise FlrayError(f"{source.where}: no run has finished, so there is nothing to keep")
@@ -130,10 +131,20 @@ def export_runs(source: ResultSet, path: Path) -> tuple[int, int, int]:
         for trial in source.trials:
             found |= trial.provenance[1] if trial.sha256 else {}
         named = set(whole[list(PROVENANCE)].to_numpy().ravel())
+        if _stamp(path) != begun:  # another report has added its rows meanwhile
+            return export_runs(source, path)
         if found := {name: entry for name, entry in found.items() if name in named}:
             write_atomically(beside(path), entries_text(found))
         write_atomically(path, csv_text(whole).encode())
     return len(new), len(rows) - len(new), len(source.trials) - len(rows)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return another value for each file that is put at the path; empty without one."""
+    with contextlib.suppress(FileNotFoundError):
+        facts = path.stat()
+        return facts.st_ino, facts.st_mtime_ns
+    return ()
 
 
 def rows_beside(source: ResultSet, path: Path) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:

@@ -337,6 +337,21 @@ def test_runs_that_are_the_kept_ones_are_counted(sweep: Path, tmp_path: Path) ->
     assert agreement(source, path) == ""  # of other data: none that is kept
 
 
+def test_rows_that_another_report_keeps_meanwhile_stay(
+    source: ResultSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "kept.csv", replace(source, trials=source.trials[4:])
+
+    def meanwhile(file: Path) -> object:
+        monkeypatch.undo()
+        export_runs(other, file)
+        return read_entries(file)
+
+    monkeypatch.setattr(export, "read_entries", meanwhile)
+    assert export_runs(replace(source, trials=source.trials[:4]), path) == (4, 0, 0)
+    assert len(read_export(path)) == 8
+
+
 def test_a_sweep_beside_another_table_has_ended_well(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
