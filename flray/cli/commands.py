@@ -254,7 +254,8 @@ def verify_command(
         display.print_json([verdict._asdict() for verdict in verdicts])
     found = Counter(verdict.kind for verdict in verdicts)
     display.console.print(
-        f"{len(verdicts)} rows: {found['same']} with the same bits, {found['other']} with others that are explained, "
+        f"{len(verdicts)} row{'s' * (len(verdicts) != 1)}: {found['same']} with the same bits, "
+        f"{found['other']} with others that are explained, "
         f"{found['unexplained']} with a difference that nothing explains"
     )
     if found["unexplained"] or found["other"]:

@@ -343,7 +343,7 @@ def report(
     added, before, unfinished = counts
     files = [one for one in (path, beside(path)) if one.is_file()]
     parts = (
-        f"kept: {added} finished runs in {path}",
+        f"kept: {added} finished run{'s' * (added != 1)} in {path}",
         f", their settings, code and machines in {files[-1].name}" if len(files) > 1 else "",
         f"; {before} were there before" if before else "",
         f"; {unfinished} that have not finished are left out" if unfinished else "",

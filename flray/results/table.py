@@ -278,7 +278,7 @@ def _describe_data(source: ResultSet) -> str:
     rounds = [int(trial.history["round"].max()) for trial in source.trials if len(trial.history)]
     span = " to ".join(map(str, dict.fromkeys((min(rounds, default=0), max(rounds, default=0)))))
     names = ", ".join(data) or source.config["experiment"]["data"]["name"]
-    return f"run on {names} for {span} rounds"
+    return f"run on {names} for {span} round{'s' * (span != '1')}"
 
 
 def _printed_notes(table: Table) -> list[str]:

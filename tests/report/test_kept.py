@@ -253,6 +253,8 @@ def test_values_for_scripts(sweep: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(build, "create_sections", lambda *_: [])  # figures: test_page
     path = tmp_path / "r.csv"
     assert f"kept: 8 finished runs in {path}" in printed("report", str(sweep), "--keep", str(path))
+    trial = str(sweep / "trials" / "0001")
+    assert "kept: 1 finished run in" in printed("report", trial, "--keep", str(tmp_path / "1.csv"))
     values = json.loads(printed("report", str(sweep), "--json"))
     source = load_folder(sweep)
     table = build_table(source)

@@ -51,6 +51,9 @@ def test_the_papers_table_in_every_form(source: ResultSet, sweep: Path) -> None:
     assert table.title == "FedSKC table5: modules"
     run = "run on digits-sklearn (16 training samples) for 4 rounds"
     assert {"differs from the paper: other data", run} <= set(table.notes)
+    begun = [replace(one, history=one.history[:1]) for one in source.trials]
+    notes = build_table(replace(source, trials=begun)).notes
+    assert run.replace("4 rounds", "1 round") in notes
     text, line = markdown(table, costs(source)), "CIFAR-100: none and full: not decided"
     assert "| full | 82.00 ± 2.83<br>82.35 (-0.35) | 50.00 ± 0.00<br>58.15 (-8.15) |" in text
     assert "paired t-tests over the seeds" in text and "### Costs · CIFAR-10" in text

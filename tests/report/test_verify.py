@@ -234,7 +234,7 @@ def test_rows_of_the_same_settings_and_other_data_are_one_run(edited: Edit) -> N
 
 def test_the_command_and_its_exit_codes(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed("verify", str(edited()), "--rows", "1")
-    assert "fedavg seed 0: the same bits" in out and "1 with the same bits" in out
+    assert "fedavg seed 0: the same bits" in out and "\n1 row: 1 with the same" in out
     assert main.invoke(["verify", str(edited(value="99.5")), "--rows", "1", "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["row"], found["kind"]) == ("fedavg seed 0", "unexplained")
