@@ -52,9 +52,6 @@ class Difference:
     low_corrected, high_corrected : float
         The same at the level `alpha` over `pairs`, which decides pairs. All pairs' intervals hold at
         once with probability 1 - `alpha`; a pair is decided if its interval excludes zero.
-    effect : float
-        Mean over standard deviation, with Hedges' correction for few seeds; NaN with fewer than
-        three, or if the deviation is zero.
     p : float
         The two-sided p-value of the paired t-test; NaN if the differences do not vary.
     corrected : float
@@ -101,7 +98,6 @@ class Difference:
     high: float
     low_corrected: float
     high_corrected: float
-    effect: float
     p: float
     corrected: float
     improvement: float
@@ -143,7 +139,6 @@ class Difference:
             high=-self.low,
             low_corrected=-self.high_corrected,
             high_corrected=-self.low_corrected,
-            effect=-self.effect,
             improvement=1 - self.improvement,
             verdict=_OPPOSITE.get(self.verdict, self.verdict),
             first_failed=self.second_failed,
@@ -331,7 +326,7 @@ def _difference(
     first: str, second: str, differences: NDArray[np.float64], lower: bool, pairs: int
 ) -> Difference:
     count = len(differences)
-    mean = std = effect = p = improvement = math.nan
+    mean = std = p = improvement = math.nan
     own = corrected = (math.nan, math.nan)
     if count:
         mean = float(differences.mean())
@@ -341,7 +336,6 @@ def _difference(
         std = spread(differences)
         if std > 0:
             own, corrected, p = _test(mean, std / math.sqrt(count), count - 1, pairs)
-            effect = mean / std * _hedges(count - 1)
     return Difference(
         first,
         second,
@@ -350,7 +344,6 @@ def _difference(
         std,
         *own,
         *corrected,
-        effect,
         p,
         min(p * pairs, 1.0),  # NaN stays NaN
         improvement,
@@ -486,12 +479,3 @@ def _of_first(found: Decision, lower: bool) -> tuple[float, float]:
     if not -math.inf < found.low <= found.high < math.inf:
         return math.nan, math.nan
     return (-found.high, -found.low) if lower else (found.low, found.high)
-
-
-def _hedges(freedom: int) -> float:
-    """Return the factor that takes the bias of few samples from a standardised mean; NaN for one degree of freedom."""
-    if freedom < 2:
-        return math.nan
-    return math.exp(
-        math.lgamma(freedom / 2) - math.lgamma((freedom - 1) / 2) - 0.5 * math.log(freedom / 2)
-    )
