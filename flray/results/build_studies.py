@@ -97,9 +97,9 @@ def _group(source: ResultSet, counted: list[Trial]) -> Iterator[Study]:
             place, name = place_of(column), one.setting[rows]
         seed, levels = repetition(source, one)
         where = place, measure_of(column, source.metric)
-        least = is_lower_better_in(source.config.get("sweep"), where[1])
+        lower = is_lower_better_in(source.config.get("sweep"), where[1])
         # Whose mappings are filled here.
-        study: Any = groups.setdefault(where, Study(*where, {}, least=least))
+        study: Any = groups.setdefault(where, Study(*where, {}, lower=lower))
         study.looks.setdefault(name, {})[seed] = one.look
         if one.status == "failed":
             study.failed.setdefault(name, {})[seed] = one.failure

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flray.errors import FlrayError, nearest
-from flray.metrics import is_share, lower_is_better
+from flray.metrics import is_share
 from flray.records.directory import flatten_settings
 from flray.results import ResultSet, sequential
 from flray.results.paired import METHOD, Added, Difference, Failed, Levels, Rule, Values, compare
@@ -47,8 +47,8 @@ class Study:
         by chance. Then tests and intervals are corrected for all pairs.
     partitions : mapping
         By seed and setting, the SHA-256 of who held which samples, if it was tracked.
-    least : bool
-        Whether less is better although the measure's name does not tell (``sweep.mode: min``).
+    lower : bool
+        Whether less is better.
     """
 
     place: str
@@ -61,12 +61,7 @@ class Study:
     levels: Levels = field(default_factory=dict)
     afterwards: bool = False
     partitions: Mapping[Any, Mapping[str, str]] = field(default_factory=dict)
-    least: bool = False
-
-    @property
-    def lower(self) -> bool:
-        """Whether less is better."""
-        return self.least or lower_is_better(self.measure)
+    lower: bool = False
 
     @property
     def unit(self) -> str:

@@ -438,7 +438,7 @@ def test_profiles_by_hand() -> None:
     found = {name: [*one] for name, one in behind_best([first, studied(values, "y")]).items()}
     # Seed 0 of y counts as well, and c, which x lacks, does not.
     assert found == {"a": [0.0, 0.0, 5.0, 5.0], "b": [0.0, 0.0, 2.0, 2.0]}
-    loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}})
+    loss = Study("x", "global/common/loss", {"a": {0: 1.0}, "b": {0: 3.0}}, lower=True)
     assert behind_best([loss])["b"] == [2.0] and behind_best([]) == {}
 
 
