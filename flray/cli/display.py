@@ -197,8 +197,9 @@ def show_places(result: SweepResult) -> None:
         console.print(line, soft_wrap=True)
     if (report / "report.html").is_file():
         console.print(f"report: {report / 'report.html'}", soft_wrap=True)
-    if result.uri is not None:
-        for line in ui_links(result.uri, result.folder):
+    uri = result.data.config["experiment"]["tracking"]["uri"]
+    if uri is not None:
+        for line in ui_links(uri, result.folder):
             console.print(line, soft_wrap=True)
         console.print(
             f"in the charts: + before {result.folder.parent.name} {result.folder.name} shows its "

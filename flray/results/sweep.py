@@ -336,11 +336,6 @@ class SweepResult:
             }
         )
 
-    @property
-    def settings(self) -> list[str]:
-        """The columns of `results` that are settings."""
-        return self.data.settings
-
     @cached_property
     def summary(self) -> pd.DataFrame:
         """One row per setting, best first; those that stopped early come after those that ran to their end.
@@ -351,7 +346,7 @@ class SweepResult:
         ``rounds_min`` and ``rounds_max`` differ where some stopped early; ``stopped`` and
         ``failed`` count trials.
         """
-        trials, settings = self.results, self.settings
+        trials, settings = self.results, self.data.settings
         # A client's values may be averaged if it is the same at all seeds.
         stay = measures.clients_stay(self.data)
         keys = [str(list(row)) for row in trials[settings].itertuples(index=False)]
@@ -376,7 +371,8 @@ class SweepResult:
             rows.append(row)
         found = pd.DataFrame(rows)
         score, early = found["score"], found["stopped"] > 0
-        order = (score if self.mode == "min" else -score, early, score.isna())  # the last one first
+        sign = 1 if self.data.config["sweep"]["mode"] == "min" else -1
+        order = (sign * score, early, score.isna())  # the last one first
         return found.iloc[np.lexsort(order)].reset_index(drop=True)
 
     @cached_property
@@ -403,16 +399,11 @@ class SweepResult:
         return f"<ul>{lines}</ul>{self.summary.to_html(index=False, float_format='{:.4f}'.format)}"
 
     @property
-    def mode(self) -> str:
-        """Whether the score is better high (``max``) or low (``min``)."""
-        return str(self.data.config["sweep"]["mode"])
-
-    @property
     def best(self) -> dict[str, Any]:
         """Settings, score, standard deviation, test value if that is another, and seeds of the best."""
         first = self.summary.iloc[0]
         names = ("score", "score_std", *([TEST] if TEST in first else []), "seeds")
-        return {name: first[name] for name in (*self.settings, *names)}
+        return {name: first[name] for name in (*self.data.settings, *names)}
 
     @property
     def best_trials(self) -> list[Trial]:
@@ -420,12 +411,6 @@ class SweepResult:
         wanted = self.label(self.summary.iloc[0])
         trials = (one for one in self.data.trials if one.metric and one.status != "failed")
         return [one for one in trials if self.data.label(one) == wanted]
-
-    @property
-    def uri(self) -> str | None:
-        """The tracking address of the sweep."""
-        uri = self.data.config["experiment"]["tracking"]["uri"]
-        return None if uri is None else str(uri)
 
     @property
     def all_failed(self) -> bool:
@@ -451,14 +436,6 @@ class SweepResult:
     def conclusions(self) -> list[str]:
         """The conclusions, one sentence each; see `flray.results.conclusions`."""
         return self.main_table.conclusions
-
-    def scores(self) -> dict[str, list[float]]:
-        """Return the scores of the seeds of each setting by its label, best setting first; failed trials have none."""
-        found: dict[str, list[float]] = {self.label(row): [] for _, row in self.summary.iterrows()}
-        good = self.results[self.results["status"] != "failed"]
-        for _, row in good.dropna(subset="score").iterrows():
-            found[self.label(row)].append(float(row["score"]))
-        return {label: scores for label, scores in found.items() if scores}
 
     def table(self) -> RenderableType:
         """Return a terminal's text of the conclusions and the main table, as the report has them."""
