@@ -263,6 +263,11 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     value, metric = rows[1]["value"].split()
     result = flray.resume(runs[1])
     assert metric == result.metric
+    values = result.history[metric]
+    shown_values = *(100 * one for one in (values[1], values.mean(), values.max())), values.idxmax()
+    course = "{}: last {:.2f}, mean of the last 2 {:.2f}, best {:.2f} in round {}"
+    line = course.format(metric, *shown_values[:3], 1 + shown_values[3])
+    assert line in " ".join(printed("resume", str(runs[1])).split())
     assert float(value) == pytest.approx(result.metrics[metric], abs=1e-4)
     found = shown("compare", "small/001", "small/002")
     assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]

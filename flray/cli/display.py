@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from flray.errors import NO_TEXT, one_line
-from flray.metrics import VIEWS, lower_is_better, trajectory
+from flray.metrics import VIEWS, lower_is_better
 from flray.runs import progress
 from flray.runs.progress import console as console
 from flray.tracking.client import ui_links
@@ -122,23 +122,27 @@ def show_result(result: Result, as_json: bool = False) -> None:
             console.print(f"{view}: {line}")
     if result.positive:
         console.print(one_line(f"positive class: {result.positive}"))
-    try:
-        went = trajectory(result.history, result.metric, result.experiment.evaluation.last)
-    except (
-        ValueError
-    ) as error:  # R2 of equal numbers, or the AUC of a label that no test sample has
-        console.print(one_line(f"{error}: these test samples do not define it"))
-    else:
-        console.print(
-            f"{result.metric}: last {_format_percent(went.last)}, mean of the last {went.rounds} "
-            f"{_format_percent(went.mean_of_last)}, best {_format_percent(went.best)} in round {went.best_round}"
-        )
+    console.print(one_line(f"{result.metric}: {_course(result)}"))
     console.print(_format_costs(result.history))
     console.print(f"model SHA-256: {result.sha256}")
     console.print(f"run: {result.folder}")
     if result.experiment.tracking.uri is not None:
         for line in ui_links(result.experiment.tracking.uri, result.folder):
             console.print(line, soft_wrap=True)
+
+
+def _course(result: Result) -> str:
+    """Return the last, the last rounds' mean and the best value of a run's metric, in words."""
+    metric, history = result.metric, result.history.set_index("round")
+    values = history.reindex(columns=[metric])[metric].dropna()
+    if values.empty:  # R2 of equal numbers, or the AUC of a label that no test sample has
+        return "never measured, because these test samples do not define it"
+    last = values.tail(result.experiment.evaluation.last)
+    best = values.idxmin() if lower_is_better(metric) else values.idxmax()
+    shown = [*map(_format_percent, (last.iloc[-1], last.mean(), values[best]))]
+    return (
+        f"last {shown[0]}, mean of the last {len(last)} {shown[1]}, best {shown[2]} in round {best}"
+    )
 
 
 def _format_costs(history: pd.DataFrame) -> str:

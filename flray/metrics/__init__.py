@@ -200,62 +200,6 @@ AUTO, VALIDATION = "auto", "validation"
 
 
 @dataclass(frozen=True)
-class MetricTrajectory:
-    """A metric over the rounds in a few numbers.
-
-    Attributes
-    ----------
-    last : float
-        Value of the last measured round.
-    mean_of_last : float
-        Mean over the last `rounds` measured rounds.
-    rounds : int
-        Number of rounds in `mean_of_last`.
-    best : float
-        Highest value; of a loss or a distance the lowest.
-    best_round : int
-        First round that reached it.
-    """
-
-    last: float
-    mean_of_last: float
-    rounds: int
-    best: float
-    best_round: int
-
-
-def trajectory(history: pd.DataFrame, metric: str, last: int) -> MetricTrajectory:
-    """Summarise a metric over the rounds.
-
-    Parameters
-    ----------
-    history : DataFrame
-        Column ``round`` and one per metric; NaN marks rounds without a measurement.
-    metric : str
-        Name of its column.
-    last : int
-        Number of last rounds to average, or all if there are fewer.
-
-    Raises
-    ------
-    ValueError
-        If the metric was never measured.
-    """
-    measured = history[["round", metric]].dropna() if metric in history else history.iloc[:0]
-    if measured.empty:
-        raise ValueError(f"{metric} was never measured")
-    values = measured[metric].to_numpy()
-    best = _best_position(values, lower_is_better(metric))
-    return MetricTrajectory(
-        float(values[-1]),
-        float(values[-last:].mean()),
-        len(values[-last:]),
-        float(values[best]),
-        int(measured["round"].iloc[best]),
-    )
-
-
-@dataclass(frozen=True)
 class ReportedRounds:
     """The rounds of a run whose values are reported.
 
@@ -285,7 +229,7 @@ def reported_rounds(
     Parameters
     ----------
     history : DataFrame
-        As in `trajectory`.
+        Column ``round`` and one per metric; NaN marks rounds without a measurement.
     metric : str
         The method's primary metric; only rounds that measured it count.
     protocol : {"last", "best", "mean-last"}
@@ -293,7 +237,7 @@ def reported_rounds(
         equals (if the metric has no validation value, the last round); the mean over the last
         `last` measured rounds.
     last : int
-        As in `trajectory`.
+        Number of last rounds to average, or all if there are fewer.
     lower : bool, optional
         Whether less is better; by default the metric's name tells.
     """
@@ -335,13 +279,13 @@ def summarise_history(
     Parameters
     ----------
     history : DataFrame
-        As in `trajectory`.
+        As in `reported_rounds`.
     metric : str
         As in `reported_rounds`.
     protocol : {"last", "best", "mean-last"}
         As in `reported_rounds`.
     last : int
-        As in `trajectory`.
+        As in `reported_rounds`.
     lower : bool, optional
         As in `reported_rounds`.
     """

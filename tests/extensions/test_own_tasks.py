@@ -159,7 +159,7 @@ def test_a_run_ends_well_if_its_test_samples_do_not_define_a_measure(tmp_cwd: Pa
     data = table("regression", "y", path="same.csv", columns=["x"], part="part", by=None)
     for method, view in (("fedavg", "global/common"), ("local", "personal/local")):
         shown = printed("run", written(small(data=data, algorithm=method)))
-        assert f"{view}/r2 was never measured" in shown and "SHA-256" in shown
+        assert f"{view}/r2: never measured" in shown and "SHA-256" in shown
 
 
 def test_the_label_is_scaled_as_the_columns_or_left(tmp_cwd: Path) -> None:

@@ -257,10 +257,6 @@ COURSE = HISTORY.set_index("round")["a"].dropna()
 
 
 def test_course() -> None:
-    values = {"last": 0.3, "mean_of_last": 0.4, "rounds": 2, "best": 0.5, "best_round": 2}
-    assert vars(metrics.trajectory(HISTORY, "a", 2)) == values
-    assert metrics.trajectory(HISTORY, "a", 99).rounds == 4
-    refused(metrics.trajectory, HISTORY, "b", 2)
     targets = {target: metrics.rounds_to_target(COURSE, target) for target in (0.1, 0.4, 0.51)}
     assert targets == {0.1: 1, 0.4: 2, 0.51: math.inf}
 
@@ -296,7 +292,6 @@ def test_nan_is_not_best_beside_infinities_alone(metric: str, worst: float) -> N
     held = metrics.validation_metric(metric)
     history = pd.DataFrame({"round": [1, 2, 3], metric: [1.0, 2.0, 3.0], held: [NAN, worst, worst]})
     assert metrics.summarise_history(history, metric, "best", 1).values[metric] == 2.0
-    assert metrics.trajectory(history, str(held), 1).best_round == 2
 
 
 def test_what_was_never_measured_is_left_out() -> None:
@@ -319,8 +314,6 @@ def test_validation_metric(metric: str, validation: str | None) -> None:
 
 def test_a_distance_is_best_where_it_is_lowest() -> None:
     history = pd.DataFrame({"round": [1, 2, 3], "global/common/hausdorff95": [9.0, 2.0, 4.0]})
-    went = metrics.trajectory(history, "global/common/hausdorff95", 2)
-    assert (went.best, went.best_round, went.mean_of_last) == (2.0, 2, 3.0)
     values = history.set_index("round")["global/common/hausdorff95"]
     assert metrics.rounds_to_target(values, 5.0, lower=True) == 2
     held = metrics.validation_metric("global/common/gap")
