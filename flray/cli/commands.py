@@ -206,17 +206,15 @@ def report_command(
     as_json : bool
         as JSON, for scripts
     """
-    from flray import reporting
     from flray.cli import display
-    from flray.reporting.build import report_values
+    from flray.reporting.build import report, report_values
+    from flray.results.formatting import terminal
 
-    made = reporting.report(
-        target, to=to, target=reach, base=output, keep=keep, reference=reference
-    )
+    made = report(target, to=to, target=reach, base=output, keep=keep, reference=reference)
     if as_json:
         display.print_json(report_values(made))
         return
-    display.console.print(reporting.terminal(made.table, made.costs))
+    display.console.print(terminal(made.table, made.costs))
     if made.notice:
         typer.echo(one_line(made.notice))
     for path in made.files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flray.errors import FlrayError, nearest
@@ -22,6 +22,7 @@ COLUMNS = (
     *("paper", "table", "method", "dataset", "setting"),
     *("client", "metric", "value", "std", "note"),
 )
+_NUMBERS = Path(__file__).with_name("numbers")
 PAPERS = {"fedco2": "Fed-CO2", "fcclplus": "FCCL+", "fedskc": "FedSKC", "lgmix": "LG-Mix"}
 
 
@@ -64,11 +65,7 @@ def printed_numbers(paper: str, table: str) -> pd.DataFrame:
 def tables() -> dict[str, list[str]]:
     """Return the names of each paper's tables and figures, in the order of the paper."""
     names = sorted(
-        (
-            entry.name.removesuffix(".csv")
-            for entry in _folder().iterdir()
-            if entry.name.endswith(".csv")
-        ),
+        (path.stem for path in _NUMBERS.glob("*.csv")),
         key=lambda name: [
             int(part) if part.isdigit() else part for part in re.split(r"(\d+)$", name)
         ],
@@ -83,13 +80,9 @@ def tables() -> dict[str, list[str]]:
 def _read(paper: str, table: str) -> pd.DataFrame:
     import pandas as pd  # nearly a second that processes which never print a table need not spend
 
-    with (_folder() / f"{paper}_{table}.csv").open(encoding="utf-8") as file:
-        frame = pd.read_csv(file, dtype=str, keep_default_na=False)
+    path = _NUMBERS / f"{paper}_{table}.csv"
+    frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     frame["table"] = table
     frame["number"] = pd.to_numeric(frame["value"], errors="coerce")
     frame["spread"] = pd.to_numeric(frame["std"], errors="coerce")
     return frame
-
-
-def _folder() -> resources.abc.Traversable:
-    return resources.files("flray.papers") / "numbers"

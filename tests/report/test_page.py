@@ -26,8 +26,8 @@ from flray.cli import display
 from flray.drawing.grids import GridPanel
 from flray.errors import FlrayError, one_line
 from flray.records import Journal, directory
-from flray.reporting import make, sections
-from flray.reporting.build import GREEK, markdown, render_latex, render_page, render_summary
+from flray.reporting import sections
+from flray.reporting.build import GREEK, make, markdown, render_latex, render_page, render_summary
 from flray.reporting.sections import create_sections
 from flray.results import ResultSet
 from flray.results.choices import Choices, choices
