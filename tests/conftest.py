@@ -82,8 +82,8 @@ def ray_here() -> dict[str, float]:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps end without figures and report, which take longer than the trials of these tests."""
-    for name in ("tuning.sweep.add_report", "drawing.canvas.save_figure"):
-        monkeypatch.setattr(f"flray.{name}", lambda *_: None)
+    monkeypatch.setattr("flray.tuning.sweep.add_report", lambda *_: None)
+    monkeypatch.setattr("flray.drawing.canvas.render", lambda *_: b"<svg >")
 
 
 _POOLS: dict[str, "Pools"] = {}

@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from flray.drawing import charts
-from flray.drawing.canvas import render_svg, save_figure, theme_svg
+from flray.drawing.canvas import render, save_figure, theme_svg
 from flray.drawing.charts import BarPanel, ForestPanel, Interval, Line, LinePanel, draw_lines
 from flray.drawing.grids import GridPanel, draw_matrices, draw_table
 from tests.helpers import python
@@ -75,7 +75,7 @@ NAMES = ["<b>&", "$x^2$", "_hidden", '#0072b2 style="fill: #0072b2"', "-->", "\\
 
 def test_names_are_text_in_svg_and_no_markup() -> None:
     figure = drawn(*(Line(name, [1, 2], [0.1, 0.2]) for name in NAMES), title=NAMES[0])
-    svg = theme_svg(render_svg(figure), NAMES[0])
+    svg = theme_svg(render(figure, "svg").decode(), NAMES[0])
     texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
     assert set(NAMES) <= set(texts)
 
@@ -86,7 +86,7 @@ def test_the_colours_of_a_page_are_those_of_its_style_sheet() -> None:
     bars = charts.draw_bars([BarPanel("t", ["a", "b"], {"accuracy": [0.5, 0.4]})], "accuracy")
     grids = draw_table(panel), draw_matrices([panel])
     for figure in (drawn(curve("a", 0.5), title="t"), bars, *grids):
-        svg = theme_svg(render_svg(figure), "label")
+        svg = theme_svg(render(figure, "svg").decode(), "label")
         assert svg.startswith("<svg ") and "var(--fg)" in svg and "matplotlib" not in svg
         assert not set(re.findall("#[0-9a-f]{6}\\b", re.sub('base64[^"]*', "", svg)))
 

@@ -322,6 +322,6 @@ def test_notebooks_of_a_run_and_of_an_own_method() -> None:
 def test_sweep(tmp_cwd: Path, ray_here: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     few = "rounds=1", "sweep.concurrency=1", "resources.executor=inline"
     monkeypatch.setattr(flray, "tune", functools.partial(flray.tune, overrides=few))
-    monkeypatch.setattr("flray.drawing.canvas.save_figure", lambda *_: None)
+    monkeypatch.setattr("flray.drawing.canvas.render", lambda *_: b"<svg >")
     result = run_cells("sweep")["result"]
     assert set(result.summary["seeds"]) == {3} and len(result.conclusions) >= 1

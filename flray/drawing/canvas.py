@@ -122,12 +122,18 @@ def name_legend(
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, as the file's suffix says."""
-    write_atomically(path, _render(figure, path.suffix.lower().removeprefix(".")), keep_name=False)
+    write_atomically(path, render(figure, path.suffix.lower().removeprefix(".")), keep_name=False)
 
 
-def render_svg(figure: Figure) -> str:
-    """Return a figure as SVG, its texts as text."""
-    return _render(figure, "svg").decode()
+def render(figure: Figure, kind: str) -> bytes:
+    """Return a figure's file of a kind: png, svg or pdf; texts are text in the last two."""
+    if figure.get_layout_engine() is not None:  # once, not again for every format
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)  # "none" leaves a placeholder: every save draws thrice
+    file, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}.get(kind)
+    with _settings_lock, matplotlib.rc_context(_TEXT_AS_TEXT):
+        figure.savefig(file, format=kind, metadata={date: None} if date else None)
+    return file.getvalue()
 
 
 def theme_svg(text: str, label: str) -> str:
@@ -136,7 +142,7 @@ def theme_svg(text: str, label: str) -> str:
     Parameters
     ----------
     text : str
-        As `render_svg` returns it.
+        As `render` returns it, decoded.
     label : str
         Describes the figure to screen readers.
     """
@@ -150,18 +156,3 @@ def _themed_tag(tag: re.Match[str]) -> str:
     """Return a tag with the page's colours, and without the ids that every figure has."""
     text = re.sub(r' id="[A-Za-z][\w.]*_\d+"', "", tag[0])
     return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), text)
-
-
-def _render(figure: Figure, kind: str) -> bytes:
-    """Return a figure's file of a kind: png, svg or pdf."""
-    if figure.get_layout_engine() is not None:  # once, not again for every format
-        figure.draw_without_rendering()
-        figure.set_layout_engine(None)  # "none" leaves a placeholder: every save draws thrice
-    file = io.BytesIO()
-    if kind == "png":
-        figure.savefig(file, format="png")
-        return file.getvalue()
-    date = {"svg": "Date", "pdf": "CreationDate"}[kind]
-    with _settings_lock, matplotlib.rc_context(_TEXT_AS_TEXT):
-        figure.savefig(file, format=kind, metadata={date: None})
-    return file.getvalue()

@@ -7,8 +7,7 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -332,15 +331,12 @@ def report(
     source, place = load_folder(folder), Path(to or folder / FOLDER)
     if keep is None:
         return make(source, place, target, reference)
-    path, counts = Path(keep), list[int]()
-
-    def keep_rows() -> None:
-        why = f"--keep: {path} cannot be written"
-        with explained(OSError, why, "name another file", FlrayError):
-            counts.extend(export_runs(source, path))
-
-    made = make(source, place, target, reference, keep_rows)
-    added, before, unfinished = counts
+    # A refused report keeps no rows, and a refused file leaves no report.
+    computed, path = _compute(source, target, reference), Path(keep)
+    why = f"--keep: {path} cannot be written"
+    with explained(OSError, why, "name another file", FlrayError):
+        added, before, unfinished = export_runs(source, path)
+    made = _save(*computed, place)
     files = [one for one in (path, beside(path)) if one.is_file()]
     parts = (
         f"kept: {added} finished run{'s' * (added != 1)} in {path}",
@@ -356,7 +352,6 @@ def make(
     output: Path,
     target: float | None = None,
     reference: str | None = None,
-    first: Callable[[], None] | None = None,
 ) -> Report:
     """Write a report as Markdown, LaTeX and one HTML page that needs nothing else, and its figures as files.
 
@@ -371,67 +366,73 @@ def make(
         the best setting's final one.
     reference : str, optional
         The setting that all others are compared with; default: ``sweep.reference``.
-    first : callable, optional
-        Called once all is computed; if it raises, nothing is written.
 
     Raises
     ------
     FlrayError
         If there is nothing to report on.
     """
+    source = load_folder(source) if isinstance(source, Path) else source
+    return _save(*_compute(source, target, reference), output)
+
+
+_Contents = Mapping[str, bytes]
+"""Of files, by their names within the report's folder."""
+
+
+def _compute(
+    source: ResultSet, target: float | None, reference: str | None
+) -> tuple[Report, _Contents, _Contents]:
+    """Return a report that is not yet written, and the contents of its files and pictures."""
     if target is not None and not 0 < target < math.inf:
         raise FlrayError(f"--reach: found {target:g}; a value above 0, of an accuracy in percent")
-    source = load_folder(source) if isinstance(source, Path) else source
     metrics = {trial.metric for trial in source.trials if trial.metric}
     if target is not None and target > 100 and all(map(is_at_most_one, metrics)):
         raise FlrayError(f"--reach: found {target:g}; at most 100, as it is in percent")
     table, spent = build_table(source, reference), costs(source, target)
     sections = list(create_sections(source, table.studies))
     figures = {name: one for section in sections for name, one in section.figures.items()}
-    vectors = {name: canvas.render_svg(figure) for name, figure in figures.items()}
-    folder, pictures = output / directory.FIGURES, []
-    if first is not None:
-        first()
-    with _writing(output):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            pictures += [folder / f"{name}{suffix}" for suffix in (".svg", ".pdf", ".png")]
-            write_atomically(pictures[-3], vectors[name].encode(), keep_name=False)
-            for path in pictures[-2:]:
-                canvas.save_figure(figure, path)
-    contents = {
-        MARKDOWN: markdown(table, spent),
-        LATEX: render_latex(table),
-        PAGE: render_page(source, table, spent, sections, vectors),
+    pictures = {
+        f"{directory.FIGURES}/{name}.{kind}": canvas.render(figure, kind)
+        for name, figure in figures.items()
+        for kind in ("svg", "pdf", "png")
     }
-    files = _write(output, table, contents, COMPARISONS)
-    return Report(source, table, spent, figures, files, tuple(pictures))
+    vectors = {name: pictures[f"{directory.FIGURES}/{name}.svg"].decode() for name in figures}
+    files = {
+        MARKDOWN: markdown(table, spent).encode(),
+        LATEX: render_latex(table).encode(),
+        PAGE: render_page(source, table, spent, sections, vectors).encode(),
+        **_comparisons(table, COMPARISONS),
+    }
+    return Report(source, table, spent, figures, (), ()), files, pictures
 
 
-def _writing(folder: Path) -> AbstractContextManager[None]:
-    """Return a context that names the folder, and the option for another one, if nothing can be written there."""
-    remedy = "name another folder with --to"
-    return explained(OSError, f"{folder}: the report cannot be written here", remedy, FlrayError)
+def _comparisons(table: Table, name: str) -> _Contents:
+    """Return the file of a table's comparisons, if it has any."""
+    each = table.studies.each
+    return {name: formatting.csv_text(table.studies.frame()).encode()} if each else {}
 
 
-def _write(
-    folder: Path, table: Table, contents: Mapping[str, str], comparisons: str
-) -> tuple[Path, ...]:
-    """Write files by name, and a table's comparisons if it has any; return the paths."""
-    if table.studies.each:
-        contents = {**contents, comparisons: formatting.csv_text(table.studies.frame())}
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_atomically(folder / name, content.encode(), keep_name=False)
-    return tuple(folder / name for name in contents)
+def _save(made: Report, files: _Contents, pictures: _Contents, folder: Path) -> Report:
+    """Write a report's pictures, then its files."""
+    why, remedy = f"{folder}: the report cannot be written here", "name another folder with --to"
+    with explained(OSError, why, remedy, FlrayError):
+        for name, content in {**pictures, **files}.items():
+            write_atomically(folder / name, content, keep_name=False)
+    paths, drawn = (tuple(folder / name for name in some) for some in (files, pictures))
+    return replace(made, files=paths, pictures=drawn)
 
 
 def _of_file(path: Path, to: str | Path | None, reference: str | None) -> Report:
     """Return the report of an exported CSV file, written as Markdown and LaTeX if a folder is given."""
     source = kept_results(read_export(path))
-    table, files = build_table(source, reference), tuple[Path, ...]()
-    if to is not None:
-        texts = {f"{path.stem}.md": markdown(table, ()), f"{path.stem}.tex": render_latex(table)}
-        files = _write(Path(to), table, texts, f"{path.stem}.{COMPARISONS}")
-    return Report(source, table, (), {}, files, ())
+    table = build_table(source, reference)
+    made = Report(source, table, (), {}, (), ())
+    if to is None:
+        return made
+    texts = {
+        f"{path.stem}.md": markdown(table, ()).encode(),
+        f"{path.stem}.tex": render_latex(table).encode(),
+        **_comparisons(table, f"{path.stem}.{COMPARISONS}"),
+    }
+    return _save(made, texts, {}, Path(to))

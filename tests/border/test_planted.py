@@ -233,7 +233,7 @@ def sweep(
 ) -> None:
     """Two sweeps of two trials in the current folder; the first was interrupted when both had finished."""
     if not EVERY:  # reports are written, and save most of their time
-        monkeypatch.setattr("flray.drawing.canvas.save_figure", lambda *_: None)
+        monkeypatch.setattr("flray.drawing.canvas.render", lambda *_: b"<svg >")
     if not MADE:
         settings = {"name": "w", "model": "linear", "checkpoint": {"min_seconds": 0}}
         settings |= {"data": {"name": "digits-sklearn", "samples": 96}}
