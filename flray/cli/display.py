@@ -138,10 +138,11 @@ def _course(result: Result) -> str:
     if values.empty:  # R2 of equal numbers, or the AUC of a label that no test sample has
         return "never measured, because these test samples do not define it"
     last = values.tail(result.experiment.evaluation.last)
-    best = values.idxmin() if lower_is_better(metric) else values.idxmax()
-    shown = [*map(_format_percent, (last.iloc[-1], last.mean(), values[best]))]
+    lower = lower_is_better(metric)
+    best = (values.min(), values.idxmin()) if lower else (values.max(), values.idxmax())
     return (
-        f"last {shown[0]}, mean of the last {len(last)} {shown[1]}, best {shown[2]} in round {best}"
+        f"last {_format_percent(last.iloc[-1])}, mean of the last {len(last)} "
+        f"{_format_percent(last.mean())}, best {_format_percent(best[0])} in round {best[1]}"
     )
 
 
