@@ -141,7 +141,7 @@ def export_runs(source: ResultSet, path: Path) -> tuple[int, int, int]:
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """Return another value for each file that is put at the path; empty without one."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # what it cannot be is told once it is written
         facts = path.stat()
         return facts.st_ino, facts.st_mtime_ns
     return ()
