@@ -105,7 +105,8 @@ def load(
     if isinstance(source, Config):
         if not changes:
             return source
-        source = source.model_dump(mode="json")
+        # Unwritten defaults stay unwritten: others follow from what the user has chosen.
+        source = source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         content = copy_plain(source)
     elif isinstance(source, str | PathLike):

@@ -49,6 +49,8 @@ def explain(error: ValidationError, root: type[BaseModel]) -> Iterator[ConfigErr
     """
     found: dict[str, tuple[str, list[str]]] = {}
     for item in error.errors():
+        if item["type"] == "default_factory_not_called":
+            continue  # a default that follows from a setting that is wrong
         path, what, allowed = _explain_one(item, root)
         if any(known.startswith(f"{path}.") for known in found):
             continue  # a parent is wrong because a part of it is

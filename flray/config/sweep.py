@@ -211,7 +211,12 @@ class Sweep(Section):
     """what settings are chosen by, and the score: auto: the method's main accuracy on test data, personal or global;
     validation: the same on validation samples, the default where a space, a scheduler or a search chooses
     (evaluation.validation is then 0.2 unless it is set); or a name (flray list metrics)"""
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = Field(
+        default_factory=lambda others: (
+            "min" if lower_is_better(others.get("metric", "auto")) else "max"
+        ),
+        json_schema_extra={"default": "max"},
+    )
     """by default min for losses and distances, max otherwise"""
     reference: str | None = Field(None, min_length=1)
     """a setting by its name in the table, such as fedavg: all others are compared with it; default: all pairs are
@@ -242,18 +247,15 @@ class Sweep(Section):
     """take over what sweeps in the same output folder have finished: trials of the same settings, data and code;
     false: run everything"""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _direction(cls, value: Plain) -> Plain:
-        if isinstance(value, Mapping) and lower_is_better(str(value.get("metric", ""))):
-            if value.get("mode", "min") == "max":
-                raise PydanticCustomError(
-                    "mode",
-                    "{metric} is better the lower it is: leave mode out or write min",
-                    {"metric": value["metric"], "sub": ("mode",)},
-                )
-            return {**value, "mode": "min"}
-        return value
+    @model_validator(mode="after")
+    def _direction(self) -> "Sweep":
+        if lower_is_better(self.metric) and self.mode == "max":
+            raise PydanticCustomError(
+                "mode",
+                "{metric} is better the lower it is: leave mode out or write min",
+                {"metric": self.metric, "sub": ("mode",)},
+            )
+        return self
 
     @model_validator(mode="after")
     def _distinct(self) -> "Sweep":

@@ -84,6 +84,16 @@ def test_without_seeds_the_experiments_own_is_used(content: Settings) -> None:
     assert again.sweep.seeds == () and resolve_sweep(again).sweep.seeds == (6,)
 
 
+@pytest.mark.parametrize("change", ["rounds=5", "sweep.metric=global/common/loss"])
+def test_a_checked_sweep_keeps_what_follows_from_its_file(content: Settings, change: str) -> None:
+    """Metric, validation samples and tunings are chosen unless they are written."""
+    for sweep in ({}, {"tune": {}, "seeds": [0, 1, 2, 3]}):
+        content["sweep"] = sweep
+        assert resolve_sweep(load(load(content), [change])) == resolve_sweep(load(content, change))
+        back = load(load(content, change), ["sweep.metric=auto"])
+        assert resolve_sweep(back).sweep.mode == "max"
+
+
 def test_one_run_of_a_sweeps_file_takes_the_way_that_is_said(content: Settings) -> None:
     content["experiment"]["seed"], several = 5, ["space={}", "sweep.seeds=[]"]
     for seeds, way in (([0, 5], several), ([7], several), ([5], ["space={}"])):
