@@ -11,7 +11,7 @@ from pathlib import Path
 from flray.errors import DataError, FlrayError, explained
 from flray.files import WEIGHTS_BYTES, open_file
 from flray.files.tracking_address import redact, resolve_uri, without_secrets
-from flray.records import JOURNAL, decode, listen, read_events
+from flray.records import JOURNAL, Event, decode, listen, read_events
 from flray.tracking.client import HTTP_TIMEOUT, http_limits, read_cursor
 from flray.tracking.exporter import MlflowExporter
 
@@ -233,13 +233,20 @@ def parent_of(run_dir: Path) -> Path | None:
     if folder.name not in ("trials", SETTINGS) or not (sweep / JOURNAL).exists():
         return None
     if folder.name == "trials":
-        with contextlib.suppress(OSError, ValueError, KeyError, DataError):
-            with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as journal:
-                named = str(decode(journal.readline())["parent"]).rpartition("-")[2]
-            setting = sweep / SETTINGS / named
-            if re.fullmatch("[0-9a-f]{12}", named) and (setting / JOURNAL).exists():
-                return setting
+        named = str(_start_of(run_dir).get("parent")).rpartition("-")[2]
+        setting = sweep / SETTINGS / named
+        if re.fullmatch("[0-9a-f]{12}", named) and (setting / JOURNAL).exists():
+            return setting
     return sweep
+
+
+def _start_of(run_dir: Path) -> Event:
+    """Return the first event of a run's journal; an empty one if that cannot be read."""
+    try:
+        with open_file(run_dir / JOURNAL, WEIGHTS_BYTES) as journal:
+            return decode(journal.readline())
+    except (OSError, ValueError, DataError):
+        return {}
 
 
 def sync(path: Path, uri: str | None = None) -> SyncReport:
@@ -268,7 +275,8 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
     with http_limits():
         for run_dir, parent_dir in directories:
             address = uri or _known_uri(run_dir, parent_dir)
-            sender = MlflowExporter(run_dir, address, parent_dir=parent_dir)
+            every = _rounds_between(run_dir, parent_dir)
+            sender = MlflowExporter(run_dir, address, parent_dir=parent_dir, every=every)
             uris.add(sender.uri)
             read_events(run_dir)  # names the invalid line
             before = sender.unsent()
@@ -287,10 +295,22 @@ def sync(path: Path, uri: str | None = None) -> SyncReport:
 
 
 def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
-    for folder in (run_dir, parent_dir, parent_dir and parent_of(parent_dir)):
-        known = read_cursor(folder) if folder is not None else None
-        if known is not None:
+    for folder in _upwards(run_dir, parent_dir):
+        if (known := read_cursor(folder)) is not None:
             return known.uri
     raise FlrayError(
         f"{run_dir}: this run has never been sent anywhere; say where to, for example sqlite:///mlflow.db"
     )
+
+
+def _rounds_between(run_dir: Path, parent_dir: Path | None) -> int:
+    """Return ``tracking.every`` of a run or of its sweep, whose start has the number that it chose."""
+    params = (_start_of(folder).get("params", {}) for folder in _upwards(run_dir, parent_dir))
+    chosen = (str(one.get("tracking.every")) for one in params)
+    return next((int(text) for text in chosen if re.fullmatch("[1-9][0-9]{0,9}", text)), 1)
+
+
+def _upwards(run_dir: Path, parent_dir: Path | None) -> list[Path]:
+    """Return a run's folder and those above it."""
+    above = None if parent_dir is None else parent_of(parent_dir)
+    return [folder for folder in (run_dir, parent_dir, above) if folder is not None]

@@ -193,7 +193,9 @@ class Sweep:
             self._stack.enter_context(
                 mirrored(folder, remote, self._progress.tell, leave=(directory.TUNE,))
             )
-        settings = resume_checks.settings_text(config, "sweep")
+        every = rounds_between(self._total, experiment)
+        # For `flray sync` every as it is sent here.
+        settings = resume_checks.settings_text(config, "sweep") | {"tracking.every": str(every)}
         session = RunSession(
             folder,
             experiment,
@@ -211,7 +213,6 @@ class Sweep:
             )
         begun = iter(run_directories(folder)[1:])
         uri, notify = experiment.tracking.uri, self._progress.tell
-        every = rounds_between(self._total, experiment)
         if uri is not None and every != (experiment.tracking.every or 1):
             notify(
                 f"{self._total} trials: MLflow gets every {every}. round of each and the last, the journals have all "

@@ -385,6 +385,18 @@ def test_one_trial_is_sent_below_its_sweep(to: Sending, sweep: Path) -> None:
     assert to.sent("sweep/trials/1").data.tags["mlflow.parentRunId"] == to.run_id("sweep")
 
 
+@pytest.mark.parametrize("of", ["trial", "sweep"])
+def test_a_sync_sends_no_more_rounds_than_the_sweep_does(of: str, to: Sending) -> None:
+    for name, path in {"sweep": "sweep", "trial": "sweep/trials/0001"}.items():
+        params = {"tracking.every": "3" if name == of else "None"}
+        with to.start(path, uid=f"{to.folder.name}-{name}", params=params) as journal:
+            for round_ in range(1, 6) if name == "trial" else ():
+                journal.record_round(round_, {"loss": 1.0})
+            journal.end("FINISHED")
+    sync(to.folder / "sweep", to.uri)
+    assert [step for step, _, _ in to.points("loss", "sweep/trials/0001")] == [3, 5]
+
+
 def test_the_address_is_remembered_from_when_the_server_was_away(to: Sending) -> None:
     refused(sync, to.folder, "sqlite:///x.db")  # a directory without a run
     to.start()

@@ -291,6 +291,8 @@ def test_of_very_many_trials_few_rounds_go_to_mlflow_and_tune_saves_no_state(
     client, every = connect(store), tracked(store, "thin")
     runs = [run for run in every if "score" in run.data.metrics]
     assert len(runs) >= 4 + 2  # trials and settings
+    whole = [run.data.params for run in every if run.data.tags.get("flray.kind") == "sweep"]
+    assert [params["tracking.every"] for params in whole] == ["2"]  # `flray sync` reads it
     for run in runs:
         steps = [one.step for one in client.get_metric_history(run.info.run_id, "score")]
         assert "mlflow.parentRunId" not in run.data.tags or steps == [2, 4, 5]
