@@ -106,7 +106,8 @@ class FinishedTrials:
     output : str
         ``experiment.output``.
     notify : callable
-        Called with a line for each trial that cannot be taken over although it is the same.
+        Called with a line for each trial that cannot be taken over although it is the same, and once
+        for each other code that such trials were run by.
     empty : bool
         Find nothing.
     """
@@ -114,7 +115,7 @@ class FinishedTrials:
     def __init__(self, output: str, notify: Callable[[str], None], empty: bool) -> None:
         self._output, self._notify = output.rstrip("/"), notify
         self._found: dict[str, list[FinishedTrial]] | None = {} if empty else None
-        self._of_other_code: dict[str, list[str]] = {}
+        self._said: set[str] = set()
 
     def take(
         self, folder: TrialFolder, point: TrialSpec, sought: Sought, sweep: Path, config: Config
@@ -154,15 +155,6 @@ class FinishedTrials:
                 self._notify(f"{found.name} is not taken over: {error}")
         return None
 
-    @property
-    def of_other_code(self) -> list[str]:
-        """Lines on finished trials that were not taken over for their code alone, a line per difference."""
-        return [
-            f"{len(names)} trials of the same settings and data are in {', '.join(sorted(set(names)))}, "
-            f"and were run by other code ({difference}); they are run again"
-            for difference, names in self._of_other_code.items()
-        ]
-
     def same(self, sought: Sought) -> Iterator[FinishedTrial]:
         """Yield the trials that are the same."""
         if self._found is None:
@@ -175,7 +167,13 @@ class FinishedTrials:
         if found and not alike:
             differ = code_differences(found[-1].record.get("code") or {}, sought.code)
             name = found[-1].name.rpartition("/")[0]
-            self._of_other_code.setdefault(describe_difference(differ), []).append(name)
+            line = (
+                f"trials of the same settings and data are in {name}, and were run by other code "
+                f"({describe_difference(differ)}); they are run again"
+            )
+            if line not in self._said:
+                self._said.add(line)
+                self._notify(line)
         for one in alike:
             same_gpus = sought.gpus is not None and one.record.get("gpus", []) == sought.gpus
             if same_gpus and not bits.check_same(one.name, one.record):

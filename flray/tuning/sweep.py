@@ -242,10 +242,7 @@ class Sweep:
         """Return the trials, each with the finished one of another sweep that would be taken over for it."""
         first = next(self._batches(Path(os.devnull)), None)  # a sweep of which nothing is there
         points = first.points if first is not None else ()
-        found = [(point, next(self._others.same(self._sought(point)), None)) for point in points]
-        for line in self._others.of_other_code:
-            self._progress.tell(line)
-        return found
+        return [(point, next(self._others.same(self._sought(point)), None)) for point in points]
 
     def courses(self, points: Sequence[space.TrialSpec]) -> dict[str, str]:
         """Return by number how each of these trials, the only ones left, would be run, in words."""
@@ -278,8 +275,6 @@ class Sweep:
             if trial.status == "waiting" and not (trial.path / directory.JOURNAL).exists():
                 found = self._others.take(trial, point, sought, folder, self._config)
                 taken += [found.name.rpartition("/")[0]] if found else []
-        for line in self._others.of_other_code:
-            notify(line)
         if taken:
             notify(
                 f"{len(taken)} of {len(points)} trials are taken over from {', '.join(dict.fromkeys(taken))}, which "

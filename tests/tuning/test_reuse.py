@@ -199,6 +199,23 @@ def test_a_copy_that_fails_leaves_the_trial_as_it_was(
     assert (trial.status, trial.rounds()) == ("finished", {1: {"score": 0.5}})
 
 
+def test_trials_of_other_code_are_said_once(content: Settings, tmp_path: Path) -> None:
+    (old := tmp_path / "runs" / "small" / "001").parent.mkdir(parents=True)
+    config, made = begun(content, old)
+    identity = {"settings": "s", "data": "d", "code": "then"}
+    for point in made:
+        trial = leave(old, point, config, [{"score": 0.5}], sha256="ab", rounds=1, metric="score")
+        began = {"identity": identity, "code": {"flray": {"flray": "then"}}}
+        directory.update(trial.path, **began, **reuse.file_digests(trial.path))
+    others = reuse.FinishedTrials(str(tmp_path / "runs"), (said := list[str]()).append, empty=False)
+    now = reuse.Sought({**identity, "code": "now"}, [], {"flray": {"flray": "now"}})
+    assert [list(others.same(now)) for _ in range(2)] == [[], []]
+    assert said == [
+        "trials of the same settings and data are in small/001, and were run by other code "
+        "(flray then, here now); they are run again"
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_here", "no_pictures")
 def test_trials_taken_over_in_a_later_batch_are_tracked(armed: Settings, store: str) -> None:
