@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flray.config import suites
+from flray.config.arms import combine_arms
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.data.inventory import stood_in_for
@@ -22,7 +23,7 @@ from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
 from flray.runs.progress import Progress, SweepProgress, shown
 from flray.runs.runner import Result
-from flray.tuning.space import resolve_sweep
+from flray.tuning.space import resolve_sweep, trial_specs
 from flray.tuning.sweep import Sweep
 from flray.tuning.trial_store import TERMINAL_STATUSES, trial_folders
 
@@ -106,7 +107,10 @@ def _resolved(
 ) -> Config:
     """Return the checked configuration of a sweep."""
     config = load(source, overrides, **replaced)
-    return resolve_sweep(suites.smoke(config, stood_in_for()) if smoke else config)
+    if smoke:
+        trial_specs(config, list(combine_arms(config)))  # refuses arms that are wrong
+        config = suites.smoke(config, stood_in_for())
+    return resolve_sweep(config)
 
 
 def plan(

@@ -44,16 +44,15 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
     Parameters
     ----------
     config : Config
-        The sweep or run.
+        The sweep or run, whose arms are known to be right.
     absent : collection of str
         Data sets that are not here; noise in their form stands in for them.
     """
     most = max([SAMPLES, *(PER_CLIENT * int(clients) for clients in _client_counts(config))])
     experiment = _shrink(config, most, absent)
-    small = {
-        axis: {name: _small_arm(changes, absent) for name, changes in one.items()}
-        for axis, one in config.arms.items()
-    }
+    small = {axis: dict(one) for axis, one in config.arms.items()}
+    for axis, name in _selected(config):
+        small[axis][name] = _small_arm(small[axis][name], absent)
     shorter = {
         **dict.fromkeys(("scheduler", "tune", "until")),
         "seeds": config.sweep.seeds[:1],
@@ -168,8 +167,12 @@ def _client_counts(config: Config) -> Iterator[int]:
 
 
 def _arms(config: Config) -> list[Mapping[str, Plain]]:
-    """Return the settings of every arm."""
-    return [changes for one in config.arms.values() for changes in one.values()]
+    """Return the settings of every arm that is run."""
+    return [config.arms[axis][name] for axis, name in _selected(config)]
+
+
+def _selected(config: Config) -> list[tuple[str, str]]:
+    return [(axis, name) for axis, names in arms.select_arms(config).items() for name in names]
 
 
 def _shrink(config: Config, most: int, absent: Collection[str]) -> Experiment:

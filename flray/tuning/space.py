@@ -352,7 +352,7 @@ def trial_specs(config: Config, given: Sequence[Values], first: int = 0) -> list
     ConfigErrors
         One line per setting that cannot be run.
     """
-    seeds, errors = config.sweep.seeds, []
+    seeds, errors = config.sweep.seeds or (config.experiment.seed,), []
     made: list[TrialSpec] = []
     for position, setting in enumerate(given, start=first):
         try:

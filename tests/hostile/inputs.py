@@ -56,6 +56,8 @@ MADE = "DataSet('mine', (Domain('d', 'real', x, y, x, y),), ('a', 'b'), {})"
 MOMENTS = ("(0.5,), (0.5,)", "('a',) * 3, (1,) * 3", "(.5,) * 3, (0,) * 3")
 MOMENTS += ("(float('nan'),) * 3, (1,) * 3",)
 MANY = {**GOOD, "sweep": {"samples": 10**9}, "space": {"local.lr": {"uniform": [0.1, 1]}}}
+ARMS: tuple[Any, ...] = ({"partition": {"alpha": 0.3}}, {"partition": None})
+ARMS += ({"partition.clients": "ten"}, {"algorithm": {"mu": 1}}, {"data": {}})
 FILES: dict[str, Input] = {
     "empty": of(""),
     "a text": of("hello"),
@@ -93,6 +95,7 @@ FILES: dict[str, Input] = {
     "100,000,000 clients": of(with_value((E, "partition"), {"name": "iid", "clients": 10**8})),
     "a thousand million samples": of(MANY, "tune", "x.yaml"),
     "a sweep": of({**GOOD, "sweep": {"seeds": [0, 1]}}),
+    **{f"{x}": of({**GOOD, "arms": {"a": {"b": x}}}, "tune", "x.yaml", "--smoke") for x in ARMS},
 }
 PLUGINS: dict[str, Input] = {
     "no file": of(with_value((E, "plugins"), ["no.py"])),
