@@ -8,7 +8,7 @@ from flray.config import arms, yaml_files
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import set_path
 from flray.config.sections import SETS_VALIDATION_APART
-from flray.config.sweep import Sweep
+from flray.config.sweep import Repeat, Sweep
 from flray.config.yaml_files import Plain
 from flray.files.tracking_address import at_home
 
@@ -56,6 +56,7 @@ def smoke(config: Config, absent: Collection[str] = ()) -> Config:
     shorter = {
         **dict.fromkeys(("scheduler", "tune", "until")),
         "seeds": config.sweep.seeds[:1],
+        "repeat": Repeat(),
         "skip": (*config.sweep.skip, *_repetitions(config)),
         # The rules without the settings that smoke replaces.
         "where": tuple(

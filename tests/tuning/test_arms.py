@@ -155,9 +155,10 @@ def test_a_file_lies_over_its_base(armed: Settings, tmp_path: Path) -> None:
 
 def test_smoke_is_small_and_has_every_arm(armed: Settings) -> None:
     armed["experiment"] |= {"rounds": 100, "local": {"epochs": 10, "batch_size": 64}}
+    armed["sweep"] |= {"seeds": [0, 1], "repeat": {"data": 2}}
     armed["arms"]["method"]["prox"] |= {"rounds": 300, "local.epochs": 20}
     armed["arms"]["data"]["iid"]["partition"]["clients"] = 30
-    _, made = specs(smoke(resolve_sweep(load(armed))))
+    _, made = specs(smoke(load(armed)))
     names = ["fedavg iid", "fedavg skewed", "prox iid", "fccl iid"]
     assert [label(p.setting) for p in made] == names
     sizes = {(p.experiment.rounds, p.experiment.local.epochs, p.experiment.subset) for p in made}
