@@ -27,6 +27,8 @@ from flray.metrics import is_test
 from flray.records import directory, lock_journal, read_events, read_partition, rounds_of
 from flray.runs.code import Code, code_differences, describe_difference
 
+ROUNDS = "rounds"
+
 
 def load_config(folder: Path, plugins: Sequence[str] = ()) -> Config:
     """Return the configuration of a run or sweep, with the user's plug-ins loaded.
@@ -193,6 +195,8 @@ def check_unchanged(folder: Path, config: Config) -> None:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         besides = f", {', '.join(RESUMABLE_SWEEP_SETTINGS)}" if which == "sweep" else ""
         anew = f"start a new {which} with these settings"
+        if changed == [ROUNDS] and which == "run":
+            anew = f"resume with it: flray resume {folder} rounds={now[ROUNDS]}"
         if which == "sweep":
             anew += ": flray tune takes over every finished trial that is the same in both"
         raise FlrayError(
@@ -310,9 +314,6 @@ def check_gpus(folder: Path, here: Sequence[GpuIdentity], allowed: bool) -> str:
     return f"{folder} {differs}, with other last bits"
 
 
-ROUNDS = "rounds"
-
-
 def parse_rounds(settings: Iterable[str]) -> int | None:
     """Return the number of rounds that a resume asks for; None if it asks for none.
 
@@ -337,6 +338,20 @@ def parse_rounds(settings: Iterable[str]) -> int | None:
             raise ConfigError(ROUNDS, f"{rounds} and {value}", "give it once")
         rounds = value
     return rounds
+
+
+def as_begun(folder: Path, config: Config) -> Config:
+    """Return a run's configuration with the rounds that its description has.
+
+    A kill while it was extended leaves others in its file.
+    """
+    began = directory.read(folder).get("settings", {}).get(ROUNDS, "")
+    return _with_rounds(config, int(began)) if began.isdecimal() else config
+
+
+def _with_rounds(config: Config, rounds: int) -> Config:
+    experiment = config.experiment.model_copy(update={"rounds": rounds})
+    return config.model_copy(update={"experiment": experiment})
 
 
 def extended(folder: Path, config: Config, rounds: int) -> Config:
@@ -376,7 +391,7 @@ def extended(folder: Path, config: Config, rounds: int) -> Config:
         )
     if why:
         raise ConfigError(ROUNDS, str(rounds), why)
-    return config.model_copy(update={"experiment": before.model_copy(update={"rounds": rounds})})
+    return _with_rounds(config, rounds)
 
 
 def check_extendable(spec: FederationSpec, before: int) -> None:

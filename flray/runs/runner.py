@@ -224,12 +224,15 @@ def resume(
     config = resume_checks.load_config(folder, plugins)
     progress = shown(progress, RunProgress)
     address = _cluster(config.experiment, address, progress)
+    written = config.experiment.rounds
+    if rounds is not None:
+        config = resume_checks.as_begun(folder, config)
     resume_checks.check_unchanged(folder, config)
     before = config.experiment.rounds
     if rounds is not None:
         config = resume_checks.extended(folder, config, rounds)
     experiment = config.experiment
-    other = experiment.rounds != before
+    other = not experiment.rounds == before == written
     if directory.read(folder)["status"] == "finished" and not other:
         return _result(folder, build_spec(experiment))
     resume_checks.check_own(folder, config)

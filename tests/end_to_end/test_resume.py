@@ -342,6 +342,21 @@ def test_an_extension_may_be_interrupted(tmp_cwd: Path, monkeypatch: pytest.Monk
     assert result.sha256 == whole.sha256 and len(result.history) == 3
 
 
+def test_a_kill_within_an_extension(tmp_cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are written, and what describes the run is not."""
+    begun = run(2)
+
+    def killed(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "update", killed)
+        with pytest.raises(MemoryError):
+            runner.resume(begun.folder, rounds=3)
+    refused(runner.resume, begun.folder)
+    assert runner.resume(begun.folder, rounds=3).sha256 == run(3).sha256
+
+
 def test_what_another_process_writes_is_not_extended(tmp_cwd: Path) -> None:
     """Else that process would end with fewer rounds than the settings have."""
     folder = run(2).folder
