@@ -57,6 +57,7 @@ def test_a_mirror_follows_its_folder(tmp_cwd: Path) -> None:
     shown = {"journal.jsonl", "checkpoint/round-1.json", "checkpoint/a"}
     assert set(storage.files(f"{BUCKET}/mirror")) == shown
     shutil.rmtree(folder / "checkpoint")
+    storage.remove(f"{BUCKET}/mirror/checkpoint/a")  # by somebody else
     mirror.sync()
     assert set(storage.files(f"{BUCKET}/mirror")) == {"journal.jsonl"}
     assert storage.names(BUCKET) >= {"mirror"}
@@ -197,7 +198,8 @@ def test_storage_that_cannot_be_used_is_named(tmp_cwd: Path, digits: Settings) -
 def test_a_worker_who_lost_the_run_stops_and_writes_nothing_there(
     tmp_cwd: Path, digits: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 0.1)
+    monkeypatch.setattr(lease, "RENEW_INTERVAL_S", 1.0)
+    monkeypatch.setattr(lease, "MIRROR_INTERVAL_S", 0.01)  # this thread sees it first
     uri = f"{BUCKET}/lost/lost/001"
 
     class Rob(StopAfter):

@@ -278,7 +278,8 @@ class Mirror:
                     ):
                         self._copy(found, f"{path}/{name}", name, now[name])
                 for name in sorted(set(self._known) - set(now)):
-                    found.delete_file(f"{path}/{name}")
+                    with contextlib.suppress(FileNotFoundError):
+                        found.delete_file(f"{path}/{name}")
                     del self._known[name]
 
     def _present(self) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -396,6 +397,8 @@ def _sync_periodically(
             lease.renew()
             mirror.sync()
             away = False
+        except LeaseTakenError:
+            return  # the thread that keeps the lease says so
         except FlrayError as error:
             if not away:
                 say(f"{error}; trying again")
