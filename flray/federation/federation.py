@@ -198,7 +198,8 @@ class Federation(FederationState):
         with self.record.timed("aggregate"), self.hook("refine"):
             self.spec.algorithm.refine(self.server)
         with self.hook("server.metrics"):
-            taken = self.record.summary() if self.server.metrics else ()
+            # The last two: a history's first column, and what a sweep tracks of every round.
+            taken = [*self.record.summary(), "round", "score"] if self.server.metrics else []
             for name in self.server.metrics:
                 if name in taken or name.rpartition("/")[0] in VIEWS:
                     own = f"{self.spec.config.algorithm.name}/{name.rpartition('/')[2]}"

@@ -102,7 +102,8 @@ def test_numbers_that_flray_tracks_are_not_replaced(monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(NAMES, "client", name)
         refused(tiny.run, "logs")
     monkeypatch.setitem(NAMES, "client", "logs/loss")
-    for name in ("train/loss", "bytes/up", "cohort/size", "global/common/accuracy"):
+    measured = ("train/loss", "bytes/up", "cohort/size", "global/common/accuracy")
+    for name in (*measured, "round", "score"):
         monkeypatch.setitem(NAMES, "server", name)
         refused(tiny.run, "logs")
     monkeypatch.setitem(NAMES, "server", "logs/loss")
