@@ -5,7 +5,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from flray.config.sections import Section
@@ -130,7 +138,16 @@ def _by_name(value: Plain) -> Plain:
 Scheduler = Annotated[
     Asha | None, BeforeValidator(_by_name, json_schema_input_type=Asha | Literal["asha"] | None)
 ]
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise PydanticCustomError("seeds", "seeds must differ from each other")
+    return seeds
+
+
+_DISTINCT = AfterValidator(_distinct)
+_Seeds = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 class Tune(Section):
@@ -139,7 +156,7 @@ class Tune(Section):
     samples: int = Field(20, ge=1, le=100_000)
     """settings of each arm; fewer where all that its space has are fewer; 10 where four tunings are the default of
     sweep.repeat.tuning"""
-    seeds: Seeds = (100, 101)
+    seeds: Annotated[_Seeds, Field(min_length=1), _DISTINCT] = (100, 101)
     """at which settings are chosen; none of sweep.seeds; the first alone where four tunings are the default of
     sweep.repeat.tuning; further tunings have the next seeds that are free"""
     search: Literal["optuna", "random", "grid"] = "optuna"
@@ -199,7 +216,7 @@ class Sweep(Section):
 
     samples: int = Field(1, ge=1)
     """draws from the space (each with every grid value)"""
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    seeds: Annotated[_Seeds, _DISTINCT] = ()
     """repetitions of each setting; none: once, at the experiment's own seed"""
     only: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """by axis of arms: those to run"""
@@ -254,14 +271,6 @@ class Sweep(Section):
                 "mode",
                 "{metric} is better the lower it is: leave mode out or write min",
                 {"metric": self.metric, "sub": ("mode",)},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _distinct(self) -> "Sweep":
-        if len(set(self.seeds)) < len(self.seeds):
-            raise PydanticCustomError(
-                "seeds", "seeds must differ from each other", {"sub": ("seeds",)}
             )
         return self
 

@@ -384,6 +384,7 @@ def test_what_does_not_go_together_is_refused(tuned: Settings) -> None:
         refused(lambda: Phases(resolve_sweep(load(tuned))))
 
     refuse(tune={"seeds": [0]})
+    refuse(tune={"seeds": [9, 9]})
     refuse(tune={"seeds": [9]}, samples=3)
     refuse(tune={"seeds": [9]}, search="optuna")
     refuse(tune={"seeds": [9], "search": "grid"})
