@@ -361,12 +361,7 @@ def choose_on_validation(config: Config) -> Config:
         or (isinstance(split, tuple) and split[1] > 0)
     )
     given = "validation" in evaluation.model_fields_set or split != "official"
-    changed = [
-        *config.space,
-        *(path for one in config.arms.values() for arm in one.values() for path in arm),
-        *(path for rule in config.sweep.where for path in rule.settings),
-    ]
-    if any(is_place(path, ("split", "evaluation")) for path in changed) or (given and not kept):
+    if _varies(config, "split", "evaluation") or (given and not kept):
         metric = AUTO
     elif not kept:
         evaluation = evaluation.model_copy(update={"validation": VALIDATION_SHARE})
@@ -376,6 +371,26 @@ def choose_on_validation(config: Config) -> Config:
         change = {"tune": config.sweep.tune.model_copy(update=change)}
     sweep = config.sweep.model_copy(update=change)
     return config.model_copy(update={"experiment": experiment, "sweep": sweep})
+
+
+def idle_line(config: Config) -> str:
+    """Return a line on a scheduler of a sweep that ends no trial early; empty if it may."""
+    sweep, rounds = config.sweep, config.experiment.rounds
+    rule = sweep.tune.scheduler if sweep.tune else sweep.scheduler
+    if rule is None or rule.grace_period < rounds or _varies(config, "rounds"):
+        return ""
+    where = "sweep.tune.scheduler" if sweep.tune else "sweep.scheduler"
+    return f"{where}.grace_period: {rule.grace_period} of {rounds} rounds, so no trial ends early"
+
+
+def _varies(config: Config, *parts: str) -> bool:
+    """Return whether arms, their combinations or the space change parts of the experiment."""
+    changed = [
+        *config.space,
+        *(path for one in config.arms.values() for arm in one.values() for path in arm),
+        *(path for rule in config.sweep.where for path in rule.settings),
+    ]
+    return any(is_place(path, parts) for path in changed)
 
 
 def is_place(path: str, parts: Collection[str] = PLACES) -> bool:

@@ -14,7 +14,7 @@ from rich.console import Console
 from flray import bits
 from flray.config import suites
 from flray.config.arms import flatten_setting
-from flray.config.experiment import Config, Experiment, choice_line
+from flray.config.experiment import Config, Experiment, choice_line, idle_line
 from flray.data.loading import forget_of_user
 from flray.errors import ConfigError, RunFailedError, nearest
 from flray.federation.ray_backend.placement import open_cluster
@@ -185,7 +185,8 @@ class Sweep:
         """Run the remaining trials, finish the parent run, and return the result."""
         config, experiment = self._config, self._config.experiment
         content = config.model_dump(mode="json")
-        for line in filter(None, [suites.stand_in_line(content), choice_line(content)]):
+        lines = suites.stand_in_line(content), choice_line(content), idle_line(config)
+        for line in filter(None, lines):
             self._progress.tell(line)
         # Tune writes the trials' checkpoints to the address itself, from whichever node they are
         # on.

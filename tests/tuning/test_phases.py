@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flray import api
-from flray.config.experiment import Config
+from flray.config.experiment import Config, idle_line
 from flray.config.loader import load
 from flray.records import directory
 from flray.reporting.build import make
@@ -393,6 +393,20 @@ def test_what_does_not_go_together_is_refused(tuned: Settings) -> None:
     refuse(until={"margin": 1, "at_least": 5, "at_most": 4})
     refuse(until={"at_least": 2, "at_most": 2}, seeds=[0, 1, 2])
     refuse(places=["data.seed"])
+
+
+@cases(
+    "sweep, space, line",
+    """[{scheduler: {name: asha, grace_period: 3}}, {}, "sweep.scheduler.grace_period: 3 of 3"],
+    [{tune: {scheduler: {name: asha, grace_period: 5}}}, {}, "sweep.tune.scheduler.grace_period: 5"],
+    [{scheduler: {name: asha, grace_period: 2}}, {}, ""], [{tune: {}}, {}, ""],
+    [{scheduler: {name: asha, grace_period: 3}}, {rounds: {grid: [2, 4]}}, ""]""",
+)
+def test_a_scheduler_that_ends_no_trial(
+    content: Settings, sweep: Any, space: Any, line: str
+) -> None:
+    said = idle_line(load({**content, "sweep": sweep, "space": {**content["space"], **space}}))
+    assert said.startswith(line) and bool(said) == bool(line)
 
 
 def test_a_value_that_comes_twice_is_one(content: Settings) -> None:
