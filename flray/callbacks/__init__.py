@@ -13,6 +13,7 @@ after crashes and resumes. A call is repeated only if the process is killed duri
 rounds, a callback sets ``self.rounds_in_log`` to the number of rounds in the log, and gets the later ones again.
 """
 
+import contextlib
 import inspect
 import shutil
 from collections.abc import Mapping, Sequence
@@ -117,7 +118,12 @@ class TensorBoard:
             "name another folder, or null for one in the run's own",
             FlrayError,
         ):
-            Path(at_home(folder or ".")).mkdir(parents=True, exist_ok=True)
+            place = Path(at_home(folder or "."))
+            missing = [one for one in (place, *place.parents) if not one.exists()]
+            place.mkdir(parents=True, exist_ok=True)
+        for one in missing:  # the run may be refused for another reason
+            with contextlib.suppress(OSError):
+                one.rmdir()
 
     def round(self, number: int, metrics: Mapping[str, float]) -> None:
         """Write a round."""

@@ -113,7 +113,7 @@ def _resolver(
             raise
         except FlrayError as error:
             why = f"{error}; {needed}" if kind == "split" else str(error)
-        except (OSError, ValueError, LookupError, StopIteration):
+        except (OSError, ValueError, LookupError, StopIteration, TypeError, AttributeError):
             why = f"{absent}; {needed}"
         raise PydanticCustomError(kind, "{why}", {"why": why})
 

@@ -89,8 +89,13 @@ def test_what_holds_no_such_weights_is_refused(first: Path, digits: Settings) ->
     runner.run({"experiment": {**digits, "name": "own", "algorithm": "local", "rounds": 1}})
     Path("bad.safetensors").write_bytes(b"no weights")
     Path("runs/empty").mkdir()
+    for number, files in enumerate(("null", "[1]", '"server-1"')):  # another program's manifest
+        shutil.copytree(first, (damaged := Path(f"runs/damaged/00{number}")))
+        newest = max(damaged.glob("checkpoint/round-*.json"))
+        newest.write_text(f'{{"files": {files}}}')
     before = sorted(Path("runs").rglob("*"))
     starts = ["nowhere/001", "own/001", "own", "empty", "bad.safetensors", "bad.safetensors.d"]
+    starts += ["damaged/000", "damaged/001", "damaged/002"]
     for start, model in (*((start, digits["model"]) for start in starts), ("digits/001", "mlp")):
         refused(runner.run, {"experiment": {**digits, "start": start, "model": model}})
         assert sorted(Path("runs").rglob("*")) == before

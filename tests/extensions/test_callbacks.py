@@ -199,7 +199,11 @@ def test_what_cannot_be_called_is_refused_at_first(tmp_cwd: Path, digits: Settin
     refused(runner.run, inline(digits, callbacks=["raises-once", "raises-once"]))
     for stop in ({"metric": "acuracy", "patience": 2}, {}):  # what cannot be decided by
         refused(tiny.spec_of, "fedavg", stop=stop)
-    assert not Path("runs").exists()
+    common = {"name": "tensorboard", "folder": "all/runs"}
+    refused(
+        runner.run, inline(digits, callbacks=[common], stop={"metric": "acuracy", "patience": 2})
+    )
+    assert list(tmp_cwd.iterdir()) == []
 
 
 STOP = {"metric": "train/loss", "patience": 2, "min_delta": 0.5}
