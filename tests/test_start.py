@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 import flray
 from flray import registry
 from flray.cli.main import app
-from flray.runs import identity
 from tests.helpers import cases, python, small
 
 HEAVY = ("torch", "ray", "mlflow", "pandas", "sklearn", "scipy", "matplotlib", "torchvision")
@@ -143,31 +141,3 @@ def test_modules_that_are_run_with_stand_ins_leave_the_others_alone() -> None:
                 owners = [getattr(one, "__module__", "") for one in held]
                 found += [name for one in owners if str(one).startswith(registry.PREFIX)]
     assert found == []
-
-
-@pytest.mark.slow
-def test_a_digest_is_kept_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity.storage, "cache_folder", lambda: tmp_path / "cache")
-
-    def digest() -> str:
-        identity._package_digest.cache_clear()
-        return identity._package_digest()
-
-    first = digest()
-    (kept,) = (tmp_path / "cache" / "code").iterdir()
-    assert kept.read_text() == first == digest()
-    for damage in ("", "x" * 64, first + "0", "\udcff"):
-        kept.write_text(damage, errors="surrogateescape")
-        assert digest() == first == kept.read_text()
-    kept.write_text("0" * 64)
-    assert digest() == "0" * 64, "it is read"
-    copy = tmp_path / "flray"
-    shutil.copytree(identity.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    with (copy / "rng.py").open("a", encoding="utf-8") as file:
-        file.write("CHANGED = 1\n")
-    monkeypatch.setattr(identity, "PACKAGE", copy)
-    assert digest() not in ("0" * 64, first)
-    (tmp_path / "cache").rename(tmp_path / "elsewhere")
-    (tmp_path / "cache").write_text("no folder")
-    assert len(digest()) == 64
-    identity._package_digest.cache_clear()

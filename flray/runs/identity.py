@@ -1,11 +1,8 @@
 """The identity of a run: settings, data and code, which decide its bits, and the files that verify them elsewhere."""
 
-import ast
-import contextlib
 import hashlib
 import json
 import platform
-import re
 import shutil
 import sys
 import uuid
@@ -20,10 +17,9 @@ from flray import registry
 from flray.bits import version
 from flray.config.experiment import Config, Experiment, may_change
 from flray.config.start import file_of, user_code
-from flray.errors import FlrayError
 from flray.federation import FederationSpec
 from flray.federation.building import components_of
-from flray.files import read, storage, write_atomically
+from flray.files import write_atomically
 from flray.runs.code import IN_NO_FILE, Code, code_digest
 from flray.runs.resume_checks import settings_text
 
@@ -94,10 +90,9 @@ def run_identity(experiment: Experiment, metric: str, data: str) -> Identity:
 def code_of(*experiments: Experiment) -> Code:
     """Return the code that decides the bits of experiments.
 
-    That is the parts of flray in `DECIDING` without comments and docstrings; the user's files that
-    are named as plug-ins or registered a component that is used, and all files that these import;
-    the versions of Python and the libraries that compute, that a component is made of, or that the
-    user's files import.
+    That is the parts of flray in `DECIDING`; the user's files that are named as plug-ins or
+    registered a component that is used, and all files that these import; the versions of Python and
+    the libraries that compute, that a component is made of, or that the user's files import.
     """
     components = {one for experiment in experiments for one in components_of(experiment)}
     plugins = {Path(file) for experiment in experiments for file in experiment.plugins}
@@ -127,23 +122,11 @@ _distributions = cache(metadata.packages_distributions)
 
 @cache
 def _package_digest() -> str:
-    """Return the digest of the modules' essence and of the tables; the cache has it by the digest of their bytes."""
-    sources = {file.relative_to(PACKAGE).as_posix(): file.read_bytes() for file in _modules()}
-    known = hashlib.sha256(sys.version.encode())
-    for name, source in sources.items():
-        known.update(f"\n{name} {len(source)}\n".encode() + source)
-    kept = storage.cache_folder() / "code" / known.hexdigest()
-    with contextlib.suppress(OSError, FlrayError):
-        found = read(kept, 64).decode("ascii", "replace")
-        if re.fullmatch("[0-9a-f]{64}", found):
-            return found
+    """Return the digest of the parts of flray that decide."""
     digest = hashlib.sha256()
-    for name, source in sources.items():
-        text = source.decode("utf-8")
-        essence = _essence(text) if name.endswith(".py") else text
-        digest.update(f"\n{name}\n{essence}".encode())
-    with contextlib.suppress(OSError):
-        write_atomically(kept, digest.hexdigest().encode())
+    for file in _modules():
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
@@ -153,17 +136,6 @@ def _modules() -> Iterator[Path]:
         for file in [path] if path.is_file() else inside:
             if not any(file.is_relative_to(PACKAGE / folder) for folder in _BESIDES):
                 yield file
-
-
-def _essence(source: str) -> str:
-    """Return a module's code without comments, docstrings and line numbers."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        ) and (ast.get_docstring(node, clean=False) is not None):
-            node.body = node.body[1:]
-    return ast.dump(tree)
 
 
 DATA, SAMPLES, PLUGINS = "data.json", "samples.npz", "plugins"

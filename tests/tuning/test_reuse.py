@@ -308,11 +308,19 @@ def test_the_file_of_the_command_is_none_of_a_plug_in_s(tmp_path: Path) -> None:
     assert ended("flray-command", cwd=tmp_path).stdout.split() == ["own.py"]
 
 
-def test_the_code_s_digest_passes_over_comments() -> None:
-    code = 'def f(x):\n    """Add."""\n    return x + 1\n'
-    same = "# more\ndef f(x):\n    return (x  + 1)\n"
-    assert identity._essence(code) == identity._essence(same)
-    assert identity._essence(code) != identity._essence(code.replace("1", "2"))
+def test_each_deciding_module_counts_in_the_code_s_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, copy = identity._package_digest.__wrapped__, tmp_path / "flray"
+    shutil.copytree(identity.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    before = digest()
+    monkeypatch.setattr(identity, "PACKAGE", copy)
+    assert digest() == before
+    for name, counts in (("cli/main.py", False), ("rng.py", True), ("data/splits.py", True)):
+        with (copy / name).open("a") as file:
+            file.write("# changed\n")
+        assert (digest() != before) == counts
+        before = digest()
 
 
 def test_only_the_components_that_are_used_belong_to_an_identity(content: Settings) -> None:
