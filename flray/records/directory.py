@@ -123,7 +123,7 @@ class _Settings(BaseModel, strict=True):
     paper: dict[str, Any] | None = None
 
 
-_RUN, _TRIAL = TypeAdapter(RunRecord), TypeAdapter(TrialRecord)
+RUN, _TRIAL = TypeAdapter(RunRecord), TypeAdapter(TrialRecord)
 
 
 def create(base: str | Path, name: str) -> Path:
@@ -257,7 +257,7 @@ def continued_elsewhere(folder: Path, uri: str) -> bool:
     if data is None:
         return False
     try:
-        workers = _RUN.validate_json(data).get("workers", [])
+        workers = RUN.validate_json(data).get("workers", [])
     except ValidationError:
         raise FlrayError(
             f"{uri}/{folder_kind(folder)}.json: cannot be read; restore it, or start anew"
@@ -297,7 +297,7 @@ def read(folder: Path) -> RunRecord:
     FlrayError
         If it is damaged.
     """
-    return files.read_json(folder / f"{folder_kind(folder)}.json", _RUN)
+    return files.read_json(folder / f"{folder_kind(folder)}.json", RUN)
 
 
 def read_trial(folder: Path) -> TrialRecord:

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
+from pydantic import ValidationError
 
 from flray import bits
 from flray.config.experiment import Config, Experiment
@@ -37,6 +36,8 @@ from flray.tuning.trial_store import TrialFolder
 
 FILES = (directory.PARTITION, directory.INITIAL_DIAGNOSTICS, directory.FINAL_DIAGNOSTICS)
 """What a trial leaves besides its history and its checkpoints."""
+_NEEDED = ("identity", "files", "history", "sha256", "rounds", "metric")
+"""What the record of a finished trial has if it can be known and verified."""
 _READERS = 16
 
 
@@ -59,26 +60,6 @@ class Sought:
     code: Code
 
 
-@with_config(ConfigDict(strict=True, extra="allow"))
-class FinishedRecord(TypedDict):
-    """The content of the ``run.json`` of a trial that finished and is known by an identity."""
-
-    status: Literal["finished"]
-    identity: Identity
-    files: dict[str, str]
-    history: str
-    sha256: str
-    rounds: int
-    metric: str
-    gpus: NotRequired[list[dict[str, str]]]
-    cpu: NotRequired[dict[str, Any]]
-    versions: NotRequired[dict[str, str]]
-    code: NotRequired[Code | None]
-
-
-_FINISHED = TypeAdapter(FinishedRecord)
-
-
 @dataclass(frozen=True)
 class FinishedTrial:
     """A finished trial of another sweep.
@@ -89,13 +70,13 @@ class FinishedTrial:
         Its folder, or address in object storage.
     name : str
         For people: sweep, number and trial, as ``demo/001/0003``.
-    record : FinishedRecord
-        The content of its ``run.json``.
+    record : mapping
+        The content of its ``run.json``, with all that is `_NEEDED`.
     """
 
     place: str
     name: str
-    record: FinishedRecord
+    record: Mapping[str, Any]
 
 
 class FinishedTrials:
@@ -198,11 +179,12 @@ class FinishedTrials:
             texts = [_read(path) for path in paths]
         for name, text in sorted(zip(names, texts, strict=True)):
             try:
-                record = _FINISHED.validate_json(text or b"null")
-            except ValidationError:  # it has not finished, or is known by no identity
+                record: Mapping[str, Any] = directory.RUN.validate_json(text or b"null")
+            except ValidationError:
                 continue
-            shown = name.replace(f"/{directory.TRIALS}/", "/")
-            yield FinishedTrial(f"{self._output}/{name}", shown, record)
+            if record["status"] == "finished" and None not in map(record.get, _NEEDED):
+                shown = name.replace(f"/{directory.TRIALS}/", "/")
+                yield FinishedTrial(f"{self._output}/{name}", shown, record)
 
     def _take_checkpoint(
         self, found: FinishedTrial, number: str, sweep: Path, source: Path, point: TrialSpec
