@@ -160,15 +160,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
         if recorded.exists():
             read_partition(recorded)
     which = directory.folder_kind(folder) or "run"
-    now, began = settings_text(config, which), directory.read(folder).get("settings")
-    whole = began is not None
-    if began is None:  # an older flray recorded them in the journal only
-        began = dict[str, str]()
-        for event in read_events(folder / directory.JOURNAL):
-            if event["type"] == "start":
-                began |= event["params"]
-        if not began:
-            return
+    now, began = settings_text(config, which), directory.read(folder).get("settings", {})
     former = {
         (f"{part}.{option}", str(value))
         for part in ("data", "public")
@@ -183,7 +175,7 @@ def check_unchanged(folder: Path, config: Config) -> None:
     added = {
         key
         for key in now.keys() - began.keys()
-        if key in written or (whole and key.startswith(("space.", "arms.")))
+        if key in written or key.startswith(("space.", "arms."))
     }
     differing = {key for key in began if now.get(key) != began[key]} | added
     changed = sorted(key for key in differing if not may_change(key))
