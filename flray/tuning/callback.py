@@ -70,7 +70,7 @@ class Standing:
         self._trials[number] = status, score, metric, (point.title, point.key)
 
     def line(self) -> str:
-        """Return the numbers of ended, running and failed trials, and the best setting with its interval."""
+        """Return the numbers of ended, running and failed trials, and the best setting."""
         found = Counter(status for status, *_ in self._trials.values())
         ended = sum(found[status] for status in ENDED_STATUSES)
         parts = [f"{ended} of {len(self._points)} trials ended", f"{found['running']} running"]
@@ -79,7 +79,7 @@ class Standing:
         return ", ".join(parts) + (f"; best so far: {best}" if best else "")
 
     def best(self) -> str:
-        """Return the best setting of those that ended, with the interval of its mean; empty while none has.
+        """Return the best setting of those that ended; empty while none has.
 
         Scores of different metrics say nothing of each other: with global and clients' own models in
         one sweep, that is the best by each.
@@ -101,20 +101,13 @@ class Standing:
         )
 
     def _best(self, metric: str, settings: Mapping[tuple[str, str], list[float]]) -> str:
-        """Return the best of settings by the mean of their scores, with its interval."""
+        """Return the best of settings by the mean of their scores."""
         sign = -1 if is_lower_better_in(self._settings, metric) else 1
         (title, _), scores = max(
             settings.items(), key=lambda item: (sign * statistics.fmean(item[1]), item[0])
         )
         mean = statistics.fmean(scores)
-        if len(scores) == 1 or not math.isfinite(mean):
-            return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
-        from scipy import special  # start-up: not before a setting has two seeds
-
-        half = statistics.stdev(scores) / math.sqrt(len(scores))
-        half *= float(special.stdtrit(len(scores) - 1, 0.975))
-        interval = f"95 % interval {mean - half:.4f} to {mean + half:.4f}"
-        return f"{title}, {mean:.4f} ({interval}, {len(scores)} seeds)"
+        return f"{title}, {mean:.4f} ({len(scores)} seed{'s' if len(scores) > 1 else ''})"
 
 
 class TuneTrial(Protocol):
