@@ -1,10 +1,11 @@
 """Read, override and check a YAML file; a mistake is a line with its path, the value found and the values allowed."""
 
 import copy
+import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path, PurePath
 
@@ -14,7 +15,7 @@ from flray.config import arms
 from flray.config.experiment import Config, Experiment
 from flray.config.mistakes import explain, inexact_values
 from flray.config.start import load_plugins
-from flray.config.sweep import Grid, tried
+from flray.config.sweep import Domain, Grid, tried
 from flray.config.yaml_files import DEPTH, PARTS, Plain, locate, parse, read_with_base, shorten
 from flray.errors import ConfigError, ConfigErrors, FlrayError, explained
 
@@ -263,18 +264,43 @@ def check_space(config: Config) -> None:
     """
     errors: list[ConfigError] = list(arms.validate_arms(config))
     for path, domain in config.space.items():
-        conditional = path.startswith("algorithm.") and ("algorithm" in config.space or config.arms)
-        for value in tried(domain):
-            try:
-                experiment_at(config, {path: value})
-            except FlrayError as error:
-                if isinstance(error, ConfigErrors) and conditional:
-                    continue
-                first = error.errors[0] if isinstance(error, ConfigErrors) else error
-                errors.append(ConfigError(f"space.{path}", repr(value), str(first)))
-                break
+        varied = "algorithm" in config.space or bool(config.arms)
+        conditional = path.startswith("algorithm.") and varied
+        errors += itertools.islice(wrong_values(config, {}, path, domain, "space", conditional), 1)
     if errors:
         raise ConfigErrors(errors)
+
+
+def wrong_values(
+    config: Config,
+    setting: Mapping[str, Plain],
+    path: str,
+    domain: Domain,
+    where: str,
+    conditional: bool = False,
+) -> Iterator[ConfigError]:
+    """Yield a mistake for each value of a domain that a setting cannot be run with.
+
+    Parameters
+    ----------
+    config : Config
+        The sweep.
+    setting : mapping
+        The values of other paths.
+    path, domain : str, Domain
+        The domain and its path.
+    where : str
+        The path of its space in the file.
+    conditional : bool
+        Whether other settings decide if the path is there at all.
+    """
+    for value in tried(domain):
+        try:
+            experiment_at(config, {**setting, path: value})
+        except FlrayError as error:
+            if not (isinstance(error, ConfigErrors) and conditional):
+                first = error.errors[0] if isinstance(error, ConfigErrors) else error
+                yield ConfigError(f"{where}.{path}", repr(value), str(first))
 
 
 def _validate(content: Mapping[str, Plain]) -> Config:

@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from flray import registry, rng
 from flray.config import arms
 from flray.config.experiment import Config, is_place
-from flray.config.loader import experiment_at
-from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune, tried
+from flray.config.loader import experiment_at, wrong_values
+from flray.config.sweep import Choice, Domain, Grid, LogUniform, RandInt, Tune
 from flray.errors import ConfigError, ConfigErrors, nearest
 from flray.tuning.space import Values, bounds, distinct, draw_setting, errors_of, values_of
 
@@ -279,13 +279,8 @@ def _check_own_values(config: Config, found: Sequence[Unit]) -> None:
             for path, domain in space.items():
                 if domain is None or unit.space.get(path) != domain:
                     continue
-                for value in tried(domain):
-                    try:
-                        experiment_at(config, {**unit.setting, path: value})
-                    except (ConfigError, ConfigErrors) as error:
-                        first = error.errors[0] if isinstance(error, ConfigErrors) else error
-                        place = f"{where}.{path}"
-                        errors.setdefault(place, ConfigError(place, repr(value), str(first)))
+                for error in wrong_values(config, unit.setting, path, domain, where):
+                    errors.setdefault(error.path, error)
     if errors:
         raise ConfigErrors(list(errors.values()))
 
