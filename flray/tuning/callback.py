@@ -26,7 +26,7 @@ from flray.runs.progress import Progress
 from flray.runs.session import EndStatus, RunSession, data_tags, record_data
 from flray.tracking.background import Tracker, parent_of
 from flray.tuning.reuse import file_digests
-from flray.tuning.space import TrialSpec
+from flray.tuning.space import TrialSpec, setting_title
 from flray.tuning.trial_store import ENDED_STATUSES, SettingRuns, TrialFolder
 
 # The result of a trial's step, with Tune's own values.
@@ -67,7 +67,7 @@ class Standing:
     def add(self, number: str, status: str, score: float, metric: str) -> None:
         """Record a trial's status and its score (NaN if it has none)."""
         point = self._points[number]
-        self._trials[number] = status, score, metric, (point.title, point.key)
+        self._trials[number] = status, score, metric, (setting_title(point), point.key)
 
     def line(self) -> str:
         """Return the numbers of ended, running and failed trials, and the best setting."""

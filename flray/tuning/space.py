@@ -70,14 +70,9 @@ class TrialSpec:
         return {**self.setting, **self.draw, "seed": self.seed}
 
     @property
-    def title(self) -> str:
-        """The name of its setting, as in the table."""
-        return arms.label(self.setting) or self.experiment.algorithm.name
-
-    @property
     def label(self) -> str:
         """A short label of the trial."""
-        return f"{self.title} seed={self.seed}"
+        return f"{arms.label(self.setting) or self.experiment.algorithm.name} seed={self.seed}"
 
 
 def setting_key(setting: Mapping[str, Any], phase: str) -> str:
@@ -417,6 +412,42 @@ def trial_number(index: int) -> str:
     return f"{index + 1:04d}"
 
 
+def setting_title(point: TrialSpec) -> str:
+    """Return the name of a trial's setting: method, data, other varied settings."""
+    named = {
+        path.removeprefix(arms.PREFIX): str(value)
+        for path, value in point.setting.items()
+        if path.startswith(arms.PREFIX)
+    }
+    experiment = point.experiment
+    method = named.pop("method", experiment.algorithm.name)
+    parts = [method, *([] if "data" in named else [experiment.data.name]), *named.values()]
+    rest = {
+        path: value
+        for path, value in arms.flatten_setting(point.setting).items()
+        if not path.startswith(arms.PREFIX) and path not in arms.registry_paths()
+    }
+    said = set(named) or any(
+        path.startswith("partition") for path in rest
+    )  # arms besides the method name the differences
+    if not said:
+        parts += partition_label(experiment)
+    parts += [
+        f"{path.rsplit('.', 1)[-1]}={arms.format_value(value)}" for path, value in rest.items()
+    ]
+    return " · ".join(dict.fromkeys(parts))
+
+
+def partition_label(experiment: Experiment) -> list[str]:
+    """Return a short label of the partition, empty for one client per domain."""
+    name, options = experiment.partition.name, experiment.partition.options
+    if "alpha" in options:
+        return [f"α={options['alpha']:g}"]
+    if "classes_per_client" in options:
+        return [f"{options['classes_per_client']} classes each"]
+    return [] if name == "domains" else [name]
+
+
 def sweep_tags(config: Config) -> dict[str, str]:
     """Return tags to find the runs of a sweep by: its paper and table."""
     paper = config.paper
@@ -425,14 +456,14 @@ def sweep_tags(config: Config) -> dict[str, str]:
 
 def setting_tags(config: Config, point: TrialSpec) -> dict[str, str]:
     """Return tags to find a trial by, which tell tuning from comparison."""
-    algorithm, flat = point.experiment.algorithm, arms.flatten_setting(point.setting)
+    algorithm = point.experiment.algorithm
     found = {
         **sweep_tags(config),
         "method": algorithm.name,
         "data": point.experiment.data.name,
         "flray.phase": point.phase,
-        "flray.varied": json.dumps(flat, ensure_ascii=False),
-        "setting": arms.setting_label(flat, exact=flat) or point.title,
+        "flray.varied": json.dumps(arms.flatten_setting(point.setting), ensure_ascii=False),
+        "setting": setting_title(point),
     }
     if "variant" in algorithm.options:
         found["variant"] = str(algorithm.options["variant"])

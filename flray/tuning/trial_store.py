@@ -25,6 +25,7 @@ from flray.tuning.space import (
     setting_key,
     setting_params,
     setting_tags,
+    setting_title,
     trial_number,
 )
 
@@ -138,7 +139,7 @@ class TrialFolder:
         return RunSession(
             self.path,
             point.experiment,
-            name=point.label,
+            name=f"{setting_title(point)} · seed {point.seed}",
             tags={**setting_tags(sweep, point), "trial": point.number},
             params=setting_params(point),
             parent=begin_setting(self.sweep, point, parent, sweep),
@@ -245,7 +246,7 @@ def begin_setting(sweep: Path, point: TrialSpec, parent: Mapping[str, Any], conf
             uid=uid,
             experiment=config.experiment.tracking.experiment,
             parent=parent["uid"],
-            name=point.title,
+            name=setting_title(point),
             tags={**identity_tags(sweep), **setting_tags(config, point), "flray.kind": "setting"},
             params={name: v for name, v in setting_params(point).items() if name != "seed"},
         )

@@ -182,11 +182,13 @@ def test_a_sweep_s_line_counts_and_names_the_best(content: Settings, tmp_path: P
     accuracy, loss = "personal/local/accuracy", "global/common/loss"
     found.add("0001", "finished", 0.8, accuracy)
     found.add("0004", "running", math.nan, accuracy)
-    assert found.line() == ("1 of 6 trials ended, 1 running; best so far: lr=0.02, 0.8000 (1 seed)")
+    assert found.line() == (
+        "1 of 6 trials ended, 1 running; best so far: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
+    )
     for number, score in (("0002", 0.82), ("0003", 0.84), ("0004", 0.79), ("0005", 0.8)):
         found.add(number, "finished", score, accuracy)
     found.add("0006", "failed", math.nan, accuracy)
-    best = "best so far: lr=0.02, 0.8200 (3 seeds)"
+    best = "best so far: fedavg · digits-sklearn · lr=0.02, 0.8200 (3 seeds)"
     assert found.line() == f"6 of 6 trials ended, 0 running, 1 failed; {best}"
     for number, (_, score, *_) in list(found._trials.items()):
         found.add(number, "finished", 0.5 if math.isnan(score) else score, loss)
@@ -203,14 +205,14 @@ def test_stopped_trials_and_metrics_are_not_mixed(content: Settings, tmp_path: P
     assert "lr=0.1, 0.5000" in found.line() and "2 of 4 trials ended" in found.line()
     found.add("0002", "finished", 0.8, "personal/local/accuracy")
     assert found.best() == (
-        "by global/common/accuracy: lr=0.1, 0.5000 (1 seed); "
-        "by personal/local/accuracy: lr=0.02, 0.8000 (1 seed)"
+        "by global/common/accuracy: fedavg · digits-sklearn · lr=0.1, 0.5000 (1 seed); "
+        "by personal/local/accuracy: fedavg · digits-sklearn · lr=0.02, 0.8000 (1 seed)"
     )
     # Settings that a title does not tell apart stay two.
     found = Standing(tmp_path, points_of(content, 0.10001, 0.10002))
     for number, score in (("0001", 0.8), ("0003", 0.5)):
         found.add(number, "finished", score, ACCURACY)
-    assert found.best() == "lr=0.1, 0.8000 (1 seed)"
+    assert found.best() == "fedavg · digits-sklearn · lr=0.1, 0.8000 (1 seed)"
 
 
 def test_in_a_log_a_line_is_said_now_and_then(

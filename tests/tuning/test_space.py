@@ -157,11 +157,11 @@ def varied(point: TrialSpec) -> dict[str, str]:
     return {name: v for name, v in spaces.setting_params(point).items() if name.startswith("_")}
 
 
-def test_a_trial_is_found_by_method_data_and_what_differs(content: Settings) -> None:
+def test_a_trial_is_called_by_method_data_what_differs_and_seed(content: Settings) -> None:
     content["experiment"]["partition"] = {"name": "dirichlet", "alpha": 0.2, "clients": 3}
     content["experiment"]["algorithm"] = "fedskc"
     config, made = specs(content)
-    name = "lr=0.02"
+    name = "fedskc · digits-sklearn · α=0.2 · lr=0.02"
     assert varied(made[1]) == {}
     assert spaces.setting_params(made[1])["seed"] == "1"
     tags = {"method": "fedskc", "data": "digits-sklearn", "variant": "paper", "setting": name}
@@ -177,12 +177,12 @@ def test_arms_give_the_name_and_say_what_differs(content: Settings) -> None:
     fedavg, domains = {"method": {"fedavg": {}}}, {"Digits": {"partition": "domains"}}
     skew = {"skew": {"α = 0.3": {"partition.alpha": 0.3}}}
     for arms, name in (
-        ({"method": {"LCL alone": variant}, "data": domains}, "LCL alone Digits"),
-        ({**fedavg, **skew}, "fedavg α = 0.3"),
-        (fedavg, "fedavg"),
+        ({"method": {"LCL alone": variant}, "data": domains}, "LCL alone · Digits"),
+        ({**fedavg, **skew}, "fedavg · digits-sklearn · α = 0.3"),
+        (fedavg, "fedavg · digits-sklearn · α=0.2"),
     ):
         config, (point, *_) = specs({**content, "arms": arms})
-        assert point.title == name
+        assert spaces.setting_title(point) == name
         assert spaces.sweep_tags(config) == {"paper": "fedskc", "table": "table5"}
         if "data" in arms:
             assert varied(point) == {"_method": "LCL alone", "_data": "Digits"}

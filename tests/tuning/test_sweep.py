@@ -314,7 +314,7 @@ def test_rounds_without_evaluation_and_a_setting_that_diverges(content: Settings
     for path in (result.folder / "settings").iterdir():
         first, *events = read_events(path)
         curves[first["name"]] = {e["round"]: e["metrics"] for e in events if e["type"] == "round"}
-    names = ["lr=0.05", "lr=1e+30"]
+    names = ["fedavg · digits-sklearn · lr=0.05", "fedavg · digits-sklearn · lr=1e+30"]
     assert sorted(curves) == names
     good, bad = (curves[name] for name in names)
     assert sorted(good) == sorted(bad) == [1, 2, 3]
@@ -358,8 +358,8 @@ def test_rounds_and_standing_are_seen_and_values_early(content: Settings, store:
     assert progress.listed[0] == ""  # each sees the best that the line before it named
     for line, value in zip(progress.stood, progress.listed[1:], strict=False):
         assert value.removeprefix("so far: ") == line.partition("best so far: ")[2]
-    assert progress.listed[-1].startswith("so far: prox")
-    assert progress.stood[-1].startswith("2 of 2 trials ended, 0 running; best so far: prox")
+    assert progress.listed[-1].startswith("so far: prox · ")
+    assert progress.stood[-1].startswith("2 of 2 trials ended, 0 running; best so far: prox · ")
     points = {point.number: point for point in specs(content)[1]}
     assert Standing(result.folder, points).line() == progress.stood[-1]
     summary = pd.read_csv(result.folder / "summary.csv")
