@@ -407,7 +407,7 @@ def _labels(task: str, y: Labels) -> Rows:
         return y.astype(np.int64, copy=False)
     found: Rows | None = None
     if y.ndim == 2 and hasattr(tasks.get(task), "partition_labels"):
-        found = tasks.get(task).partition_labels(y)
+        found = tasks.get(task).partition_labels(y.copy())  # what it writes to is its own
     if found is None:
         return np.zeros(len(y), dtype=np.int64)
     if found.shape != y.shape[:1] or found.dtype != np.int64 or found.min(initial=0) < 0:

@@ -220,8 +220,8 @@ def _read(file: Path) -> pd.DataFrame:
     # pandas takes surplus first values for names of rows, as R writes them.
     if not isinstance(frame.index, pd.RangeIndex) and frame.iloc[:, -1].isna().all():
         raise DataError(
-            f"data set table: rows of {file} end with a delimiter, and its header does not, so values would be "
-            "taken for other columns'; write it again without"
+            f"data set table: rows of {file} have a value more than its header, and the last column is empty: name "
+            "all columns, or write rows without a delimiter at their end"
         )
     return frame
 

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -46,7 +45,10 @@ def sha256_file(path: Path) -> str:
 
 
 def decoded(
-    folder: Path, decode: Callable[[Path], Mapping[str, Array]], mapped: Collection[str] = ()
+    folder: Path,
+    decode: Callable[[Path], Mapping[str, Array]],
+    mapped: Collection[str] = (),
+    trusted: bool = False,
 ) -> Arrays:
     """Return a data set's decoded arrays; the first use, or one that finds damage, decodes them into the cache.
 
@@ -60,33 +62,52 @@ def decoded(
         that it is given.
     mapped : collection of str
         Arrays that stay on disk and are memory-mapped.
+    trusted : bool
+        Whether sizes are enough of a check, because many processes of a node read the same large arrays.
+
+    Raises
+    ------
+    DataError
+        If the arrays are not there and cannot be written.
     """
+    found = _stamp(folder)
     with contextlib.suppress(DataError):
-        return _verified(folder, mapped, "")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        hold_lock(folder.parent / f".{folder.name}.lock"),
-        tempfile.TemporaryDirectory(
-            prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
-        ) as place,
-    ):
-        with contextlib.suppress(DataError):  # another process had the lock, and has decoded them
-            return _verified(folder, mapped, "")
-        (folder / MANIFEST).unlink(missing_ok=True)
-        new = Path(place) / folder.name  # others may read it, unlike the folder that it is in
-        new.mkdir()
-        for name, array in decode(new).items():
-            np.save(new / f"{name}.npy", array, allow_pickle=False)
-        files = {}
-        for path in sorted(new.iterdir()):
-            sync_file(path)
-            files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        write_atomically(new / MANIFEST, json.dumps({"files": files}, indent=1).encode())
-        if not (folder / MANIFEST).exists():  # as without locks another process may have put one
-            shutil.rmtree(folder, ignore_errors=True)
-            new.rename(folder)
-            sync_folder(folder.parent)
-        return _verified(folder, mapped, f"remove {folder}")
+        return _verified(folder, mapped, "", trusted)
+    with contextlib.ExitStack() as stack:
+        problem = f"{folder} is missing or damaged, and cannot be written"
+        with explained(OSError, problem, "set FLRAY_DATA to a folder that can be"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(hold_lock(folder.parent / f".{folder.name}.lock"))
+            place = stack.enter_context(
+                tempfile.TemporaryDirectory(
+                    prefix=f".{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True
+                )
+            )
+        if _stamp(folder) == found:  # otherwise another process had the lock, and has decoded them
+            new = Path(place) / folder.name  # others may read it, unlike the folder that it is in
+            new.mkdir()
+            for name, array in decode(new).items():
+                np.save(new / f"{name}.npy", array, allow_pickle=False)
+            files = {}
+            for path in sorted(new.iterdir()):
+                sync_file(path)
+                files[path.name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+            write_atomically(new / MANIFEST, json.dumps({"files": files}, indent=1).encode())
+            if _stamp(folder) == found:  # as it may differ without locks
+                if folder.exists():
+                    folder.rename(Path(place) / "old")
+                new.rename(folder)
+                sync_folder(folder.parent)
+    return _verified(folder, mapped, f"remove {folder}", trusted)
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Return values that differ once other arrays are in a folder; None if there are none."""
+    try:
+        status = (folder / MANIFEST).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def read_arrays(folder: Path, name: str) -> Arrays:
@@ -117,18 +138,19 @@ def read_arrays(folder: Path, name: str) -> Arrays:
     return _verified(folder, (), damaged)
 
 
-def _verified(folder: Path, mapped: Collection[str], remedy: str) -> Arrays:
+def _verified(folder: Path, mapped: Collection[str], remedy: str, trusted: bool = False) -> Arrays:
     """Return arrays that are as they were written; an error ends with the remedy."""
     manifest, arrays = folder / MANIFEST, {}
     try:
         files = {
-            folder / check_name(file, manifest): facts["sha256"]
+            folder / check_name(file, manifest): (facts["sha256"], facts["bytes"])
             for file, facts in read_json(manifest, MAPPING)["files"].items()
         }
     except (FlrayError, KeyError, TypeError, AttributeError):
         raise DataError(f"{manifest} is not a readable manifest; {remedy}") from None
-    for path, checksum in files.items():
-        if not path.is_file() or sha256_file(path) != checksum:
+    for path, (checksum, size) in files.items():
+        same = path.is_file() and path.stat().st_size == size
+        if not same or not (trusted or sha256_file(path) == checksum):
             raise DataError(f"{path} is missing or was altered; {remedy}")
         with explained((ValueError, EOFError), f"{path} holds no array", remedy):
             arrays[path.stem] = np.load(

@@ -10,7 +10,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -69,10 +68,9 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
         Naming the node, if they are missing there or differ.
     """
     folder = data_root() / "pooled" / socket.gethostname() / fingerprint[:32]
-    if folder in _mapped:
-        return _mapped[folder]
     try:
-        arrays = decoded(folder, lambda _: _pooled(config, fingerprint), ("x", "y", "public"))
+        mapped = ("x", "y", "public")
+        arrays = decoded(folder, lambda _: _pooled(config, fingerprint), mapped, trusted=True)
     except FlrayError as error:  # such as a data set of a plug-in, which is not registered here
         raise DataError(
             f"node {socket.gethostname()}: {error}; or let the head hand the data out (resources.data=head)"
@@ -83,14 +81,7 @@ def node_samples(config: Experiment, fingerprint: str) -> Pooled:
             "FLRAY_DATA there to a folder that can be written"
         ) from None
     x = arrays["x"]
-    x = np.moveaxis(x, -1, 1) if x.ndim == 4 else x
-    _mapped.clear()
-    _mapped[folder] = Pooled(x, arrays["y"], arrays.get("public"))
-    return _mapped[folder]
-
-
-_mapped: dict[Path, Pooled] = {}
-"""The samples that this process has mapped last: checking them for the next trial would read them all again."""
+    return Pooled(np.moveaxis(x, -1, 1) if x.ndim == 4 else x, arrays["y"], arrays.get("public"))
 
 
 def _pooled(config: Experiment, fingerprint: str) -> Arrays:
