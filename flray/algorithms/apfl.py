@@ -5,7 +5,7 @@ from torch import nn
 
 from flray import functional, registry, trees
 from flray.algorithms.base import Algorithm, Batch, Client, Message, Predictor, View
-from flray.algorithms.common.client_parts import gradient_at
+from flray.algorithms.common.client_parts import gradient_at, refuse_diverged
 from flray.registry import hyper, register_algorithm
 
 
@@ -58,6 +58,7 @@ class APFL(Algorithm):
         )
         if self.hp.adaptive and batch.step == 0:
             slope = functional.apfl_alpha_gradient(v, w, gradient)
+            refuse_diverged(client.config, "the gradients of the mixture", torch.tensor(slope))
             client.state["alpha"] = functional.apfl_alpha_step(alpha, slope, client.lr)
         super().step(client, batch, optimizer)
         for name, parameter in own.items():

@@ -40,6 +40,11 @@ class FedRoD(Algorithm):
     needs = frozenset({"split", "classification", "exact_logits"})
     views = ("personal", "global")
 
+    def __init__(self, hp: Params | None = None) -> None:
+        super().__init__(hp)
+        if self.hp.generic_loss == "ce":  # which has no use for class counts
+            self.needs -= {"exact_logits"}
+
     def own_loss(self) -> str:
         """Return the balanced softmax if the generic head has it."""
         ce = self.hp.generic_loss == "ce"

@@ -358,8 +358,13 @@ def cosine_logits(features: Tensor, weight: Tensor, scale: Tensor | float) -> Te
     -------
     Tensor [B, C]
         Bounded by ``|s|``.
+
+    Raises
+    ------
+    ValueError
+        If shapes differ from the above.
     """
-    # Without a check of shapes: `torch.fx` records this for the export of a model, and knows none.
+    numerics.check_shapes(features=(features, "B d"), weight=(weight, "C d"))
     return scale * (unit(features) @ weight.T)
 
 

@@ -414,6 +414,6 @@ def test_a_methods_own_augmentation_comes_before_the_experiments() -> None:
     assert len(set(digests)) == 3
 
 
-@pytest.mark.parametrize("name", ["fedskc", "lgmix", "rhfl"])
+@pytest.mark.parametrize("name", ["apfl", "fedskc", "lgmix", "rhfl"])
 def test_methods_that_compute_nothing_of_a_diverged_model_say_so(name: str) -> None:
     refused(tiny.run, name, rounds=3, local={"lr": 1e30})

@@ -53,6 +53,7 @@ MORE: list[tuple[Options, Options, Options]] = [
     # scoring vectors and training a second head take no statistics and no random numbers
     (opt("fedhkd", lam=0.0, gamma=0.0, threshold=0.0), FEDAVG, {"model": DEEP}),
     (opt("fedrod", generic_loss="ce"), FEDAVG, {"model": DEEP, "local": {"clip_norm": 0.5}}),
+    (opt("fedrod", generic_loss="ce"), FEDAVG, {"model": {"name": "one-layer", "more": 1}}),
     (opt("fedrs", alpha=1.0, graded=True), FEDAVG, {"clients": tiny.gaussian_clients(skew=True)}),
     # as the warnings of these methods say: all clients hold all classes, a third of the samples each
     *((opt("fedrs", alpha=alpha), FEDAVG, {}) for alpha in (0.0, 0.5)),

@@ -298,6 +298,7 @@ WRONG: dict[Any, list[tuple[Any, ...]]] = {
     fn.hyper_feature_loss: [(X, Y, z(3, 3), HERE)],
     fn.balanced_softmax_loss: [(X, Y, z(3))],
     fn.restricted_softmax_logits: [(X, z(3, 4), None, z(3)), (X, z(3, 2), z(2), z(3))],
+    fn.cosine_logits: [(X, X.T, 1.0)],
     fn.model_contrastive_loss: [(X, z(3, 4), X)],
     fn.relaxed_contrastive_loss: [(X, z(2).long()), ([], Y)],
     fn.prototype_loss: [(X, Y, z(3, 4), HERE)],
