@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flray.config import suites
-from flray.config.arms import combine_arms
 from flray.config.experiment import Config
 from flray.config.loader import load
 from flray.data.inventory import stood_in_for
@@ -23,7 +22,8 @@ from flray.results.sweep import SweepResult, build_table
 from flray.runs import resume_checks, runner
 from flray.runs.progress import Progress, SweepProgress, shown
 from flray.runs.runner import Result
-from flray.tuning.space import resolve_sweep, trial_specs
+from flray.tuning.phases import Phases
+from flray.tuning.space import enumerate_settings, resolve_sweep
 from flray.tuning.sweep import Sweep
 from flray.tuning.trial_store import TERMINAL_STATUSES, trial_folders
 
@@ -108,7 +108,9 @@ def _resolved(
     """Return the checked configuration of a sweep."""
     config = load(source, overrides, **replaced)
     if smoke:
-        trial_specs(config, list(combine_arms(config)))  # refuses arms that are wrong
+        whole = resolve_sweep(config)  # and arms that are wrong are refused as without `smoke`
+        one = whole.model_copy(update={"sweep": whole.sweep.model_copy(update={"samples": 1})})
+        list(Phases(one, enumerate_settings(one)).probes())
         config = suites.smoke(config, stood_in_for())
     return resolve_sweep(config)
 

@@ -44,6 +44,9 @@ def show_comparison(first: Path, second: Path, as_json: bool) -> None:
         a, b = str(first), str(second)
     settings = make_table("settings that differ", ("setting", a, b), _differing(first, second))
     sets = load_folder(first), load_folder(second)
+    for folder, one in zip((first, second), sets, strict=True):
+        if not any(len(trial.history) for trial in one.trials):
+            raise FlrayError(f"{folder}: no round of its comparison has ended yet; wait for one")
     before = [trial.metric for one in sets for trial in one.trials]
     for one, trials in zip(sets, judge_alike(*(one.trials for one in sets)), strict=True):
         one.trials = trials

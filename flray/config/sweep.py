@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from flray.config.sections import Section
 from flray.config.yaml_files import Plain
-from flray.metrics import lower_is_better
+from flray.metrics import is_at_most_one, lower_is_better
 
 
 class Grid(Section):
@@ -266,11 +266,13 @@ class Sweep(Section):
 
     @model_validator(mode="after")
     def _direction(self) -> "Sweep":
-        if lower_is_better(self.metric) and self.mode == "max":
+        wrong = {"max": lower_is_better, "min": is_at_most_one}[self.mode](self.metric)
+        if wrong:
+            right = ("lower", "min") if self.mode == "max" else ("higher", "max")
             raise PydanticCustomError(
                 "mode",
-                "{metric} is better the lower it is: leave mode out or write min",
-                {"metric": self.metric, "sub": ("mode",)},
+                "{metric} is better the {how} it is: leave mode out or write {right}",
+                {"metric": self.metric, "how": right[0], "right": right[1], "sub": ("mode",)},
             )
         return self
 

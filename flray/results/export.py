@@ -408,7 +408,9 @@ def cell_value(row: Mapping[str, Any], name: str) -> Any:
     try:
         return yaml_files.parse(str(row[name]))
     except ValueError as error:
-        raise DataError(f"the column {name}: {row[name]!r} is no value ({error})") from None
+        raise DataError(
+            f"the column {name}: {row[name]!r} is no value ({error}); restore the file"
+        ) from None
 
 
 def _kept_trial(number: int, setting: dict[str, Any], row: Mapping[str, Any]) -> Trial:

@@ -125,7 +125,7 @@ def _package_digest() -> str:
     """Return the digest of the parts of flray that decide."""
     digest = hashlib.sha256()
     for file in _modules():
-        content = file.read_bytes()
+        content = file.read_bytes().replace(b"\r\n", b"\n")  # as a checkout may have them
         digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 

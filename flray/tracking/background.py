@@ -1,6 +1,7 @@
 """Send runs to MLflow: in the background of training, and with ``flray sync`` what the server missed."""
 
 import contextlib
+import itertools
 import re
 import threading
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from flray.errors import DataError, FlrayError, explained
 from flray.files import WEIGHTS_BYTES, open_file
 from flray.files.tracking_address import redact, resolve_uri, without_secrets
-from flray.records import JOURNAL, Event, decode, listen, read_events
+from flray.records import JOURNAL, Event, decode, directory, listen, read_events
 from flray.tracking.client import HTTP_TIMEOUT, http_limits, read_cursor
 from flray.tracking.exporter import MlflowExporter
 
@@ -304,9 +305,15 @@ def _known_uri(run_dir: Path, parent_dir: Path | None) -> str:
 
 
 def _rounds_between(run_dir: Path, parent_dir: Path | None) -> int:
-    """Return ``tracking.every`` of a run or of its sweep, whose start has the number that it chose."""
-    params = (_start_of(folder).get("params", {}) for folder in _upwards(run_dir, parent_dir))
-    chosen = (str(one.get("tracking.every")) for one in params)
+    """Return ``tracking.every`` as a run's or sweep's file has it, or else as the sweep chose it at its start."""
+    folders = _upwards(run_dir, parent_dir)
+    files = [one for one in folders if (one / directory.CONFIG).exists()]
+    written = (directory.read_config(one)["experiment"]["tracking"] for one in files)
+    begun = (_start_of(folder).get("params", {}) for folder in folders)
+    chosen = itertools.chain(
+        (str(one.get("every")) for one in written),
+        (str(one.get("tracking.every")) for one in begun),
+    )
     return next((int(text) for text in chosen if re.fullmatch("[1-9][0-9]{0,9}", text)), 1)
 
 

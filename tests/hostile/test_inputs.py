@@ -226,6 +226,7 @@ SETTINGS: list[Any] = [
     *("sweep.until={at_least: 50, at_most: 10}", "sweep.seeds=[0, 0]", "sweep.seeds=3"),
     *("space={local.lr: {uniform: [1, 0]}}", "space={local.lr: {uniform: [-1.7e+308, 1.7e+308]}}"),
     "sweep={metric: global/common/loss, mode: max}",
+    "sweep={metric: global/common/accuracy, mode: min}",
     "sweep={samples: 1000000000, search: random}",
 ]
 

@@ -1,5 +1,6 @@
 """Every event reaches a real store once, and `flray sync` sends what waited."""
 
+import json
 import math
 import os
 import subprocess
@@ -385,14 +386,18 @@ def test_one_trial_is_sent_below_its_sweep(to: Sending, sweep: Path) -> None:
     assert to.sent("sweep/trials/1").data.tags["mlflow.parentRunId"] == to.run_id("sweep")
 
 
-@pytest.mark.parametrize("of", ["trial", "sweep"])
+@pytest.mark.parametrize("of", ["trial", "sweep", "file"])
 def test_a_sync_sends_no_more_rounds_than_the_sweep_does(of: str, to: Sending) -> None:
     for name, path in {"sweep": "sweep", "trial": "sweep/trials/0001"}.items():
-        params = {"tracking.every": "3" if name == of else "None"}
+        params = {"tracking.every": "3" if name == of else "None" if of != "file" else "2"}
         with to.start(path, uid=f"{to.folder.name}-{name}", params=params) as journal:
             for round_ in range(1, 6) if name == "trial" else ():
                 journal.record_round(round_, {"loss": 1.0})
             journal.end("FINISHED")
+    if of == "file":  # as it was changed for a resume
+        known = {"name": "x", "seed": 0, "rounds": 5, "algorithm": {"name": "fedavg"}}
+        known |= {"evaluation": {"last": 1}, "tracking": {"every": 3}}
+        (to.folder / "sweep" / "config.yaml").write_text(json.dumps({"experiment": known}))
     sync(to.folder / "sweep", to.uri)
     assert [step for step, _, _ in to.points("loss", "sweep/trials/0001")] == [3, 5]
 

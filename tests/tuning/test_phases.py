@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from flray import api
+from flray.cli.comparison import show_comparison
 from flray.config.experiment import Config, idle_line
 from flray.config.loader import load
 from flray.records import directory
@@ -359,6 +360,7 @@ def test_a_sweep_that_is_tuning_has_a_report(tuned: Settings, tmp_path: Path) ->
     assert sum(line.endswith("; nothing is chosen yet") for line in report.table.notes) == 3
     pilot = load({"experiment": {**tuned["experiment"], "output": str(tmp_path.parents[1])}})
     refused(api.detect, pilot, tmp_path / "x.yaml", 1.0)
+    refused(show_comparison, tmp_path, tmp_path, as_json=True)
 
 
 def test_lists_are_tuned_over(tuned: Settings, tmp_path: Path) -> None:

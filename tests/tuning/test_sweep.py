@@ -122,7 +122,7 @@ def _check_tracked(uri: str, folder: Path) -> None:
 def _check_tables(folder: Path) -> None:
     swept = SweepResult(folder)
     curves = pd.read_csv(folder / "curves.csv", dtype={"trial": str})
-    first = ["trial", *swept.settings, "seed", "round"]
+    first = ["trial", *swept.data.settings, "seed", "round"]
     assert len(curves) == 12 and list(curves.columns[: len(first)]) == first
     one = curves[curves.trial == "0003"].set_index("round")["global/common/accuracy"]
     history = swept.data.trials[2].history.set_index("round")

@@ -79,7 +79,7 @@ def test_its_standing_counts_trials(tuned: Settings, monkeypatch: pytest.MonkeyP
     assert counts == [0, 4, 6, 10]
     assert not any(f" {count} running" in line for line in seen.stood for count in (2, 3, 4, 5, 6))
     assert seen.stood[-1].startswith("12 of 12 trials ended, 0 running; best so far: fed")
-    assert seen.stood[-1].endswith(", 3 seeds)")
+    assert seen.stood[-1].endswith(" (3 seeds)")
     assert directory.read(result.folder)["best"] == seen.stood[-1].partition("best so far: ")[2]
 
 
