@@ -208,8 +208,9 @@ class ClientActor:
         }
 
 
-START_TIMEOUT_S, COPY_SECONDS = 60.0, 30.0
-"""Seconds within which a process starts on an available node, even a busy one; and those that are waited for copies."""
+START_TIMEOUT_S, COPY_SECONDS, ANSWER_SECONDS = 60.0, 30.0, 3600.0
+"""Seconds within which a process starts on an available node, even a busy one; those that are waited for copies; and
+for an actor that starts, which may have much to read."""
 
 
 @dataclass
@@ -300,14 +301,14 @@ class ActorPool:
         )
 
     def _ask_all(self, method: str, *arguments: object) -> list[Any]:
-        """Return each actor's answer once it has started; a dead one is replaced and gives none."""
+        """Return each actor's answer once it has started; one that is dead or too late is replaced and gives none."""
         calls = [getattr(worker.actor, method).remote(*arguments) for worker in self.workers]
         answers: list[Any] = []
         for worker, call in zip(self.workers, calls, strict=True):
             try:
                 with unwrapped():
-                    answers.append(ray.get(call))
-            except ACTOR_DIED_ERRORS:
+                    answers.append(ray.get(call, timeout=ANSWER_SECONDS))
+            except (*ACTOR_DIED_ERRORS, ray.exceptions.GetTimeoutError):
                 self.replace(worker)
         return answers
 
