@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from mlflow import MlflowClient
 
 import flray
 from flray import registry
-from flray.cli.display import print_json
+from flray.cli.display import _course, print_json
 from flray.cli.main import app
 from flray.cli.tables import Suite, list_suites, show_list, show_papers
 from flray.config.arms import setting_label
@@ -268,6 +269,9 @@ def test_ls_and_compare(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> No
     course = "{}: last {:.2f}, mean of the last 2 {:.2f}, best {:.2f} in round {}"
     line = course.format(metric, *shown_values[:3], 1 + shown_values[3])
     assert line in " ".join(printed("resume", str(runs[1])).split())
+    losses = replace(result, metric="global/common/loss")
+    least = result.history.set_index("round")[losses.metric].idxmin()
+    assert _course(losses).endswith(f"in round {least}")
     assert float(value) == pytest.approx(result.metrics[metric], abs=1e-4)
     found = shown("compare", "small/001", "small/002")
     assert found["settings"] == [{"setting": "local.lr", "small/001": "0.01", "small/002": "0.1"}]
