@@ -79,14 +79,8 @@ def serve() -> bool:
 
 def prepare() -> None:
     """Import what commands import, also what they import late."""
-    ours = (
-        "cli.display",
-        "reporting.build",
-        "runs.runner",
-        "drawing.charts",
-        "tracking.background",
-    )
-    tuning = ("api", "tuning.callback", "tuning.tuner")
+    ours = ("cli.display", "runs.runner", "drawing.charts", "tracking.background")
+    tuning = ("api", "reporting.build", "tuning.callback", "tuning.tuner")
     theirs = ("matplotlib.backends.backend_agg", "mlflow.store.tracking.sqlalchemy_store", "optuna")
     others = ("scipy.stats", "sklearn.datasets", "torch._dynamo", "torch.onnx")
     for name in (*(f"flray.{one}" for one in ours + tuning), *theirs, *others):
