@@ -190,6 +190,84 @@ def _view(data: np.ndarray[Any, np.dtype[np.uint8]], leaf: Leaf) -> Tensor:
     return devices.from_numpy(data[leaf.offset : leaf.offset + size]).view(dtype).view(leaf.shape)
 
 
+@dataclass(frozen=True)
+class FlatLayout:
+    """Where the tensors of a flat tree lie in one tensor of all their values.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        The dtype of all floating-point tensors.
+    start, stop : int
+        The tree's bytes in its packed buffer.
+    names : tuple of str
+        All names, in the tree's own order.
+    leaves : tuple of Leaf
+        The floating-point tensors, by name.
+    counters : tuple of Leaf
+        The other tensors, by name.
+    """
+
+    dtype: torch.dtype
+    start: int
+    stop: int
+    names: tuple[str, ...]
+    leaves: tuple[Leaf, ...]
+    counters: tuple[Leaf, ...]
+
+    def split(self, values: Tensor, counters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tree of one tensor of all values (of any dtype) and counters; views of them."""
+        found = dict(counters)
+        for leaf in self.leaves:
+            place = (leaf.offset - self.start) // self.dtype.itemsize
+            found[leaf.path] = values[place : place + math.prod(leaf.shape)].view(leaf.shape)
+        return {name: found[name] for name in self.names}
+
+
+class FlatTree(NamedTuple):
+    """An entry of a packed tree, names to tensors, as one tensor of all its values; none of them is copied.
+
+    The values include the bytes between the tensors (padding, counters), which have no meaning.
+    """
+
+    layout: FlatLayout
+    values: Tensor
+    counters: dict[str, Tensor]
+
+
+def flat_entry(packed: Packed, entry: str) -> FlatTree | None:
+    """Return an entry as one tensor; None unless it maps names to tensors of one floating-point dtype."""
+    layout = _flat_layout(packed.leaves, entry)
+    if layout is None or any(path.startswith(f"{entry}/") for path in packed.scalars):
+        return None
+    values = devices.from_numpy(packed.data[layout.start : layout.stop]).view(layout.dtype)
+    counters = {leaf.path: _view(packed.data, leaf) for leaf in layout.counters}
+    return FlatTree(layout, values, counters)
+
+
+@lru_cache(maxsize=64)
+def _flat_layout(leaves: tuple[Leaf, ...], entry: str) -> FlatLayout | None:
+    within = [
+        leaf._replace(path=leaf.path.removeprefix(f"{entry}/"))
+        for leaf in leaves
+        if leaf.path.startswith(f"{entry}/")
+    ]
+    floats = [leaf for leaf in within if _DTYPES[leaf.dtype].is_floating_point]
+    if len({leaf.dtype for leaf in floats}) != 1 or any("/" in leaf.path for leaf in within):
+        return None
+    stop = max(
+        leaf.offset + math.prod(leaf.shape) * _DTYPES[leaf.dtype].itemsize for leaf in within
+    )
+    return FlatLayout(
+        _DTYPES[floats[0].dtype],
+        min(leaf.offset for leaf in within),
+        -(-stop // devices.ALIGN) * devices.ALIGN,
+        tuple(leaf.path for leaf in within),
+        tuple(floats),
+        tuple(leaf for leaf in within if leaf not in floats),
+    )
+
+
 def clone(tree: Tree) -> dict[str, Any]:
     """Return a deep copy: tensors cloned (detached), everything else as it is."""
     return _mapped(tree, lambda value: value.detach().clone())

@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+from flray.trees import FlatTree
+
 # A plain tree (see flray.trees): the form of messages between server and clients, and of their states.
 Message: TypeAlias = dict[str, Any]
 Weighting = Literal["samples", "uniform"]
@@ -66,6 +68,9 @@ class Reply(Protocol):
 
     def get(self, entry: str, default: Any = None) -> Any:
         """Return an entry, or the default where the client sent none."""
+
+    def flat(self, entry: str) -> FlatTree | None:
+        """Return an entry as one tensor of all its values; None if it is small, or no such entry."""
 
 
 class Replies(Protocol):

@@ -14,7 +14,7 @@ from flray import trees
 from flray.algorithms.types import Stage
 from flray.devices import GpuIdentity
 from flray.errors import FlrayError, MethodError, RunFailedError, memory_is_short
-from flray.trees import Packed
+from flray.trees import FlatTree, Packed
 
 # The second has a name of its own since torch 2.8; before, it is any RuntimeError.
 MACHINE_ERRORS: tuple[type[Exception], ...] = (
@@ -418,6 +418,10 @@ class ClientReply:
         if entry in self._large:
             return self._bulk
         return trees.pack({entry: self._small[entry]}) if self._small.get(entry) else None
+
+    def flat(self, entry: str) -> FlatTree | None:
+        """Return a large entry as one tensor of all its values; None for others."""
+        return trees.flat_entry(self._fetch(self._bulk), entry) if entry in self._large else None
 
 
 MOST_SMALL_BYTES = 65536

@@ -50,23 +50,42 @@ def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Ten
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_the_mean_of_replies_has_the_bits_of_that_of_their_trees(
-    dtype: torch.dtype, count: int
-) -> None:
-    """In whatever order a reply has its entries."""
+def test_one_tensor_of_all_has_the_bits_of_each_alone(dtype: torch.dtype, count: int) -> None:
     all_trees = [a_tree(seed, dtype) for seed in range(count)]
-    sent = [*all_trees[:-1], {name: all_trees[-1][name] for name in reversed(all_trees[-1])}]
-    replies = [a_reply(client, tree) for client, tree in enumerate(sent)]
+    replies = [a_reply(client, tree) for client, tree in enumerate(all_trees)]
+    assert all(reply.flat("weights") is not None for reply in replies)
     mean = average(replies, lambda reply: reply.num_samples)["a"]
     wanted = weighted_mean(all_trees, [client + 3 for client in range(count)])
-    assert mean.keys() == wanted.keys()
+    assert list(mean) == list(wanted)
     for name, tensor in wanted.items():
-        assert mean[name].dtype == tensor.dtype and torch.equal(mean[name], tensor)
+        assert mean[name].dtype == tensor.dtype and mean[name].shape == tensor.shape
+        assert torch.equal(mean[name], tensor)
 
 
-def test_replies_without_weights_do_not_count_and_other_shapes_are_refused() -> None:
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("weightless", [False, True])
+def test_a_reply_laid_out_differently_is_added_all_the_same(at: int, weightless: bool) -> None:
+    all_trees = [a_tree(seed) for seed in range(4)]
+    other = {name: all_trees[at][name] for name in reversed(all_trees[at])}
+    sent = [other if client == at else tree for client, tree in enumerate(all_trees)]
+    replies = [a_reply(client, tree) for client, tree in enumerate(sent)]
+    weights = [0.0 if weightless and client < 2 else client + 3.0 for client in range(4)]
+    mean = average(replies, lambda reply: weights[reply.client])["a"]
+    wanted = weighted_mean(all_trees, weights)
+    assert mean.keys() == wanted.keys()
+    assert all(torch.equal(mean[name], wanted[name]) for name in wanted)
+
+
+def test_what_is_no_tree_of_one_kind_of_float_is_added_by_tensors() -> None:
+    mixed = {"a": torch.ones(3), "b": torch.ones(3, dtype=torch.float64)}
+    nested = {"a": torch.ones(3), "more": {"b": torch.ones(2)}}
+    scalar = {"a": torch.ones(3), "n": 3}
+    for tree in (mixed, nested, scalar, {}):
+        assert a_reply(0, tree).flat("weights") is None
+    mean = average([a_reply(0, mixed), a_reply(1, mixed)], lambda _: 1.0)["a"]
+    assert mean["b"].dtype == torch.float64
     assert average([a_reply(0, {})], lambda _: 1.0) == {}
-    wrong = {**a_tree(1), "bias": torch.zeros(4)}
+    wrong = {**a_tree(1), "bias": torch.zeros(4)}  # different shapes are refused by name
     refused(average, [a_reply(0, a_tree(0)), a_reply(1, wrong)], lambda _: 1.0)
 
 

@@ -1,14 +1,18 @@
 """All methods average trees here: in client order, with sums in float64 and one tree in memory."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from flray import devices, trees
 from flray.algorithms.types import Reply, Weighting
 from flray.functional.averaging import WeightedMean
-from flray.trees import Packed, Tree
+from flray.trees import FlatLayout, Packed, Tree
+
+_VALUES = "/"
+"""Name of the one tensor that stands for all of an entry; no entry's own tensor can have it."""
 
 
 def weight_of(weighting: Weighting, num_samples: int) -> float:
@@ -46,11 +50,58 @@ def average(
     """
     if isinstance(replies, InBlocks):
         return average_blocks(replies.block_sums(weigh, entry))
-    means: dict[str, WeightedMean] = {}
+    means: dict[str, _EntryMean] = {}
     for reply in replies:
-        if tree := reply.get(entry):
-            means.setdefault(reply.architecture, WeightedMean()).add(tree, weigh(reply))
+        mean = means.get(reply.architecture) or _EntryMean()
+        if mean.add(reply, entry, weigh):
+            means[reply.architecture] = mean
     return {architecture: mean.result() for architecture, mean in sorted(means.items())}
+
+
+class _EntryMean:
+    """The mean of one entry; large ones are added as one tensor each, which has the same bits."""
+
+    def __init__(self) -> None:
+        self._mean = WeightedMean()
+        self._layout: FlatLayout | None = None
+        self._flat: bool | None = None
+
+    def add(self, reply: Reply, entry: str, weigh: Callable[[Reply], float]) -> bool:
+        """Add a reply; return whether it has the entry."""
+        flat = reply.flat(entry) if self._flat is not False else None
+        if flat is not None and (self._flat is None or flat.layout == self._layout):
+            self._flat, self._layout = True, flat.layout
+            self._mean.add({_VALUES: flat.values, **flat.counters}, weigh(reply))
+            return True
+        tree = reply.get(entry)
+        if not tree:
+            return False
+        if self._layout is not None:  # this one is laid out differently: from now on by tensors
+            self._mean, self._layout = self._by_tensors(self._layout), None
+        self._flat = False
+        self._mean.add(tree, weigh(reply))
+        return True
+
+    def _by_tensors(self, layout: FlatLayout) -> WeightedMean:
+        """Return the mean so far, split by tensor so that trees can be added to it."""
+        so_far = self._mean.partial()
+        if so_far["count"]:
+            like = torch.empty(0, dtype=layout.dtype)
+            so_far["sums"] = _split(layout, so_far["sums"])
+            so_far["like"] = {name: so_far["like"].get(name, like) for name in layout.names}
+        mean = WeightedMean()
+        mean.merge(so_far)
+        return mean
+
+    def result(self) -> dict[str, Tensor]:
+        """Return the mean."""
+        mean = self._mean.result()
+        return mean if self._layout is None else trees.clone(_split(self._layout, mean))
+
+
+def _split(layout: FlatLayout, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    counters = {leaf.path: entries[leaf.path] for leaf in layout.counters}
+    return layout.split(entries[_VALUES], counters)
 
 
 def average_outputs(replies: Iterable[Reply], entry: str) -> dict[str, Tensor]:
