@@ -416,7 +416,7 @@ class Algorithm:
     def aggregate(self, server: Server, stage: Stage, replies: Replies) -> None:
         """Take in a stage's replies, which come in client order. Default: the weighted mean of the weights.
 
-        A method with `after_average` has all of them wait for it; without, one is in memory at a time.
+        A method with `after_average` has all of them wait for it; without, large ones are in memory one at a time.
         """
         if type(self).after_average is not Algorithm.after_average:
             replies.wait()

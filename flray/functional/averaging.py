@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import torch
@@ -47,11 +48,35 @@ class WeightedMean:
             If the weight is negative or not finite, or names, shapes or dtypes differ from the
             first tree's.
         """
-        weight = float(weight)
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"weight: {weight}, expected a finite number of 0 or more")
-        layout = {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}
-        self._take(tree, layout, "tree", int(weight > 0), weight, weight)
+        self.add_all([(tree, weight)])
+
+    def add_all(self, weighted: Iterable[tuple[Mapping[str, Tensor], float]]) -> None:
+        """Add trees in their order, to the same bits as one by one; sums are read and written once for all of them.
+
+        Parameters
+        ----------
+        weighted : iterable of (dict of Tensor, float)
+            Trees and weights as for `add`.
+
+        Raises
+        ------
+        ValueError
+            As `add`.
+        """
+        counted = []
+        for tree, number in weighted:
+            weight = float(number)
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"weight: {weight}, expected a finite number of 0 or more")
+            self._check("tree", {name: (value.shape, value.dtype) for name, value in tree.items()})
+            self._seen += 1
+            if weight > 0:
+                counted.append((tree, weight))
+        if counted and not self._counted:
+            # Kept unweighted until a second one comes: w * x / w is not always x.
+            self._begin(*counted.pop(0), 1, copy=not counted)
+        if counted:
+            self._continue(counted, [weight for _, weight in counted], len(counted))
 
     def partial(self) -> dict[str, Any]:
         """Return the sums so far as a plain tree, for another mean to `merge`.
@@ -96,35 +121,15 @@ class WeightedMean:
             self.add(sums, partial["weight"])
         else:
             layout = {name: (sums[name].shape, one.dtype) for name, one in partial["like"].items()}
-            self._take(sums, layout, "partial", count, partial["weight"], None)
+            self._check("partial", layout)
+            self._seen += 1
+            if self._counted:
+                self._continue([(sums, partial["weight"])], [None], count)
+            else:
+                self._begin(sums, partial["weight"], count)
 
-    def _take(
-        self,
-        tree: Mapping[str, Tensor],
-        layout: Layout,
-        what: str,
-        count: int,
-        weight: float,
-        factor: float | None,
-    ) -> None:
-        """Take in a tree times a factor, or sums of `count` trees, which have their weights."""
-        layout = self._layout_of(layout, what)
-        self._seen += 1
-        if not count:
-            return
-        if not self._counted:
-            # Kept unweighted until a second one comes: w * x / w is not always x.
-            self._sums = {name: tree[name].detach().clone() for name in layout}
-        else:
-            if self._counted == 1:
-                self._scale_first()
-            for name in layout:
-                self._add(name, tree[name].detach(), factor)
-        self._counted += count
-        self._total += weight
-
-    def _layout_of(self, found: Layout, what: str) -> Layout:
-        """Return the entries' shapes and dtypes in the first tree's order; every tree must have the same."""
+    def _check(self, what: str, found: Layout) -> None:
+        """Check entries' shapes and dtypes: every tree must have those of the first."""
         if self._layout is None:
             self._layout = found
         check_names(what, found, self._layout)
@@ -135,34 +140,40 @@ class WeightedMean:
                 )
             if found[name][1] != dtype:
                 raise ValueError(f"{what}[{name!r}]: dtype {found[name][1]}, expected {dtype}")
-        return self._layout
 
-    def _scale_first(self) -> None:
-        """Turn the first tree into weighted sums, once there is a second one."""
-        for name, value in self._sums.items():
-            if value.is_floating_point():
-                self._sums[name] = torch.empty(
-                    value.shape, dtype=torch.float64, device=value.device
-                )
-                for total, values in _pieces(self._sums[name], value):
-                    total.copy_(values).mul_(self._total)
+    def _begin(
+        self, tree: Mapping[str, Tensor], weight: float, count: int, copy: bool = True
+    ) -> None:
+        """Take the first tree, or the sums of several, as they are."""
+        values = {name: tree[name].detach() for name in self._layout or ()}
+        self._sums = {name: value.clone() if copy else value for name, value in values.items()}
+        self._total, self._counted = weight, count
 
-    def _add(self, name: str, tensor: Tensor, weight: float | None) -> None:
-        """Add an entry times a weight, or one that has its weight; of counters take the maximum."""
-        so_far = self._sums[name]
-        if not tensor.is_floating_point():
-            self._sums[name] = torch.maximum(so_far, tensor)
-        elif weight is None:
-            so_far.add_(tensor)
-        else:
-            # A product and a sum rather than one fused operation, which would round differently
-            # elsewhere; unless the product has no more than float64's 53 bits.
-            exact = tensor.dtype == torch.float32 and weight.is_integer() and weight < 2**29
-            for total, values in _pieces(so_far, tensor):
-                if exact:
-                    total.add_(values, alpha=weight)
-                else:
-                    total.add_(values.double() * weight)
+    def _continue(
+        self,
+        weighted: Sequence[tuple[Mapping[str, Tensor], float]],
+        factors: Sequence[float | None],
+        count: int,
+    ) -> None:
+        """Add trees times factors, or sums of `count` trees, which have none."""
+        first = self._counted == 1  # its values are to be weighted
+        for name, so_far in self._sums.items():
+            tensors = [tree[name].detach() for tree, _ in weighted]
+            if not so_far.is_floating_point():
+                self._sums[name] = reduce(torch.maximum, tensors, so_far)
+                continue
+            if first:
+                tensors.insert(0, so_far)
+                shape, device = so_far.shape, so_far.device
+                self._sums[name] = torch.empty(shape, dtype=torch.float64, device=device)
+            for total, *parts in _pieces(self._sums[name], *tensors):
+                if first:
+                    total.copy_(parts.pop(0)).mul_(self._total)
+                for values, factor in zip(parts, factors, strict=True):
+                    _add(total, values, factor)
+        self._counted += count
+        for _, weight in weighted:
+            self._total += weight
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean of the trees added so far; more may be added afterwards.
@@ -187,15 +198,28 @@ class WeightedMean:
             return value.clone()
         mean = torch.empty(value.shape, dtype=dtype, device=value.device)
         for rounded, total in _pieces(mean, value):
-            rounded.copy_(total / self._total)
+            torch.div(total, self._total, out=rounded)
         return mean
 
 
-def _pieces(written: Tensor, read: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return two tensors of one shape piece by piece; the first is contiguous, and its pieces are views."""
-    if read.device.type != "cpu" or read.numel() <= PIECE:
-        return ((written, read),)
-    return zip(written.view(-1).split(PIECE), read.reshape(-1).split(PIECE), strict=True)
+def _add(total: Tensor, values: Tensor, factor: float | None) -> None:
+    """Add values times a factor to sums in float64."""
+    if factor is None:
+        total.add_(values)
+    # A product and a sum rather than one fused operation, which would round differently
+    # elsewhere; unless the product has no more than float64's 53 bits.
+    elif values.dtype == torch.float32 and factor.is_integer() and factor < 2**29:
+        total.add_(values, alpha=factor)
+    else:
+        total.add_(values.double() * factor)
+
+
+def _pieces(written: Tensor, *read: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Return tensors of one shape piece by piece; the first is contiguous, and its pieces are views."""
+    if written.device.type != "cpu" or written.numel() <= PIECE:
+        return ((written, *read),)
+    flat = written.view(-1), *(one.reshape(-1) for one in read)
+    return zip(*(one.split(PIECE) for one in flat), strict=True)
 
 
 def weighted_mean(
@@ -227,6 +251,5 @@ def weighted_mean(
             f"weights: shape {list(values.shape)}, expected [{len(trees)}], one per tree"
         )
     mean = WeightedMean()
-    for tree, weight in zip(trees, values.tolist(), strict=True):
-        mean.add(tree, weight)
+    mean.add_all(zip(trees, values.tolist(), strict=True))
     return mean.result()

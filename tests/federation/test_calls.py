@@ -10,6 +10,7 @@ import torch
 from ray import exceptions
 
 from flray import trees
+from flray.algorithms.common import aggregation
 from flray.algorithms.common.aggregation import average
 from flray.algorithms.types import Stage
 from flray.config.start import load_plugins
@@ -41,7 +42,7 @@ def a_reply(client: int, tree: dict[str, Any]) -> ClientReply:
 def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {
-        "weight": torch.randn(7, 5, generator=draw).to(dtype),
+        "weight": torch.rand(7, 5, generator=draw, dtype=torch.float64).to(dtype),
         "seen": torch.tensor(seed * 3, dtype=torch.int64),
         "bias": torch.randn(3, generator=draw).to(dtype),
         "none": torch.zeros(0, dtype=dtype),
@@ -49,8 +50,13 @@ def a_tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_one_tensor_of_all_has_the_bits_of_each_alone(dtype: torch.dtype, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "waiting"), [(1, 0), (2, 0), (5, 0), (5, 200), (1, 1e9), (5, 1e9)]
+)
+def test_one_tensor_of_all_has_the_bits_of_each_alone(
+    dtype: torch.dtype, count: int, waiting: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregation, "WAITING_BYTES", waiting)
     all_trees = [a_tree(seed, dtype) for seed in range(count)]
     replies = [a_reply(client, tree) for client, tree in enumerate(all_trees)]
     assert all(reply.flat("weights") is not None for reply in replies)

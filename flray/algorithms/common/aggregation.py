@@ -13,6 +13,8 @@ from flray.trees import FlatLayout, Packed, Tree
 
 _VALUES = "/"
 """Name of the one tensor that stands for all of an entry; no entry's own tensor can have it."""
+WAITING_BYTES = 2**23
+"""Bytes of replies that wait to be added together; training between two pushes the sums out of the CPU's cache."""
 
 
 def weight_of(weighting: Weighting, num_samples: int) -> float:
@@ -36,8 +38,8 @@ def average(
     Parameters
     ----------
     replies : iterable of Reply
-        In client order; read one by one, so that only one reply's tensors are in memory. Replies in
-        blocks are summed near the clients, and the server gets the sums.
+        In client order; read one by one, so that only one reply's tensors, or a few small ones', are
+        in memory. Replies in blocks are summed near the clients, and the server gets the sums.
     weigh : callable
         A reply's weight, on any scale; the weights are divided by their sum.
     entry : str
@@ -65,13 +67,16 @@ class _EntryMean:
         self._mean = WeightedMean()
         self._layout: FlatLayout | None = None
         self._flat: bool | None = None
+        self._waiting: list[tuple[dict[str, Tensor], float]] = []
 
     def add(self, reply: Reply, entry: str, weigh: Callable[[Reply], float]) -> bool:
         """Add a reply; return whether it has the entry."""
         flat = reply.flat(entry) if self._flat is not False else None
         if flat is not None and (self._flat is None or flat.layout == self._layout):
             self._flat, self._layout = True, flat.layout
-            self._mean.add({_VALUES: flat.values, **flat.counters}, weigh(reply))
+            self._waiting.append(({_VALUES: flat.values, **flat.counters}, weigh(reply)))
+            if len(self._waiting) * flat.values.nbytes > WAITING_BYTES:
+                self._add_waiting()
             return True
         tree = reply.get(entry)
         if not tree:
@@ -82,8 +87,13 @@ class _EntryMean:
         self._mean.add(tree, weigh(reply))
         return True
 
+    def _add_waiting(self) -> None:
+        self._mean.add_all(self._waiting)
+        self._waiting = []
+
     def _by_tensors(self, layout: FlatLayout) -> WeightedMean:
         """Return the mean so far, split by tensor so that trees can be added to it."""
+        self._add_waiting()
         so_far = self._mean.partial()
         if so_far["count"]:
             like = torch.empty(0, dtype=layout.dtype)
@@ -95,8 +105,9 @@ class _EntryMean:
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean."""
+        self._add_waiting()
         mean = self._mean.result()
-        return mean if self._layout is None else trees.clone(_split(self._layout, mean))
+        return mean if self._layout is None else _split(self._layout, mean)
 
 
 def _split(layout: FlatLayout, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
