@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from flray.errors import FlrayError
 
 
-def convert_layout(model: nn.Module, layout: torch.memory_format) -> None:
-    """Lay a network's weights out in memory, but for layers that channels_last would break.
+def in_channels_last(model: nn.Module) -> None:
+    """Lay a network's weights out in memory channels last, but for layers that channels_last would break.
 
     The weights' gradient of a 1x1 convolution with stride and fewer than eight input channels is
     written past its buffer by oneDNN's kernels for AVX2 in this layout
@@ -22,10 +22,8 @@ def convert_layout(model: nn.Module, layout: torch.memory_format) -> None:
     ----------
     model : nn.Module
         Changed in place.
-    layout : `torch.memory_format`
-        ``torch.channels_last`` or ``torch.contiguous_format``.
     """
-    model.to(memory_format=layout)  # type: ignore[call-overload]
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for layer in model.modules():
         if (
             isinstance(layer, nn.Conv2d)

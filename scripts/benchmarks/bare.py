@@ -44,7 +44,9 @@ class OneProcess:
         torch.manual_seed(0)
         self.spec = spec
         self.model = models.build(spec["model"], SHAPE, CLASSES, spec.get("options", {}), 0)
-        layout = torch.channels_last if spec["channels_last"] else torch.contiguous_format
+        spatial = any(value.dim() == 4 for value in self.model.parameters())  # or slower so
+        last = spec["channels_last"] and spatial
+        layout = torch.channels_last if last else torch.contiguous_format
         self.model.to(device, memory_format=layout)  # type: ignore[call-overload]
         every = (samples(spec["samples"], client) for client in range(spec["clients"]))
         self.data = [(x.to(device, memory_format=layout), y.to(device)) for x, y in every]

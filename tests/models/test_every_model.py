@@ -284,7 +284,7 @@ def test_narrow_strided_shortcuts_do_not_corrupt_memory_on_avx2() -> None:
 
         torch.set_num_threads(1)
         model = build("resnet8", (3, 16, 16), 10, {"width": 4}, 0)
-        acceleration.convert_layout(model, torch.channels_last)
+        acceleration.in_channels_last(model)
         for _ in range(20):
             x = torch.randn(2, 3, 16, 16).contiguous(memory_format=torch.channels_last)
             model(x).sum().backward()

@@ -66,24 +66,11 @@ class WorkerResources:
         self._tests = EvaluationCache(SMALL_PART * self._capacity)
         local, data = spec.config.local, spec.data
         self._dtype = torch.float64 if local.precision == "float64" else torch.float32
-        images = len(data.shape) == 3
-        self._format = (
-            torch.channels_last
-            if images and local.memory_format == "channels_last"
-            else torch.contiguous_format
-        )
         means, deviations = (data.mean, data.std) if spec.algorithm.normalise else ((0.0,), (1.0,))
         std = torch.tensor(deviations, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(means, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1.0 / (255.0 * std)).to(device, self._dtype)
         self._shift = (-mean / std).to(device, self._dtype)
-        if images:
-            # One number for every place of a sample: multiplying by one per channel takes ten times
-            # as long.
-            self._scale, self._shift = (
-                values.expand(1, *data.shape).contiguous(memory_format=self._format)
-                for values in (self._scale, self._shift)
-            )
         self._normalisation = (mean.to(device, self._dtype), std.to(device, self._dtype))
         self._noise = (
             devices.from_numpy(data.noise).to(device, self._dtype)
@@ -96,8 +83,9 @@ class WorkerResources:
         """Return this process's model of an architecture."""
         if architecture not in self._residents:
             model = self.spec.build(architecture).to(self.device)
-            acceleration.convert_layout(model, self._format)
             local = self.spec.config.local
+            if len(self.spec.data.shape) == 3 and local.memory_format == "channels_last":
+                acceleration.in_channels_last(model)
             if local.precision == "bfloat16":
                 acceleration.in_bfloat16(model)
             if local.compile:
@@ -208,11 +196,31 @@ class WorkerResources:
         small = sum(array.nbytes for array in arrays) <= SMALL_PART * self._capacity
         return [array.to(self.device) if small else array for array in arrays]
 
+    @cached_property
+    def _format(self) -> torch.memory_format:
+        """Layout of batches of images: a network without weights of four dimensions would copy other than torch's."""
+        every = (
+            value
+            for key in self.spec.architectures
+            for value in self.resident(key).entries.values()
+        )
+        chosen = self.spec.config.local.memory_format == "channels_last"
+        spatial = chosen and any(value.dim() == 4 for value in every)
+        return torch.channels_last if spatial else torch.contiguous_format
+
+    @cached_property
+    def _pixels(self) -> list[Tensor]:
+        """Factors and summands of an image's places: one for each channel would take ten times as long."""
+        return [
+            values.expand(1, *self.spec.data.shape).contiguous(memory_format=self._format)
+            for values in (self._scale, self._shift)
+        ]
+
     def _prepare(self, raw: Tensor) -> Tensor:
         layout = self._format if raw.dim() == 4 else torch.contiguous_format
         if raw.dtype != torch.uint8:
             return raw.to(dtype=self._dtype, memory_format=layout)
-        scale, shift = self._scale, self._shift
+        scale, shift = self._pixels if raw.dim() == 4 else (self._scale, self._shift)
         if raw.dim() == 4 and raw.shape[2:] != scale.shape[2:]:
             scale, shift = scale[..., :1, :1], shift[..., :1, :1]
         return raw.to(dtype=self._dtype, memory_format=layout).mul_(scale).add_(shift)
