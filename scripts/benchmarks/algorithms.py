@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from runner import FOREVER, MIB, inline, json_option, option, show, spec_of, write_json
+from runner import FOREVER, MIB, inline, option, show, spec_of
 from torch.utils.flop_counter import FlopCounterMode
 
 from flray import registry
@@ -51,7 +51,6 @@ class Options:
     only: Sequence[str] | None = option(
         None, "these methods instead of all", nargs="+", metavar="METHOD"
     )
-    json: str | None = json_option()
 
 
 def settings(name: str, options: Options, executor: str, rounds: int) -> dict[str, Any]:
@@ -125,7 +124,6 @@ def main(options: Options) -> None:
             work = {"work": operations / counts[BASE][0], "peak MiB": peak}
             rows.append(measure(name, options, pool, base) | work)
             print(*(f"{key} {value}" for key, value in rows[-1].items()), sep=", ")
-            write_json(options.json, rows)
     show(
         f"digits5-local, {options.clients} clients, Dirichlet {options.alpha}, LeNet with BatchNorm, "
         f"{options.actors} actors, {options.rounds} rounds; time and work: FedAvg = 1",

@@ -21,7 +21,6 @@ class Options:
     rounds: int = 5
     algorithm: str = "fedper"
     model: str = "lenet"
-    json: str | None = runner.json_option()
 
 
 def federation(options: Options, clients: int, *, others: bool) -> Federation:
@@ -63,5 +62,4 @@ def main(options: Options) -> bool:
             for n in options.clients
         ],
     )
-    runner.write_json(options.json, {"ratios": ratios})
     return ratios[options.clients[0]] <= LIMIT

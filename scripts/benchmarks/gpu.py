@@ -64,7 +64,6 @@ class Options:
     rounds: int = runner.option(5, "measured rounds of each contestant")
     warmup: int = runner.option(2, "rounds before, in which compiling happens")
     threads: int = runner.option(1, "CPU threads")
-    json: str | None = runner.json_option()
 
 
 class Bare(OneProcess):
@@ -187,10 +186,6 @@ def main(options: Options) -> None:
     device = torch.device("cuda:0" if on_gpu else "cpu")
     torch.set_num_threads(options.threads)
     name = torch.cuda.get_device_name(device) if on_gpu else f"CPU {platform.machine()}"
-    rows: list[dict[str, Any]] = []
     for name_of_row in options.rows:
-        rows += (found := measure(options, name_of_row, device))
+        found = measure(options, name_of_row, device)
         tell(found, f"on {name}, {options.threads} thread(s)", options)
-    given = {key: value for key, value in vars(options).items() if key != "json"}
-    about = {"data": "generated", "device": name, "torch": torch.__version__, "options": given}
-    runner.write_json(options.json, {**about, "rows": rows})

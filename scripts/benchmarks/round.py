@@ -24,6 +24,15 @@ RATE = 0.01
 Turns = dict[str, Callable[[], float]]
 
 
+def peer_option() -> Any:
+    """Return the option whose values `seconds_of_peer` gets."""
+    text = (
+        "also time scripts/benchmarks/peers/NAME.py with this interpreter, for example "
+        "flower=/path/to/venv/bin/python; repeatable"
+    )
+    return runner.option(None, text, action="append", metavar="NAME=PYTHON")
+
+
 @dataclass
 class Options:
     rounds: int = runner.option(20, "measured rounds of each contestant")
@@ -34,17 +43,9 @@ class Options:
     actors: int = runner.option(2, "0: only what runs in one process")
     batch: int = 64
     model: str = runner.option("lenet", "a registered one, for images of 3x32x32")
-    hidden: Sequence[int] | None = runner.option(None, "layers of an mlp", nargs="+", type=int)
     format: str = runner.option("channels_last", choices=("channels_last", "contiguous"))
     evaluate: int = runner.option(0, "flray evaluates every so many rounds; 0: never")
-    peer: Sequence[str] | None = runner.option(
-        None,
-        "also time scripts/benchmarks/peers/NAME.py with this interpreter, for example "
-        "flower=/path/to/venv/bin/python; repeatable",
-        action="append",
-        metavar="NAME=PYTHON",
-    )
-    json: str | None = runner.json_option()
+    peer: Sequence[str] | None = peer_option()
 
 
 def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
     return runner.experiment(
         options.clients,
         options.samples,
-        model={"name": options.model, **layers(options)},
+        model=options.model,
         local=local,
         participation={"clients": options.cohort},
         resources=resources,
@@ -60,15 +61,9 @@ def settings(options: Options, resources: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def layers(options: Options) -> dict[str, Any]:
-    """Return the options of the network."""
-    return {"hidden": options.hidden} if options.hidden else {}
-
-
 def bare(options: Options) -> dict[str, Any]:
     """Return the same work as the bare loop gets it."""
-    last = options.format == "channels_last"
-    return work(options, channels_last=last, options=layers(options), lr=RATE)
+    return work(options, channels_last=options.format == "channels_last", lr=RATE)
 
 
 class Busy:
@@ -143,8 +138,6 @@ def main(options: Options) -> None:
             ),
         ],
     )
-    found = {"times": times, "ratios": ratios, "peers": peers}
-    runner.write_json(options.json, found)
     if there is None:
         return
     measured = there.metrics[options.warmup :]
@@ -158,4 +151,3 @@ def main(options: Options) -> None:
         f"{clients / options.actors:.4f}, of all processes {everyone / options.actors:.4f}"
     )
     print(f"bytes per round: down {sent['down']:,.0f}, up {sent['up']:,.0f}")
-    runner.write_json(options.json, {**found, "phases": phases, "bytes": sent})

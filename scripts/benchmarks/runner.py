@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 import ray
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -37,6 +38,8 @@ FOREVER = 10**6
 MIB = 2**20
 HERE = Path(__file__).parent
 OTHERS = ("runner", "bare")
+TABLES: list[dict[str, Any]] = []
+"""What `show` has printed."""
 
 
 def option(default: Any, text: str | None = None, **how: Any) -> Any:
@@ -44,26 +47,23 @@ def option(default: Any, text: str | None = None, **how: Any) -> Any:
     return field(default=default, metadata={"help": text, **how})
 
 
-def json_option() -> Any:
-    """Return the option that `write_json` gets."""
-    return option(None, "write the numbers here too")
-
-
-def parsed(benchmark: Any, arguments: Sequence[str]) -> Any:
-    """Return a benchmark's options."""
+def parsed(benchmark: Any, arguments: Sequence[str]) -> tuple[Path | None, Any]:
+    """Return the file for a benchmark's tables, if one is wanted, and its options."""
     parser = argparse.ArgumentParser(
         prog=f"scripts/benchmark {benchmark.__name__}",
         description=benchmark.__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables here too")
     for entry in fields(benchmark.Options):
         default: Any = entry.default
         several = isinstance(default, tuple)
-        found: dict[str, Any] = {"default": default, "nargs": "+" if several else None}
+        how: dict[str, Any] = {"default": default, "nargs": "+" if several else None}
         if default is not None:
-            found["type"] = type(default[0] if several else default)
-        parser.add_argument(f"--{entry.name}", **(found | dict(entry.metadata)))
-    return benchmark.Options(**vars(parser.parse_args(arguments)))
+            how["type"] = type(default[0] if several else default)
+        parser.add_argument(f"--{entry.name}", **(how | dict(entry.metadata)))
+    found = vars(parser.parse_args(arguments))
+    return found.pop("json"), benchmark.Options(**found)
 
 
 def experiment(clients: int, samples: int, side: int = 32, **settings: Any) -> dict[str, Any]:
@@ -191,6 +191,8 @@ def processor_seconds(command: Sequence[str], folder: Path) -> float:
 
 def show(title: str | None, columns: str, rows: Iterable[Sequence[object]]) -> None:
     """Print a table; columns are ``heading :format`` with `` | `` between them, and None is an empty cell."""
+    rows = [list(row) for row in rows]
+    TABLES.append({"title": title, "columns": columns, "rows": rows})
     parts = [column.partition(" :") for column in columns.split(" | ")]
     table = Table(*(heading for heading, _, _ in parts), title=title)
     for row in rows:
@@ -202,12 +204,6 @@ def _text(cell: object, form: str) -> str:
     return "" if cell is None else cell if isinstance(cell, str) else format(cell, form)
 
 
-def write_json(path: str | None, content: object) -> None:
-    """Write a file, if one is wanted."""
-    if path is not None:
-        Path(path).write_text(json.dumps(content, indent=1))
-
-
 def main() -> None:
     """Run the benchmark that the command line names."""
     names = sorted({path.stem for path in HERE.glob("*.py")} - {*OTHERS})
@@ -215,4 +211,9 @@ def main() -> None:
         print("usage: scripts/benchmark NAME [--help]; names:", *names, file=sys.stderr)
         sys.exit(2)
     benchmark = importlib.import_module(sys.argv[1])
-    sys.exit(benchmark.main(parsed(benchmark, sys.argv[2:])) is False)
+    path, options = parsed(benchmark, sys.argv[2:])
+    passed = benchmark.main(options)
+    if path is not None:
+        found = {"options": vars(options), "torch": torch.__version__, "tables": TABLES}
+        path.write_text(json.dumps(found, indent=1, default=str))
+    sys.exit(passed is False)

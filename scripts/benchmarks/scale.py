@@ -38,7 +38,6 @@ class Options:
     size: int = runner.option(32, "of the images")
     algorithm: str = runner.option("fedavg", "local keeps a whole model for every client")
     actors: int = 2
-    json: str | None = runner.json_option()
 
 
 def settings(clients: int, block: int, options: Options) -> dict[str, Any]:
@@ -72,7 +71,6 @@ def main(options: Options) -> None:
             " | checkpoint GiB :,.2f | files :,.0f | saving min :.1f",
             extrapolated(rows, options),
         )
-    runner.write_json(options.json, {"rows": rows, "reduction": one})
 
 
 def measured(content: dict[str, Any], available: dict[str, float], rounds: int) -> Row:

@@ -9,7 +9,7 @@ from flwr.common import Context, ndarrays_to_parameters
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import lenet, report, resident, specification, train
+from work import network, report, resident, specification, train
 
 SPEC = specification()
 MARKS: list[float] = []
@@ -21,22 +21,26 @@ class Client(NumPyClient):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         torch.set_num_threads(1)
-        model, (x, y) = lenet(), resident(self.client, SPEC["samples"])
+        model, (x, y) = network(SPEC["model"]), resident(self.client, SPEC["samples"])
         tensors = (torch.from_numpy(value.copy()) for value in parameters)
         model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
-        train(model, x, y)
+        train(model, x, y, SPEC["batch"])
         return [v.numpy() for v in model.state_dict().values()], len(y), {}
 
 
 class Timed(FedAvg):
-    def aggregate_fit(self, *arguments: Any) -> Any:
-        result = super().aggregate_fit(*arguments)
+    def aggregate_fit(self, number: int, results: Any, failures: Any) -> Any:
+        if failures:  # Flower counts such a round as done
+            raise SystemExit(f"round {number}: {failures[0]!r}")
+        result = super().aggregate_fit(number, results, failures)
         MARKS.append(time.perf_counter())
         return result
 
 
 def server(context: Context) -> ServerAppComponents:
-    first = ndarrays_to_parameters([v.numpy() for v in lenet().state_dict().values()])
+    first = ndarrays_to_parameters(
+        [v.numpy() for v in network(SPEC["model"]).state_dict().values()]
+    )
     strategy = Timed(
         fraction_fit=SPEC["cohort"] / SPEC["clients"],
         fraction_evaluate=0.0,

@@ -36,7 +36,7 @@ def run() -> None:
     from pfl.model.pytorch import PyTorchModel
 
     sys.path.append(str(HERE))
-    from work import lenet, report, resident, specification
+    from work import network, report, resident, specification
 
     spec = specification()
     torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def run() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = lenet()
+            self.net = network(spec["model"])
 
         def loss(self, x: Any, y: Any, eval: bool = False) -> Any:
             self.train(not eval)

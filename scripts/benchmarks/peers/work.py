@@ -18,14 +18,25 @@ def specification() -> dict[str, Any]:
     return spec
 
 
-def lenet() -> nn.Module:
+SIZES = {
+    "linear": (3072, 10),
+    "mlp": (3072, 200, 200, 10),
+    "lenet": (400, 120, 84, 10),
+    "simple-cnn": (400, 120, 84, 84, 256, 10),
+}
+"""Of the fully connected layers; the last two networks have LeNet's convolutions before them."""
+
+
+def network(name: str) -> nn.Module:
+    """Return a network like flray's of this name."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU()),
-        *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-    )
+    sizes, layers = SIZES[name], list[nn.Module]()
+    for channels in ((3, 6), (6, 16)) if sizes[0] == 400 else ():
+        layers += nn.Conv2d(*channels, 5), nn.ReLU(), nn.MaxPool2d(2)
+    layers.append(nn.Flatten())
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += nn.Linear(inputs, outputs), nn.Identity() if outputs in (10, 256) else nn.ReLU()
+    return nn.Sequential(*layers)
 
 
 @functools.cache
@@ -36,10 +47,10 @@ def resident(client: int, count: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(10, (count,), generator=generator)
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor) -> None:
+def train(model: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for rows in torch.randperm(len(y)).split(specification()["batch"]):
+    for rows in torch.randperm(len(y)).split(batch):
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(x[rows]), y[rows]).backward()
         optimizer.step()
