@@ -2,8 +2,7 @@
 
 And what it costs: a training step never has the host wait, a turn at most three times, and a step starts no more
 kernels than `RECORDED` says, plus 5 %. After a change that needs more of them: ``python -m tests.accelerator.run_cases
-record``. A training step recorded once and repeated for all clients of a stage has the bits of the step as it is
-written.
+record``.
 """
 
 import json
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.accelerator.cases import NAMES, SIZES, Case, case, covering, experiment, tasks
+from tests.accelerator.cases import SIZES, Case, case, covering, experiment, tasks
 from tests.helpers import ended
 
 RECORDED = json.loads(Path(__file__).with_name("kernels.json").read_text())
@@ -95,25 +94,3 @@ def test_mistakes_are_found_and_samples_come_as_the_memory_allows() -> None:
         assert found[name]["images"] == images
     # A stage on public samples sends no private ones. (Three times a last batch of one is left out.)
     assert 0 < found["public own"]["sent"] <= found["public batch"]["sent"] + 3
-
-
-NOT_RECORDED = {"fedmatch": "its strong augmentation sends each step's draws to the device"}
-"""By method: why none of its training steps can be recorded."""
-
-ALSO_WRITTEN = {
-    "apfl": ["client/state/alpha"],  # a client's first step computes it on the host
-    "lgmix": ["client/scratch/epoch"],  # an epoch's first step begins new sums
-}
-"""By method: which number of a client changes in some of its steps, which are therefore not recorded."""
-
-
-@pytest.mark.slow
-def test_every_method_has_its_bits_by_recorded_steps() -> None:
-    done = ended("-m", "tests.accelerator.recorded", input=json.dumps(NAMES), timeout=900)
-    found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
-    assert [name for name, one in found.items() if not one["same"]] == []
-    assert {name for name, one in found.items() if not one.get("repeated")} == {*NOT_RECORDED}
-    numbers = {n: [x for x in one["unlike"] if x.startswith("client/")] for n, one in found.items()}
-    assert {n: x for n, x in numbers.items() if x} == ALSO_WRITTEN
-    # What of a client Python decides by is needed: without it the bits are others.
-    assert [name for name, one in found.items() if one["if alike"]] == []

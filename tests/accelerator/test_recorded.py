@@ -1,25 +1,33 @@
-"""Steps that are recorded once and repeated: ``python -m tests.accelerator.recorded < METHODS``.
+"""Steps that are recorded once and repeated have the bits of the steps as they are written.
 
 As CUDA's graphs do it: the operators of a step with the memory that they read and write. A later
 step of any client of the stage starts the same operators on its own memory, and nothing of the
-method's Python runs. Reads names of methods as JSON, and prints a line of JSON for each.
+method's Python runs. A lane is a process's networks on the device, with recordings of its own; clients are dealt to
+the lanes in turn. ``python -m tests.accelerator.test_recorded < METHODS`` reads names of methods as JSON, and prints a
+line of JSON for each.
 """
 
+import itertools
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from flray.algorithms.base import Algorithm, Batch, Client
+from flray.federation import messages
+from flray.federation.worker import client_runner
 from tests.accelerator import device
-from tests.accelerator.cases import case, experiment
+from tests.accelerator.cases import NAMES, Case, case, experiment
 from tests.accelerator.device import DEVICE, AccelTensor, Counts, pretending
 from tests.accelerator.run_cases import CPU, run
-from tests.helpers import built
+from tests.helpers import built, ended
 
 map_only: Any = torch.utils._pytree.tree_map_only
 Step = Callable[[Client, Batch, torch.optim.Optimizer], None]
@@ -30,6 +38,8 @@ DECIDES: Decides = {"copa": lambda client: client.id, "fedco2": lambda client: c
 The peers' classifiers leave out the client's own one by its number. APFL's alpha, a number in the
 client's state, counts for every method (`Found.numbers`).
 """
+LANES = 3, 8
+ONE = client_runner.ClientRunner
 
 
 class Place(NamedTuple):
@@ -183,13 +193,29 @@ class Recorder:
             self._step(client, batch, optimizer)
 
 
-def run_method(name: str, decides: Decides) -> dict[str, Any]:
+class Lanes:
+    """Several lanes in place of an executor's one."""
+
+    def __init__(self, count: int, *arguments: Any) -> None:
+        self._lanes = itertools.cycle([ONE(*arguments) for _ in range(count)])
+        self.device: torch.device = arguments[1]
+
+    def run_block(self, block: messages.TaskBlock) -> Any:
+        return next(self._lanes).run_block(block)
+
+
+@cache
+def on_the_cpu(name: str) -> tuple[Case, str]:
+    """Return a method's experiment, and the digest of what it learns as it is written."""
+    case_of = case(name, experiment(name, local={"epochs": 3}))
+    return case_of, run(built(case_of["experiment"]), CPU, CPU, case_of)[0]
+
+
+def run_method(name: str, decides: Decides, lanes: int = 1) -> dict[str, Any]:
     """Return what a method learnt without and with recorded steps, and how many were repeated."""
-    content = experiment(name, local={"epochs": 3})
-    case_of = case(name, content)
-    wanted, _ = run(built(content), CPU, CPU, case_of)
-    spec = built(content)
-    with pretending() as counts:
+    case_of, wanted = on_the_cpu(name)
+    spec = built(case_of["experiment"])
+    with pretending() as counts, patch.object(client_runner, "ClientRunner", partial(Lanes, lanes)):
         recorder = Recorder(spec.algorithm, decides.get(name, lambda client: None), counts)
         vars(spec.algorithm)["step"] = recorder
         learnt, _ = run(spec, DEVICE, DEVICE, case_of)
@@ -201,8 +227,38 @@ def main(names: Sequence[str]) -> None:
     """Run methods, those of `DECIDES` also as if all their clients shared recordings."""
     torch.set_num_threads(1)
     for name in names:
+        found = run_method(name, DECIDES)
         alike = run_method(name, {})["same"] if name in DECIDES else None
-        print(json.dumps({**run_method(name, DECIDES), "if alike": alike}), flush=True)
+        lanes = [run_method(name, DECIDES, count) for count in LANES]
+        print(json.dumps({**found, "if alike": alike, "lanes": lanes}), flush=True)
+
+
+NOT_RECORDED = {"fedmatch": "its strong augmentation sends each step's draws to the device"}
+"""By method: why none of its training steps can be recorded."""
+
+TOO_FEW_STEPS = {"fedalt", "fedfomo", "lgmix", "perfedavg"}
+"""Methods of whose steps no lane has a third one of a kind."""
+
+ALSO_WRITTEN = {
+    "apfl": ["client/state/alpha"],  # a client's first step computes it on the host
+    "lgmix": ["client/scratch/epoch"],  # an epoch's first step begins new sums
+}
+"""By method: which number of a client changes in some of its steps, which are therefore not recorded."""
+
+
+@pytest.mark.slow
+def test_every_method_has_its_bits_by_recorded_steps() -> None:
+    done = ended("-m", "tests.accelerator.test_recorded", input=json.dumps(NAMES), timeout=900)
+    found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
+    lanes = [lane for one in found.values() for lane in one["lanes"]]
+    assert [one for one in (*found.values(), *lanes) if not one["same"]] == []
+    assert {name for name, one in found.items() if not one.get("repeated")} == {*NOT_RECORDED}
+    without = {one["name"] for one in lanes if not one.get("repeated")}
+    assert without == {*NOT_RECORDED, *TOO_FEW_STEPS}
+    numbers = {n: [x for x in one["unlike"] if x.startswith("client/")] for n, one in found.items()}
+    assert {n: x for n, x in numbers.items() if x} == ALSO_WRITTEN
+    # What of a client Python decides by is needed: without it the bits are others.
+    assert [name for name, one in found.items() if one["if alike"]] == []
 
 
 if __name__ == "__main__":
