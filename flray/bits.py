@@ -79,7 +79,7 @@ def require(experiment: Experiment) -> None:
     ConfigError
         If this CPU, or another setting, cannot have portable bits.
     """
-    if experiment.resources.bits == "native":
+    if experiment.resources.bits != "portable":
         return
     if experiment.local.compile:
         why = "resources.bits: portable needs false, for a compiler uses all that the CPU has"

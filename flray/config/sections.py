@@ -232,10 +232,11 @@ class Resources(Section):
     data: Literal["head", "node"] = "head"
     """head: the driver reads the data and each node gets one copy in shared memory; node: each node reads them itself,
     once, from its FLRAY_DATA (a folder; or, for mnist, usps and digits5-local, s3://... or gs://...)"""
-    bits: Literal["native", "portable"] = "native"
+    bits: Literal["native", "portable", "fast"] = "native"
     """native: each process computes with the best instructions of its CPU, so the last bits depend on the kind of CPU;
     portable: with AVX2 (in MKL SSE2) on every x86-64 CPU, so they do not, at a price. On a GPU they depend on the
-    GPU either way"""
+    GPU either way; fast: as native, and a GPU takes the algorithms that it finds fastest, repeatable or not, so that
+    two runs of one seed, and a run with and without a kill, may differ in their last bits"""
     queued: int = Field(2, ge=1, le=16)
     """tasks waiting at each actor; two hide the call's latency"""
 

@@ -137,6 +137,12 @@ ADVICE = (
 )
 
 
+FAST = (
+    "resources.bits: fast: on a GPU other runs of this seed, this one after a kill, and flray verify may have other "
+    "last bits"
+)
+
+
 def gpu_identity(device: torch.device) -> GpuIdentity | None:
     """Return the properties of a GPU that decide the last bits of results; None for a CPU.
 
@@ -164,15 +170,20 @@ def distinct(found: Iterable[GpuIdentity | None]) -> list[GpuIdentity]:
     return [dict(one) for one in sorted(unique)]
 
 
-def check_kinds(found: Sequence[GpuIdentity], gpu_model: str, precision: str) -> None:
+def check_kinds(found: Sequence[GpuIdentity], gpu_model: str, precision: str, bits: str) -> str:
     """Refuse several kinds of GPU, unless they are allowed, and one that would emulate bfloat16, with other bits.
 
     Parameters
     ----------
     found : sequence of dict
         The kinds of GPU that a federation computes on, each once.
-    gpu_model, precision : str
-        The settings ``resources.gpu_model`` and ``local.precision``.
+    gpu_model, precision, bits : str
+        The settings ``resources.gpu_model``, ``local.precision`` and ``resources.bits``.
+
+    Returns
+    -------
+    str
+        A line on what fast bits give up; empty if nothing.
 
     Raises
     ------
@@ -189,6 +200,7 @@ def check_kinds(found: Sequence[GpuIdentity], gpu_model: str, precision: str) ->
                 f"{gpu['model']} has compute capability {gpu['capability']}, and bfloat16 needs 8.0 (Ampere) or "
                 "higher; write float32, or name another GPU in resources.gpu_model",
             )
+    return FAST if found and bits == "fast" else ""
 
 
 def difference(began: Sequence[GpuIdentity], here: Sequence[GpuIdentity]) -> str:
@@ -221,7 +233,9 @@ CONTEXT_BYTES = 512 * 2**20
 """Bytes of a GPU that a process takes besides its tensors: CUDA's context and the libraries' workspaces."""
 
 
-def make_repeatable(device: torch.device, *, tf32: bool = False, share: float = 1.0) -> None:
+def make_repeatable(
+    device: torch.device, *, tf32: bool = False, share: float = 1.0, fast: bool = False
+) -> None:
     """Set up this process for repeatable results on a device; call it before the first computation there.
 
     Convolutions, products and every other operation that has a repeatable form take it. One that
@@ -236,15 +250,18 @@ def make_repeatable(device: torch.device, *, tf32: bool = False, share: float = 
     share : float
         Share of the GPU's memory that this process may fill. With a fixed share, a library's choice
         of algorithms does not depend on other processes.
+    fast : bool
+        Whether the fastest forms are taken instead, which are found by trying.
     """
     if device.type != "cuda":
         return
-    # Read when cuBLAS is first used: it has no repeatable products without it.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    if not fast:
+        # Read when cuBLAS is first used: it has no repeatable products without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(not fast, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = fast
+    torch.backends.cudnn.deterministic = not fast
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cuda.matmul.allow_tf32 = tf32
     if 0 < share < 1:

@@ -1,6 +1,6 @@
 """The specification of a federation: configuration, data, method and networks, checked before round 0."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from flray.data.types import (
     Rows,
     label_placeholders,
 )
+from flray.devices import GpuIdentity, check_kinds
 from flray.errors import ConfigError
 from flray.metrics import primary_metric_name
 from flray.tasks import Task, make_task
@@ -183,6 +184,17 @@ class FederationSpec:
         task = make_task(self.data.task, self.data.classes, few_shot, top_k)
         added = [(one.name, one.options) for one in self.config.evaluation.metrics]
         return WithMetrics(task, added) if added else task
+
+    @property
+    def repeatable(self) -> dict[str, bool]:
+        """The settings that `flray.devices.make_repeatable` takes."""
+        precision, bits = self.config.local.precision, self.config.resources.bits
+        return {"tf32": precision == "tf32", "fast": bits == "fast"}
+
+    def check_gpus(self, found: Sequence[GpuIdentity]) -> str:
+        """Check the GPUs that the federation computes on, see `flray.devices.check_kinds`."""
+        resources = self.config.resources
+        return check_kinds(found, resources.gpu_model, self.config.local.precision, resources.bits)
 
     @cached_property
     def with_statistics(self) -> frozenset[str]:

@@ -233,7 +233,7 @@ class FederationState:
         self.sampler = registry.samplers.get(spec.config.participation.sampler.name)
         self._warned, self.number = set(warned), 1  # a reset begins no new run
         self._device = device or default_device(spec)
-        make_repeatable(self._device, tf32=spec.config.local.precision == "tf32")
+        make_repeatable(self._device, **spec.repeatable)
         self.reset()
         executor.watch_over(lambda: self.states, warn)
 

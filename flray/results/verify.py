@@ -133,6 +133,10 @@ def _causes(kept: Row, here: Row, entries: Entries, found: Entries) -> Iterator[
             return entries[kept[name]], found[here[name]]
         return None
 
+    def bits(row: Row) -> str:
+        found_bits: str = found.get(row["settings"], {}).get("resources", {}).get("bits", "")
+        return found_bits
+
     if pair := both("settings"):
         one, two = (dict(directory.flatten_settings(part)) for part in pair)
         differ = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
@@ -159,9 +163,12 @@ def _causes(kept: Row, here: Row, entries: Entries, found: Entries) -> Iterator[
             yield f"kind of CPU {models[0]}, here {models[1]} ({', '.join(libraries)})"
         if differs := difference(*(one.get("gpus") or [] for one in pair)):
             yield differs
+        both_on_gpus = all(one.get("gpus") for one in pair)
+        if both_on_gpus and bits(here) == "fast":
+            yield "resources.bits fast, which repeats no bit on a GPU"
         if pair[0].get("other_cpus") or pair[0].get("other_gpus"):
             yield "it continued on another kind of CPU or GPU than it began on"
-    elif found.get(here["settings"], {}).get("resources", {}).get("bits") != "portable":
+    elif bits(here) != "portable":
         unknown.append("kind of CPU")
     if unknown:
         yield f"its {' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} not recorded"

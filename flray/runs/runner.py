@@ -15,7 +15,6 @@ from flray import bits
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import check_single, load
 from flray.data.loading import forget_of_user
-from flray.devices import check_kinds
 from flray.errors import FlrayError
 from flray.federation import FederationSpec, partition_summary
 from flray.federation.building import build_spec
@@ -357,7 +356,8 @@ def _federate(
             federation = inline_federation(spec, progress.tell)
         stack.callback(federation.close)
         gpus = federation.gpus()
-        check_kinds(gpus, spec.config.resources.gpu_model, spec.config.local.precision)
+        if told := spec.check_gpus(gpus):
+            progress.tell(told)
         if differs := resume_checks.check_gpus(session.folder, gpus, other_gpus):
             progress.tell(differs)
             session.journal.tags({"gpu.other": differs})

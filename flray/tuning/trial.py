@@ -18,7 +18,7 @@ from ray import tune
 from flray import bits, registry
 from flray.config.experiment import Config, Experiment
 from flray.config.loader import experiment_at
-from flray.devices import GpuIdentity, check_kinds, difference
+from flray.devices import GpuIdentity, difference
 from flray.errors import FlrayError, nearest
 from flray.federation import FederationSpec, SharedDataset, checkpoint, partition_summary
 from flray.federation.building import build_spec
@@ -164,7 +164,8 @@ class FederationTrial(tune.Trainable):  # type: ignore[misc]
             device = granted_device()
             opened = Federation(spec, self._executor, self._lines.append, device)
             self._gpus = opened.gpus()
-            check_kinds(self._gpus, experiment.resources.gpu_model, experiment.local.precision)
+            if told := spec.check_gpus(self._gpus):
+                self._lines.append(told)
             self._opened = opened
             self._restore_newest()
 

@@ -64,6 +64,7 @@ class Options:
     rounds: int = runner.option(5, "measured rounds of each contestant")
     warmup: int = runner.option(2, "rounds before, in which compiling happens")
     threads: int = runner.option(1, "CPU threads")
+    bits: str = runner.option("native", "of both contestants", choices=("native", "fast"))
 
 
 class Bare(OneProcess):
@@ -94,6 +95,7 @@ def federation(options: Options, model: str, local: Local) -> Federation:
         "executor": "inline",
         "gpus_per_actor": 0 if options.device == "cpu" else 1,
         "cpus_per_actor": options.threads,
+        "bits": options.bits,
     }
     return runner.inline(
         runner.experiment(
@@ -137,19 +139,17 @@ def measure(given: Options, name_of_row: str, device: torch.device) -> list[dict
         turns |= pair
     times = runner.take_turns(turns, options.rounds, options.warmup)
     images, operations = clients * samples, flops(model)
-    about = {"row": name_of_row, "model": model, "clients": clients, "samples": samples}
     rows = []
     for name in dict.fromkeys(name for name, _ in turns):
         turns[name, "flray"].federation.close()
         ours, bare = times[name, "flray"], times[name, "bare"]
         row = {
-            **about,
+            "row": name_of_row,
+            "clients": f"{clients} x {samples}",
             "technique": name,
             "flray": images / median(ours),
             "bare": images / median(bare),
             "of_bare": runner.ratio(bare, ours),
-            "seconds": ours,
-            "bare_seconds": bare,
             "tflops": images / median(ours) * operations / 1e12,
         }
         if (PLAIN, "flray") in times:
@@ -166,9 +166,7 @@ def tell(rows: list[dict[str, Any]], where: str, options: Options) -> None:
         " | gain :.2f | TFLOP/s :.3f",
         [
             (
-                row["row"],
-                f"{row['clients']} x {row['samples']}",
-                *(row[key] for key in ("technique", "flray", "bare", "of_bare")),
+                *(row[key] for key in ("row", "clients", "technique", "flray", "bare", "of_bare")),
                 row.get("gain"),
                 row["tflops"],
             )

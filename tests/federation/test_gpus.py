@@ -25,9 +25,9 @@ from flray.federation.ray_backend.pool import ClientActor
 from flray.records import directory, read_events, rounds_of
 from flray.tuning.resources import TrialResources
 from tests.clusters import joined_cluster
-from tests.end_to_end.pool import pids
+from tests.end_to_end.pool import inline_digest, pids
 from tests.federation.test_placement import experiment
-from tests.helpers import Settings, python
+from tests.helpers import Settings, built, python
 from tests.messages import refused
 
 L4, A100 = ({"CPU": 4.0, "GPU": 2.0, f"accelerator_type:{name}": 1.0} for name in ("L4", "A100"))
@@ -42,16 +42,16 @@ def test_models_are_not_mixed_unless_that_is_asked_for(digits: Settings) -> None
     assert only_model(experiment(digits, gpu_model="L4"), [L4, A100]) == "L4"
     refused(only_model, experiment(digits, gpu_model="H100"), [L4, A100])
     # Actors that found themselves on several kinds end the run.
-    check_kinds([ONE], "one", "float32")
-    check_kinds([ONE, {**ONE, "driver": "570"}], "any", "float32")
-    refused(check_kinds, [ONE, {**ONE, "driver": "570"}], "one", "float32")
+    assert check_kinds([ONE], "one", "float32", "native") == ""
+    check_kinds([ONE, {**ONE, "driver": "570"}], "any", "float32", "native")
+    refused(check_kinds, [ONE, {**ONE, "driver": "570"}], "one", "float32", "native")
 
 
 def test_bfloat16_is_refused_on_a_gpu_that_has_none() -> None:
     old, new = {**ONE, "capability": "7.5"}, {**ONE, "capability": "10.0"}
     for found, precision in (([old], "float32"), ([new], "bfloat16"), ([], "bfloat16")):
-        check_kinds(found, "any", precision)
-    refused(check_kinds, [new, old], "any", "bfloat16")
+        check_kinds(found, "any", precision, "native")
+    refused(check_kinds, [new, old], "any", "bfloat16", "native")
 
 
 @pytest.mark.slow
@@ -248,8 +248,9 @@ from flray.devices import make_repeatable
 capped = []
 torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=16 * 2**30)
 torch.cuda.set_per_process_memory_fraction = lambda share, device: capped.append(share)
-for device, tf32, share in (("cpu", False, 1.0), ("cuda", False, 1.0), ("cuda", True, 0.25)):
-    make_repeatable(torch.device(device), tf32=tf32, share=share)
+for device, tf32, share, fast in (("cpu", False, 1.0, True), ("cuda", False, 1.0, True),
+                                  ("cuda", False, 1.0, False), ("cuda", True, 0.25, False)):
+    make_repeatable(torch.device(device), tf32=tf32, share=share, fast=fast)
     print(json.dumps([
         torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic,
         torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32,
@@ -260,10 +261,21 @@ OTHER = {**ONE, "model": "Other"}
 
 @pytest.mark.slow
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
-    cpu, cuda, tf32 = map(json.loads, python(SETTINGS).stdout.splitlines())
-    assert cpu[:2] == [False, False]
+    cpu, fast, cuda, tf32 = map(json.loads, python(SETTINGS).stdout.splitlines())
+    assert cpu[:3] == [False, False, False]
+    assert fast == [False, False, True, False, False, None, []]
     assert cuda == [True, True, False, False, False, ":4096:8", []]
     assert tf32 == [True, True, False, True, True, ":4096:8", [0.25 - 0.5 / 16]]
+
+
+def test_fast_bits_say_what_they_give_up_where_there_is_a_gpu(digits: Settings) -> None:
+    digits["resources"] = {"executor": "inline"}
+    native = inline_digest(built(digits))
+    spec = built({**digits, "resources": {"executor": "inline", "bits": "fast"}})
+    assert spec.repeatable == {"tf32": False, "fast": True}
+    assert spec.check_gpus([]) == ""
+    assert "flray verify may have other last bits" in spec.check_gpus([ONE])
+    assert inline_digest(spec) == native  # on a CPU nothing changes
 
 
 def test_kinds_of_gpu_are_compared_by_all_that_the_bits_depend_on() -> None:

@@ -145,6 +145,16 @@ def test_edited_settings_and_causes_of_other_bits_are_named(edited: Edit) -> Non
     assert verdict.kind == "other" and f"data_sha256 {'e' * 12}, here " in verdict.text
 
 
+@pytest.mark.parametrize(("bits", "kind"), [("fast", "other"), ("native", "unexplained")])
+def test_fast_bits_explain_other_ones_on_a_gpu(runs: Path, bits: str, kind: str) -> None:
+    row, entries = {"label": "", **records(read_export(runs))[0]}, read_entries(runs)
+    for gpus, found in (([{"model": "a GPU"}], kind), ([], "unexplained")):
+        own: dict[str, Any] = json.loads(json.dumps(entries))
+        own[row["settings"]]["resources"]["bits"] = bits
+        own[row["machine"]]["gpus"] = gpus
+        assert compare({**row, "sha256": "ab" * 32}, row, own, own).kind == found
+
+
 def test_rows_of_an_older_flray_say_what_is_not_recorded(edited: Edit) -> None:
     path = edited(sha256="ab" * 32, torch="1.0")
     frame = pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns=[*PROVENANCE])

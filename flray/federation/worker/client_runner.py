@@ -55,7 +55,7 @@ class ClientRunner:
     ) -> None:
         self._exhausted = exhausted
         torch.set_num_threads(thread_count(spec.config))  # for the whole process
-        devices.make_repeatable(device, tf32=spec.config.local.precision == "tf32", share=share)
+        devices.make_repeatable(device, **spec.repeatable, share=share)
         devices.keep_freed_memory(large=True)
         spec.register_components()
         self.spec, self.device = spec, device
