@@ -10,7 +10,7 @@ measured under ``unseen``: the global model as it is, and ``adapted`` by plain l
 settings of ``local``. The adaptation is the same for every method, so that only the model differs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ NO_COMMON = (
     "theirs alone (aggregation.buffers: average gives it some)"
 )
 Predictions = Mapping[str, NDArray[Any]]
+_OF_THE_STATE = ("send", "send_private", "receive", "predictor", "parts")
+"""Hooks that a method leaves as they are if its evaluation depends on nothing but what the clients keep."""
 
 
 def evaluate(federation: FederationState) -> dict[str, float]:
@@ -229,15 +231,34 @@ def _warn_of_initial_statistics(federation: FederationState, how: str) -> None:
         )
 
 
-def personal_tasks(federation: FederationState) -> list[messages.TaskInput]:
-    """Return the tasks that evaluate each client's personal model, in client order."""
+def personal_tasks(
+    federation: FederationState, known: Container[int] = ()
+) -> list[messages.TaskInput]:
+    """Return the tasks that evaluate the personal models of all clients that are not known, in client order."""
     message = federation.message(Stage("evaluate"))
-    return federation.tasks_for("personal", range(len(federation.spec.data.clients)), message)
+    clients = (i for i in range(len(federation.spec.data.clients)) if i not in known)
+    return federation.tasks_for("personal", clients, message)
+
+
+def _of_personal_models(federation: FederationState) -> dict[int, Mapping[str, Predictions]]:
+    """Return each client's predictions, in client order; a model that has not changed is not tested again."""
+    algorithm, versions, tested = federation.spec.algorithm, federation.versions, federation.tested
+    # Of such a method a personal model is the client's state and nothing else.
+    keeps = (
+        all(getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _OF_THE_STATE)
+        and not any(federation.server.shared_names.values())
+        and not federation.spec.config.evaluation.others  # predictions for all clients' samples
+    )
+    known = {i: tested[i][1] for i in tested if tested[i][0] == versions[i]} if keeps else {}
+    found = {t.client: one for t, one in predict(federation, personal_tasks(federation, known))}
+    if keeps:
+        tested.update({i: (versions[i], one) for i, one in found.items()})
+    return dict(sorted({**known, **found}.items()))
 
 
 def _personal(federation: FederationState) -> dict[str, float]:
     data, wanted = federation.spec.data, federation.spec.config.evaluation
-    found = {task.client: one for task, one in predict(federation, personal_tasks(federation))}
+    found = _of_personal_models(federation)
     if not found:
         raise messages.NobodyAnsweredError(
             f"evaluation after round {federation.server.round}: no client answered; see what was said of each"

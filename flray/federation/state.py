@@ -209,6 +209,8 @@ class FederationState:
         The clients' states, by client; None before the first.
     versions : list of int
         The round that last replaced each client's state.
+    tested : dict of int to (int, mapping)
+        The predictions of personal models that depend on a client's state alone, and its version.
     stored : dict of int to StoredState
         The clients' states of the last checkpoint that was written or restored.
     usage : SystemUsage
@@ -289,6 +291,7 @@ class FederationState:
         self.states: list[messages.Ref] = [None] * len(self.spec.data.clients)
         self.versions: list[int] = [0] * len(self.spec.data.clients)
         self.stored: dict[int, StoredState] = {}
+        self.tested: dict[int, tuple[int, Any]] = {}
 
     def warn_once(self, subject: str, line: str) -> None:
         """Warn of a subject, unless this federation did before."""
@@ -446,7 +449,7 @@ class FederationState:
         self.states = [
             self.executor.put(states[i]) if i in states else None for i in range(len(self.states))
         ]
-        self.versions = list(versions)
+        self.versions, self.tested = list(versions), {}
 
     @contextlib.contextmanager
     def hook(self, name: str, owner: str = "") -> Iterator[None]:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from flray.devices import resident_bytes
-from flray.federation import partition_summary
+from flray.federation import evaluation, partition_summary
 from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
 from flray.federation.federation import Federation, inline_federation
+from flray.federation.messages import TaskInput
 from flray.federation.worker import resources
 from flray.federation.worker.client_runner import ClientRunner, InlineExecutor
 from flray.federation.worker.diagnostics import encode, evenly_spaced, save_encoded
@@ -25,7 +26,7 @@ from flray.trees import Packed
 from tests.algorithms.helpers import federation_of, gaussian_clients, run, settings_for, spec_of
 from tests.algorithms.test_every_algorithm import BUILT_IN
 from tests.end_to_end.test_tasks import EEG, FUNDUS, GLYPHS
-from tests.helpers import Settings, built, cases, python
+from tests.helpers import Settings, built, cases, python, steady
 from tests.messages import refused
 
 
@@ -294,6 +295,30 @@ def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
     assert sum(not len(client.test) for client in federation.spec.data.clients) > 0
     assert 0 <= found["personal/local/accuracy"] <= 1
     federation.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "others", "tasks"),
+    [("local", False, [4, 1, 1]), ("local", True, [4] * 3), ("fedper", False, [4] * 3)],
+)
+def test_models_that_have_not_changed_are_not_tested_again(
+    digits: Settings, method: str, others: bool, tasks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = digits | {"algorithm": method, "evaluation": {"others": others}}
+    spec = built(content | {"participation": {"clients": 1}})
+    learnt, every, predict = inline_federation(spec), inline_federation(spec), evaluation.predict
+    given: list[int] = []
+
+    def counted(of: Federation, jobs: list[TaskInput]) -> Any:
+        given.append(len(jobs))
+        return predict(of, jobs)
+
+    monkeypatch.setattr(evaluation, "predict", counted)
+    for count in tasks:
+        every.tested.clear()
+        assert steady(learnt.step().metrics) == steady(every.step().metrics)
+        assert given[-2:] == [count, 4]
+    assert learnt.sha256() == every.sha256()
 
 
 def test_no_more_is_kept_than_there_is_room_for(
