@@ -21,7 +21,7 @@ from flray.models import acceleration, in_place_of_forward
 SMALL_PART = 0.02
 """Share of a process's part of a GPU up to which it keeps a whole data set there."""
 
-FEW_BYTES = 2**20
+FEW_BYTES = 2**23
 """Prepared samples of a client up to this size are made at the beginning of its task, on a CPU."""
 
 KEPT_BYTES = 2**24
