@@ -227,12 +227,14 @@ class FlatLayout:
 class FlatTree(NamedTuple):
     """An entry of a packed tree, names to tensors, as one tensor of all its values; none of them is copied.
 
-    The values include the bytes between the tensors (padding, counters), which have no meaning.
+    The values include the bytes between the tensors (padding, counters), which have no meaning. So many bytes stay in
+    memory with them: those of the packed tree.
     """
 
     layout: FlatLayout
     values: Tensor
     counters: dict[str, Tensor]
+    held: int
 
 
 def flat_entry(packed: Packed, entry: str) -> FlatTree | None:
@@ -242,7 +244,7 @@ def flat_entry(packed: Packed, entry: str) -> FlatTree | None:
         return None
     values = devices.from_numpy(packed.data[layout.start : layout.stop]).view(layout.dtype)
     counters = {leaf.path: _view(packed.data, leaf) for leaf in layout.counters}
-    return FlatTree(layout, values, counters)
+    return FlatTree(layout, values, counters, packed.data.nbytes)
 
 
 @lru_cache(maxsize=64)

@@ -84,8 +84,8 @@ class Local(Section):
     """train so many neighbouring clients of a block (aggregation.block) in one step, for small networks on a GPU; the
     last bits depend on it. For methods that train as FedAvg does; slower on a CPU"""
     memory_format: Literal["channels_last", "contiguous"] = "channels_last"
-    """layout of images; channels_last is the faster one for most networks, and without effect on one without
-    convolutions"""
+    """layout of images; channels_last is the faster one for most networks, and without effect if all networks flatten
+    the images first"""
 
     @property
     def of_public_images(self) -> components.Augment:

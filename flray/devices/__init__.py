@@ -255,9 +255,8 @@ def make_repeatable(
     """
     if device.type != "cuda":
         return
-    if not fast:
-        # Read when cuBLAS is first used: it has no repeatable products without it.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Read when cuBLAS is first used: it has no repeatable products without it, in a later run of this process either.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(not fast, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = fast

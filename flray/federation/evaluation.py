@@ -32,7 +32,7 @@ NO_COMMON = (
     "theirs alone (aggregation.buffers: average gives it some)"
 )
 Predictions = Mapping[str, NDArray[Any]]
-_OF_THE_STATE = ("send", "send_private", "receive", "predictor", "parts")
+_OF_THE_STATE = ("setup", "send", "send_private", "receive", "predictor", "parts")
 """Hooks that a method leaves as they are if its evaluation depends on nothing but what the clients keep."""
 
 
@@ -243,9 +243,13 @@ def personal_tasks(
 def _of_personal_models(federation: FederationState) -> dict[int, Mapping[str, Predictions]]:
     """Return each client's predictions, in client order; a model that has not changed is not tested again."""
     algorithm, versions, tested = federation.spec.algorithm, federation.versions, federation.tested
-    # Of such a method a personal model is the client's state and nothing else.
+    # Of such a method a personal model is the client's state and nothing else. A user's network may draw when it is
+    # tested, and a user's task may change what it is given.
     keeps = (
-        all(getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _OF_THE_STATE)
+        not any(federation.spec.components.values())
+        and all(
+            getattr(type(algorithm), hook) is getattr(Algorithm, hook) for hook in _OF_THE_STATE
+        )
         and not any(federation.server.shared_names.values())
         and not federation.spec.config.evaluation.others  # predictions for all clients' samples
     )

@@ -51,7 +51,7 @@ class OneProcess:
         every = (samples(spec["samples"], client) for client in range(spec["clients"]))
         self.data = [(x.to(device, memory_format=layout), y.to(device)) for x, y in every]
         self.weights: Weights = {n: v.cpu().clone() for n, v in self.model.state_dict().items()}
-        self.round_number = 0
+        self.round_number, self.seconds = 0, list[float]()
 
     def outputs(self, x: Tensor) -> Tensor:
         found: Tensor = self.model(x)
@@ -79,7 +79,8 @@ class OneProcess:
         order = np.random.default_rng(self.round_number).permutation(self.spec["clients"])
         self.weights = average(self.trained(order[: self.spec["cohort"]].tolist()))
         self.round_number += 1
-        return time.perf_counter() - started
+        self.seconds.append(time.perf_counter() - started)
+        return self.seconds[-1]
 
 
 def _serve(connection: Connection, spec: dict[str, Any]) -> None:

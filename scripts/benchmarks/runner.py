@@ -212,8 +212,9 @@ def main() -> None:
         sys.exit(2)
     benchmark = importlib.import_module(sys.argv[1])
     path, options = parsed(benchmark, sys.argv[2:])
-    passed = benchmark.main(options)
-    if path is not None:
-        found = {"options": vars(options), "torch": torch.__version__, "tables": TABLES}
-        path.write_text(json.dumps(found, indent=1, default=str))
-    sys.exit(passed is False)
+    try:
+        sys.exit(benchmark.main(options) is False)
+    finally:
+        if path is not None:
+            found = {"options": vars(options), "torch": torch.__version__, "tables": TABLES}
+            path.write_text(json.dumps(found, indent=1, default=str))

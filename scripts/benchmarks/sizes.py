@@ -41,14 +41,14 @@ def main(options: Options) -> bool:
         for (samples, batch), limit in zip(SIZES, LIMITS[model], strict=True):
             work = of(samples=samples, batch=batch, model=model)
             here = runner.Steps(runner.inline(one.settings(work, {"executor": "inline"})))
-            bare = OneProcess(one.bare(work)).round
-            turns = {"bare": partial(cpu_seconds, bare), "flray": partial(cpu_seconds, here)}
+            bare = OneProcess(one.bare(work))
+            turns = {"bare": partial(cpu_seconds, bare.round), "flray": partial(cpu_seconds, here)}
             times = runner.take_turns(turns, options.rounds)
             here.federation.close()
             best = min(times["flray"]) / min(times["bare"])
             middle = [median(of) for of in times.values()]
             peers = dict(one.seconds_of_peer(peer, work) for peer in options.peer or ())
-            ratios = [seconds / middle[0] for seconds in peers.values()]
+            ratios = [seconds / median(bare.seconds) for seconds in peers.values()]
             rows.append((model, samples, batch, *middle, best, limit, *ratios))
             passed &= best <= limit
     runner.show(

@@ -1,6 +1,8 @@
 """Tasks on actors: short ones go several to a call, few replies wait; a process that is gone costs no bit."""
 
 import math
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,27 @@ def test_a_reply_laid_out_differently_is_added_all_the_same(at: int, weightless:
     wanted = weighted_mean(all_trees, weights)
     assert mean.keys() == wanted.keys()
     assert all(torch.equal(mean[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("networks", ["a", "ab"])
+def test_few_bytes_of_replies_wait(networks: str) -> None:
+    """What a reply has besides weights stays in memory with them."""
+    held: list[Any] = []
+    alive: list[int] = []
+
+    def replies() -> Iterator[ClientReply]:
+        for client in range(8):
+            packed = trees.pack({"weights": a_tree(client), "features": torch.zeros(3 * 2**18)})
+            held.append(weakref.ref(packed.data))
+            task = ClientTask("stage", client, 0, networks[client % len(networks)])
+            outcome = messages.TaskOutcome(entries=("weights", "features"))
+            result = messages.TaskResult(task, outcome, packed)
+            del packed
+            yield ClientReply(result, 1, lambda bulk: bulk)
+            alive.append(sum(one() is not None for one in held))
+
+    average(replies(), lambda _: 1.0)
+    assert (max(alive) > 1) == (networks == "a") and max(alive) <= 4
 
 
 def test_what_is_no_tree_of_one_kind_of_float_is_added_by_tensors() -> None:

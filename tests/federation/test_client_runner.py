@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flray import registry
 from flray.devices import resident_bytes
 from flray.federation import evaluation, partition_summary
 from flray.federation.evaluation import available_metrics, check_metric, collect_diagnostics
@@ -297,14 +299,32 @@ def test_few_test_samples_leave_some_clients_without(others: bool) -> None:
     federation.close()
 
 
+class Dropping(nn.Linear):
+    """A layer that draws when it is tested, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), training=True)
+
+
+@registry.register_model("draws-when-tested")
+def draws_when_tested(shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Logistic regression that drops outputs."""
+    return SplitModel(nn.Flatten(), Dropping(math.prod(shape), num_classes))
+
+
 @pytest.mark.parametrize(
     ("method", "others", "tasks"),
-    [("local", False, [4, 1, 1]), ("local", True, [4] * 3), ("fedper", False, [4] * 3)],
+    [
+        *(("local", False, [4, 1, 1]), ("local", True, [4] * 3), ("fedper", False, [4] * 3)),
+        ("own network", False, [4] * 3),
+    ],
 )
 def test_models_that_have_not_changed_are_not_tested_again(
     digits: Settings, method: str, others: bool, tasks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = digits | {"algorithm": method, "evaluation": {"others": others}}
+    if method == "own network":
+        content |= {"algorithm": "local", "model": "draws-when-tested"}
     spec = built(content | {"participation": {"clients": 1}})
     learnt, every, predict = inline_federation(spec), inline_federation(spec), evaluation.predict
     given: list[int] = []

@@ -263,7 +263,7 @@ OTHER = {**ONE, "model": "Other"}
 def test_a_gpu_computes_repeatably_and_in_full_precision_unless_it_is_asked_not_to() -> None:
     cpu, fast, cuda, tf32 = map(json.loads, python(SETTINGS).stdout.splitlines())
     assert cpu[:3] == [False, False, False]
-    assert fast == [False, False, True, False, False, None, []]
+    assert fast == [False, False, True, False, False, ":4096:8", []]
     assert cuda == [True, True, False, False, False, ":4096:8", []]
     assert tf32 == [True, True, False, True, True, ":4096:8", [0.25 - 0.5 / 16]]
 

@@ -53,8 +53,12 @@ def average(
     if isinstance(replies, InBlocks):
         return average_blocks(replies.block_sums(weigh, entry))
     means: dict[str, _EntryMean] = {}
+    last = _EntryMean()
     for reply in replies:
         mean = means.get(reply.architecture) or _EntryMean()
+        if mean is not last:  # of one network alone replies wait
+            last.add_waiting()
+        last = mean
         if mean.add(reply, entry, weigh):
             means[reply.architecture] = mean
     return {architecture: mean.result() for architecture, mean in sorted(means.items())}
@@ -68,6 +72,7 @@ class _EntryMean:
         self._layout: FlatLayout | None = None
         self._flat: bool | None = None
         self._waiting: list[tuple[dict[str, Tensor], float]] = []
+        self._held = 0
 
     def add(self, reply: Reply, entry: str, weigh: Callable[[Reply], float]) -> bool:
         """Add a reply; return whether it has the entry."""
@@ -75,8 +80,9 @@ class _EntryMean:
         if flat is not None and (self._flat is None or flat.layout == self._layout):
             self._flat, self._layout = True, flat.layout
             self._waiting.append(({_VALUES: flat.values, **flat.counters}, weigh(reply)))
-            if len(self._waiting) * flat.values.nbytes > WAITING_BYTES:
-                self._add_waiting()
+            self._held += flat.held
+            if self._held > WAITING_BYTES:
+                self.add_waiting()
             return True
         tree = reply.get(entry)
         if not tree:
@@ -87,13 +93,14 @@ class _EntryMean:
         self._mean.add(tree, weigh(reply))
         return True
 
-    def _add_waiting(self) -> None:
+    def add_waiting(self) -> None:
+        """Add the replies that wait."""
         self._mean.add_all(self._waiting)
-        self._waiting = []
+        self._waiting, self._held = [], 0
 
     def _by_tensors(self, layout: FlatLayout) -> WeightedMean:
         """Return the mean so far, split by tensor so that trees can be added to it."""
-        self._add_waiting()
+        self.add_waiting()
         so_far = self._mean.partial()
         if so_far["count"]:
             like = torch.empty(0, dtype=layout.dtype)
@@ -105,9 +112,9 @@ class _EntryMean:
 
     def result(self) -> dict[str, Tensor]:
         """Return the mean."""
-        self._add_waiting()
+        self.add_waiting()
         mean = self._mean.result()
-        return mean if self._layout is None else _split(self._layout, mean)
+        return mean if self._layout is None else trees.clone(_split(self._layout, mean))
 
 
 def _split(layout: FlatLayout, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -198,15 +198,11 @@ class WorkerResources:
 
     @cached_property
     def _format(self) -> torch.memory_format:
-        """Layout of batches of images: a network without weights of four dimensions would copy other than torch's."""
-        every = (
-            value
-            for key in self.spec.architectures
-            for value in self.resident(key).entries.values()
-        )
-        chosen = self.spec.config.local.memory_format == "channels_last"
-        spatial = chosen and any(value.dim() == 4 for value in every)
-        return torch.channels_last if spatial else torch.contiguous_format
+        """Layout of batches of images: networks that begin by flattening them would copy other than torch's."""
+        if self.spec.config.local.memory_format == "contiguous":
+            return torch.contiguous_format
+        flat = all(map(_begins_flat, map(self.resident, self.spec.architectures)))
+        return torch.contiguous_format if flat else torch.channels_last
 
     @cached_property
     def _pixels(self) -> list[Tensor]:
@@ -233,6 +229,11 @@ class WorkerResources:
         return x + noise.view(x.shape).to(
             memory_format=self._format if x.dim() == 4 else torch.contiguous_format
         )
+
+
+def _begins_flat(resident: ResidentModel) -> bool:
+    """Return whether a network's first layer is `nn.Flatten`."""
+    return isinstance(next(m for m in resident.modules if not [*m.children()]), nn.Flatten)
 
 
 CACHE_BYTES = 64 * 2**20

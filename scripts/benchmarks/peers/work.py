@@ -56,7 +56,10 @@ def train(model: nn.Module, x: Tensor, y: Tensor, batch: int) -> None:
         optimizer.step()
 
 
-def report(marks: list[float], warmup: int) -> None:
+def report(marks: list[float], spec: dict[str, Any]) -> None:
     """Print the median time between two rounds' ends, the warm-up left out."""
-    gaps = [after - before for before, after in itertools.pairwise(marks)][warmup:]
+    gaps = [after - before for before, after in itertools.pairwise(marks)]
+    if len(gaps) != spec["rounds"]:
+        raise SystemExit(f"{len(marks)} rounds ended, expected {spec['rounds'] + 1}")
+    gaps = gaps[spec["warmup"] :]
     print(json.dumps({"median": statistics.median(gaps)}))
