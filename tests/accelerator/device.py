@@ -142,7 +142,7 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is aten._pin_memory.default:
             return _pin(args[0])
         if func is aten.is_pinned.default:
-            return args[0].data_ptr() in pinned
+            return _is_pinned(args[0])
         return func(*args, **kwargs)
     if func in (aten._pin_memory.default, aten.is_pinned.default):
         raise RuntimeError(f"cannot pin {args[0]!r}: only dense CPU tensors can be pinned")
