@@ -38,7 +38,8 @@ DECIDES: Decides = {"copa": lambda client: client.id, "fedco2": lambda client: c
 The peers' classifiers leave out the client's own one by its number. APFL's alpha, a number in the
 client's state, counts for every method (`Found.numbers`).
 """
-LANES = 3, 8
+LANES = 2, 3, 8
+"""Fewer than the three clients, as many, and more."""
 ONE = client_runner.ClientRunner
 
 
